@@ -230,6 +230,7 @@ def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Seque
             retention.take_over(place.storage)
         for commit in sorted(doomed, key=lambda commit: commit.position):
             commits.delete_commit(place.storage, commit)
+        retention.delete_unneeded_bases(place.storage, doomed)
 
 
 def checkpoints_table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> Table:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.entries import DATA, folder_of
+from elasticctl_store.checkpoints.entries import BASE, DATA, folder_of
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
@@ -70,6 +70,7 @@ class Bed:
         assert self.check() == step + 1
         (kept,) = read_commits(self.storage)
         assert {folder_of(key) for key in all_keys(self.storage, DATA)} == {kept.folder}
+        assert {folder_of(key) for key in all_keys(self.storage, BASE)} == set(kept.bases)
 
 
 def soak(bed: Bed, kills: int, seed: int) -> Iterator[int]:

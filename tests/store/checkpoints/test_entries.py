@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from elasticctl_store.checkpoints.entries import Commit, Generation, ObjectRef, 
 from elasticctl_store.errors import DamagedError
 
 SHARE = ObjectRef("data/g000001-n000001-step000000010-ab/share-00000-of-00001.json", 10, "crc32:00000000")
+BASE = "base/g000001-n000001-step000000010-ab/"
 
 
 def a_commit(position: int, step: int = 10) -> Commit:
@@ -25,6 +27,7 @@ def a_commit(position: int, step: int = 10) -> Commit:
 entries = st.one_of(
     st.builds(Generation, st.integers(1, 10**11), st.integers(1, 10**6), st.text(), st.text(), st.floats(0, 1e10)),
     st.builds(a_commit, st.integers(1, 10**11), st.integers(0, 10**9)),
+    st.builds(lambda position: replace(a_commit(position), bases=(BASE,)), st.integers(1, 10**11)),
 )
 
 
@@ -72,7 +75,7 @@ def test_an_entry_at_another_position_is_damage() -> None:
 
 
 def test_a_newer_format_is_named() -> None:
-    body = {"format": commits.FORMAT + 1, "kind": "commit"}
+    body = {"format": commits.FORMAT_WITH_BASES + 1, "kind": "commit"}
     body["sha256"] = commits.digest_of(body)
     with pytest.raises(DamagedError, match="another version"):
         commits.decode(json.dumps(body).encode(), 1)
@@ -176,3 +179,33 @@ def test_parameters_that_are_not_finite_are_kept_and_others_not_mentioned() -> N
     assert commits.decode(commits.encode(commit), 3) == commit
     assert b"not_finite" in commits.encode(commit)
     assert b"not_finite" not in commits.encode(replace(commit, not_finite=()))
+
+
+def test_only_a_commit_that_needs_base_files_is_of_the_newer_format() -> None:
+    plain, newer = commits.encode(a_commit(1)), commits.encode(replace(a_commit(1), bases=(BASE,)))
+    assert b'"format":2' in plain
+    assert b"bases" not in plain
+    assert b'"format":3' in newer
+    for data, bases in ((plain, [BASE]), (newer, [])):
+        body = {**json.loads(data), "bases": bases}
+        del body["sha256"]
+        body["sha256"] = commits.digest_of(body)
+        with pytest.raises(DamagedError):
+            commits.decode(json.dumps(body, sort_keys=True, separators=(",", ":")).encode(), 1)
+
+
+@pytest.mark.parametrize(
+    "bases", [("data/g000001-n000001-step000000010-ab/",), ("base/x/",), (BASE, BASE), (f"{BASE}x/",), (7,), ("base/",)]
+)
+def test_what_is_no_folder_of_base_files_is_damage(bases: tuple[Any, ...]) -> None:
+    with pytest.raises(DamagedError):
+        commits.decode(commits.encode(replace(a_commit(1), bases=bases)), 1)
+
+
+def test_keys_of_base_files() -> None:
+    key = commits.base_key(SHARE.key)
+    assert key == f"{BASE}share-00000-of-00001.safetensors"
+    assert commits.is_base_file(key)
+    assert commits.folder_of(key) == BASE
+    for other in (SHARE.key, commits.tensors_key(SHARE.key), f"{BASE}x", f"base/../{key}", f"{BASE}../x", BASE):
+        assert not commits.is_base_file(other)

@@ -79,5 +79,5 @@ def write_shares(storage: Storage, state: Mapping[str, Any], locals_: list[dict[
 
 def gather_shares(storage: Storage, world_size: int) -> Commit:
     """The commit of what `write_shares` has written; it is not in any journal."""
-    refs, size_bytes, _ = shares.gather(storage, FOLDER, world_size, threading.Event())
-    return Commit(2, 1, 1, 5, 0, refs, size_bytes)
+    found = shares.gather(storage, FOLDER, world_size, threading.Event())
+    return Commit(2, 1, 1, 5, 0, found.refs, found.size_bytes)

@@ -89,11 +89,12 @@ def seal(objects: Objects) -> None:
     for key in sorted(objects):
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if key.endswith(".json") and key.startswith(entries.DATA):
-                file = objects[entries.tensors_key(key)]
                 document = json.loads(objects[key])
-                fixed = {"size_bytes": len(file), "checksum": entries.checksum([file])}
-                if {**document["tensors"], **fixed} != document["tensors"]:
-                    document["tensors"] |= fixed
+                before = json.dumps(document)
+                for ref in (document["tensors"], *(base["file"] for base in document.get("bases", ()))):
+                    file = objects[ref["key"]]
+                    ref |= {"size_bytes": len(file), "checksum": entries.checksum([file])}
+                if json.dumps(document) != before:
                     objects[key] = json.dumps(document).encode()
     for key in sorted(objects):
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -29,7 +29,7 @@ from elasticctl_store.errors import SaveError, StorageError
 from elasticctl_store.storage import Storage, cloud, s3
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import parts, shares
+from elasticctl_train.checkpoint import parts, shares, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import join
 
@@ -62,9 +62,10 @@ class NumberStream(IterableDataset[int]):
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """A state that tells, in every bit of it, which step it is of."""
+    """A state that tells, in every bit of it that is not frozen, which step it is of."""
     torch.manual_seed(step)
     tensors = {"w": torch.randn(300), "b": torch.randn(3, 3).bfloat16(), "n": torch.tensor(step)}
+    tensors["frozen"] = torch.arange(600.0)
     return {"model": tensors, "scheduler": {"last": step}}
 
 
@@ -74,6 +75,7 @@ def save(storage: Storage, acknowledged: str, saves: int) -> None:
     def on_commit(commit: Commit, duration_s: float) -> None:
         os.write(notes, f"{commit.step}\n".encode())
 
+    unchanged.LEAST_BYTES = 0  # so that the frozen tensor gets a file of its own
     notes = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     checkpoints = Checkpointer(storage, keep=Retention(last=1), on_commit=on_commit)
     restored = checkpoints.restore()
@@ -85,7 +87,7 @@ def save(storage: Storage, acknowledged: str, saves: int) -> None:
 
 
 def save_and_die(root: str, acknowledged: str, die_at: int) -> None:
-    """Save three steps into a folder; SIGKILL oneself just before the `die_at`-th change of the file system."""
+    """Save five steps into a folder; SIGKILL oneself just before the `die_at`-th change of the file system."""
     changes = 0
 
     def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +102,7 @@ def save_and_die(root: str, acknowledged: str, die_at: int) -> None:
 
     for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, deadly(getattr(os, name)))
-    save(LocalStorage(Path(root)), acknowledged, saves=3)
+    save(LocalStorage(Path(root)), acknowledged, saves=5)
 
 
 def save_to(url: str, acknowledged: str, saves: int, keys: Mapping[str, str]) -> None:
@@ -284,3 +286,21 @@ def trained(notes: Sequence[Path]) -> dict[int, list[int]]:
                 done.setdefault(line["step"], []).extend(line["samples"])
         steps = {step: samples for step, samples in steps.items() if step <= head["resumed"]} | done
     return steps
+
+
+def frozen_state(step: int) -> dict[str, Any]:
+    """A frozen model, and a small part of it that is trained."""
+    generator = torch.Generator().manual_seed(0)
+    frozen = {f"layer.{index}": torch.randn(50, 40, generator=generator) for index in range(10)}
+    return {"model": {**frozen, "adapter": torch.full((40,), float(step))}}
+
+
+def save_with_frozen_part(root: str, saves: int) -> None:
+    """Save such states on all ranks."""
+    unchanged.LEAST_BYTES = 0
+    world = join()
+    checkpoints = Checkpointer(LocalStorage(Path(root)), world)
+    for step in range(1, saves + 1):
+        checkpoints.save(frozen_state(step), Label(step), local={"rank": world.rank})
+        if not checkpoints.settle():
+            raise SaveError("not committed")

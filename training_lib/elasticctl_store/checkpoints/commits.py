@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -65,6 +65,13 @@ def delete_commit(storage: Storage, commit: Commit) -> None:
     """
     storage.delete([entries.marker_key(commit.folder), entries.key_of(commit.position)])
     storage.delete(list(all_keys(storage, commit.folder)))
+
+
+def delete_bases(storage: Storage, deleted: Iterable[Commit], remaining: Iterable[Commit]) -> None:
+    """Delete the base files of deleted commits that none of the `remaining`, all that there are, needs too."""
+    needed = {base for commit in remaining for base in commit.bases}
+    for base in sorted({base for commit in deleted for base in commit.bases} - needed):
+        storage.delete(list(all_keys(storage, base)))
 
 
 class CommitWriter:

@@ -4,6 +4,7 @@
     data/<save>/share-00000-of-00003.json     what one rank wrote: its digests, and its part of the state tree
     data/<save>/share-00000-of-00003.safetensors
     data/<save>/committed                             a copy of its entry, written behind it: see `repair`
+    base/<save>/share-00000-of-00003.safetensors      what that rank has written once, for later saves of its run too
 
 An entry is created only if its position is free, and there are three kinds. A run *takes over* by appending a
 `Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data; a `Moved` closes the
@@ -11,6 +12,10 @@ journal. A run appends right behind its own last entry, so if anybody has taken 
 the append is refused: this one precondition is both the commit and the fence against zombies. Generation entries are
 therefore never deleted (some 200 bytes for each restart). Nothing points at the newest commit: a listing finds it, and
 its checksums tell if it is whole.
+
+What does not change from save to save lies in *base files*, which have no commit of their own: a commit names the
+folders below `base/` that it needs, and such a folder is there for as long as any commit names it. Versions that know
+nothing of base files refuse such commits as written in another format, and delete nothing of theirs.
 """
 
 from __future__ import annotations
@@ -28,14 +33,16 @@ from typing import Any, Literal
 from elasticctl_store.errors import DamagedError, FormatError
 from elasticctl_store.storage.base import MOST_ENTRY_BYTES
 
-FORMAT = 2
+FORMAT, FORMAT_WITH_BASES = 2, 3
 JOURNAL = "journal/"
 DATA = "data/"
+BASE = "base/"
 _TOP = 999_999_999_999
 _MAX_COUNT = 1 << 62
 _MAX_TIME = 1e11  # some thousand years
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
-_SAVE = re.compile(rf"{DATA}g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-([^/]+)/", re.ASCII)
+_SAVE = re.compile(rf"(?:{DATA}|{BASE})g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-([^/]+)/", re.ASCII)
+_BASE_FILE = re.compile(r"[A-Za-z0-9._-]{1,100}/share-\d{5,9}-of-\d{5,9}\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,8 @@ class Commit:
     """A whole checkpoint. `shares` holds one share document for each rank that wrote, in order of rank.
 
     `number` counts the commits of this URL from 1; `size_bytes` is all its data; `metrics` the user's own numbers.
-    `not_finite` names the model's parameters that have a NaN or an infinity in them.
+    `not_finite` names the model's parameters that have a NaN or an infinity in them. `bases` are the folders of the
+    base files that it needs, in order; they are part of its `size_bytes`.
     """
 
     position: int
@@ -91,10 +99,11 @@ class Commit:
     at: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     not_finite: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
-        """The prefix all its data is stored under."""
+        """The prefix all that is its own is stored under."""
         return folder_of(self.shares[0].key)
 
 
@@ -189,8 +198,19 @@ def tensors_key(share: str) -> str:
     return share.removesuffix(".json") + ".safetensors"
 
 
+def base_key(share: str) -> str:
+    """The key of the base file that a rank writes beside the share document of this key."""
+    return BASE + tensors_key(share).removeprefix(DATA)
+
+
+def is_base_file(key: str) -> bool:
+    """Is it the key of a base file that a save has written?"""
+    folder = folder_of(key)
+    return key.startswith(BASE) and save_of(folder) is not None and bool(_BASE_FILE.fullmatch(key.removeprefix(BASE)))
+
+
 def folder_of(key: str) -> str:
-    """The save folder a data key lies in."""
+    """The save folder that a key of data, or of a base file, lies in."""
     return "/".join(key.split("/")[:2]) + "/"
 
 
@@ -211,8 +231,11 @@ def encode(entry: Entry) -> bytes:
     """An entry as JSON, with a digest of itself."""
     kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
     body = {"format": FORMAT, "kind": kind, **asdict(entry)}
-    if not body.get("not_finite"):
-        body.pop("not_finite", None)  # most have none, and older versions know of none
+    for name in ("not_finite", "bases"):  # most have none, and older versions know of none
+        if not body.get(name):
+            body.pop(name, None)
+    if "bases" in body:
+        body["format"] = FORMAT_WITH_BASES
     return _canonical({**body, "sha256": digest_of(body)})
 
 
@@ -226,14 +249,16 @@ def decode(data: bytes, position: int) -> Entry:
         digest = body.pop("sha256")
         if digest != digest_of(body):
             raise DamagedError(f"journal entry {position}: its digest does not match")
-        if body.pop("format") != FORMAT:
+        version = body.pop("format")
+        if version not in (FORMAT, FORMAT_WITH_BASES):
             raise FormatError(f"journal entry {position}: written by another version in a format unknown to this one")
-        if not same:
+        if not same or version != (FORMAT_WITH_BASES if body.get("bases") else FORMAT):
             raise DamagedError(f"journal entry {position}: it is not as it was written")
         kind = _KINDS[body.pop("kind")]
         if kind is Commit:
             body["shares"] = tuple(parse_ref(fields) for fields in body["shares"])
             body["not_finite"] = tuple(body.get("not_finite", ()))
+            body["bases"] = tuple(body.get("bases", ()))
         entry = kind(**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise DamagedError(f"journal entry {position}: not an entry ({e!s:.80})") from e
@@ -256,6 +281,12 @@ def parse_ref(fields: Any) -> ObjectRef | None:
 def not_finite_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The parameters that any rank's share document says are not finite. Raises TypeError for what is no document."""
     return tuple(sorted({name for document in documents for name in document.get("not_finite", ())}))
+
+
+def bases_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The folders of the base files in share documents. Raises KeyError, TypeError or AttributeError for others."""
+    files = (base["file"]["key"] for document in documents for base in document.get("bases", ()))
+    return tuple(sorted({folder_of(key) for key in files}))
 
 
 def decode_commit(data: bytes, position: int) -> Commit:
@@ -323,6 +354,8 @@ def _is_valid(entry: Entry) -> bool:
         and isinstance(entry.metrics, dict)
         and all(_is_number(value) for value in entry.metrics.values())
         and all(isinstance(name, str) for name in entry.not_finite)
+        and all(isinstance(base, str) and base.startswith(BASE) and save_of(base) for base in entry.bases)
+        and list(entry.bases) == sorted(set(entry.bases))
     )
 
 

@@ -5,15 +5,18 @@ holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
 
     {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
      "tensors": {"key": …, "size_bytes": …, "checksum": …},
-     "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …]}
+     "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …],
+     "bases": [{"file": {"key": …, "size_bytes": …, "checksum": …}, "pieces": …}]}     left out where there are none
 
 A document also has a `label`, what its checkpoint says about itself (step, epoch, metrics, time), and ends with a
 digest of itself, its *seal*: so the entry of the journal can be made again out of the documents (see `repair`).
 
-`state` is the state tree (see `state_trees`), which rank 0 writes, `local` the rank's own. `verify` and a restore both
-read through this module, so what one accepts the other accepts. Nothing is believed before it has been checked:
-checksums, the types and ranges of all numbers, that the documents belong together, that the pieces fill their file
-without gaps, and that they hold every element of every tensor exactly once.
+`bases` are tensor files too, which an earlier save of the same run may have written: pieces that have not changed since
+lie there (see `entries`). `state` is the state tree (see `state_trees`), which rank 0 writes, `local` the rank's own.
+
+`verify` and a restore both read through this module, so what one accepts the other accepts. Nothing is believed before
+it has been checked: checksums, the types and ranges of all numbers, that the documents belong together, that the pieces
+fill their file without gaps, and that they hold every element of every tensor exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,7 +79,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShareContents:
-    """What one rank wrote: its tensor file, the pieces in it in order of their places, and its own state as JSON."""
+    """A tensor file, the pieces in it in order of their places, and the own state of its rank as JSON."""
 
     file: ObjectRef
     pieces: tuple[Piece, ...]
@@ -90,11 +93,15 @@ class ShareContents:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint consists of: the state tree as JSON, its tensors by name, and the shares in order of rank."""
+    """What a checkpoint consists of: the state tree as JSON, its tensors by name, and its tensor files.
+
+    The first `world_size` of the `shares` are those of the ranks, in order; the base files follow.
+    """
 
     state: dict[str, Any]
     tensors: Mapping[str, TensorType]
     shares: tuple[ShareContents, ...]
+    world_size: int
 
 
 def read_contents(storage: Storage, commit: Commit) -> Contents:
@@ -133,7 +140,7 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
     if any(name.startswith(f"{OWN}/") for name in tensors):
         raise DamagedError(f"{commit.shares[0].key}: a tensor of the state has a name that is a rank's own")
     boxes: dict[str, list[Box]] = {}
-    shares = []
+    shares, bases = [], list[ShareContents]()
     for rank, (ref, document) in enumerate(zip(commit.shares, documents, strict=True)):
         _check_document(ref.key, document, documents, rank)
         own_tensors, own_boxes = _tensors_of(document["local"]), dict[str, list[Box]]()
@@ -145,8 +152,14 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
             (own_boxes if piece.is_own else boxes).setdefault(piece.name, []).append(piece.box)
         _check_complete(own_tensors, own_boxes)
         shares.append(ShareContents(file, pieces, document["local"]))
+        for base in _parse_bases(ref.key, document.get("bases", []), tensors):
+            bases.append(base)
+            for piece in base.pieces:
+                boxes.setdefault(piece.name, []).append(piece.box)
     _check_complete(tensors, boxes)
-    return Contents(state, tensors, tuple(shares))
+    if {entries.folder_of(base.file.key) for base in bases} != set(commit.bases):
+        raise DamagedError(f"{commit.shares[0].key}: its base files are not those that were committed")
+    return Contents(state, tensors, (*shares, *bases), len(shares))
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
@@ -238,6 +251,17 @@ def _parse_file(key: str, fields: Any) -> ObjectRef:
     if file is None or file.key != entries.tensors_key(key) or file.size_bytes < _MIN_FILE_BYTES:
         raise DamagedError(f"{key}: it does not say which tensor file belongs to it")
     return file
+
+
+def _parse_bases(key: str, rows: Any, tensors: Mapping[str, TensorType]) -> Iterator[ShareContents]:
+    """The base files that a share document refers to."""
+    if not isinstance(rows, list) or any(not isinstance(row, dict) or row.keys() != {"file", "pieces"} for row in rows):
+        raise DamagedError(f"{key}: its base files are not listed as such")
+    for row in rows:
+        file = entries.parse_ref(row["file"])
+        if file is None or not entries.is_base_file(file.key) or file.size_bytes < _MIN_FILE_BYTES:
+            raise DamagedError(f"{key}: what it says is a base file is none")
+        yield ShareContents(file, _parse_pieces(file, row["pieces"], tensors), {})
 
 
 def _parse_pieces(file: ObjectRef, rows: Any, tensors: Mapping[str, TensorType]) -> tuple[Piece, ...]:

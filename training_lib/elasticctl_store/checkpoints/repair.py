@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,6 +96,25 @@ def complete_saves(storage: Storage) -> Iterator[tuple[Save, str, list[str]]]:
     yield from sorted(found, key=lambda one: one[0].order)
 
 
+def bases_of_complete(storage: Storage, but_for: Collection[str]) -> set[str] | None:
+    """The folders of base files that complete saves need, those of the folders `but_for` left out; None: unknown."""
+    found = set[str]()
+    for _, folder, keys in complete_saves(storage):
+        if folder in but_for:
+            continue
+        try:
+            found |= set(entries.bases_of([load_document(key, storage.get(key)) for key in keys]))
+        except (DamagedError, MissingError, KeyError, TypeError, AttributeError):
+            return None
+    return found
+
+
+def tensor_bytes(document: Mapping[str, Any]) -> int:
+    """The size of all tensor files that a share document refers to. Raises KeyError or TypeError for what is none."""
+    files = [document["tensors"], *(base["file"] for base in document.get("bases", ()))]
+    return int(sum(file["size_bytes"] for file in files))
+
+
 def holds_saves(storage: Storage) -> bool:
     """Is there anything that a save has written?"""
     return next(save_keys(storage), None) is not None
@@ -112,8 +131,11 @@ def start_over(storage: Storage, writer: CommitWriter) -> None:
 
 
 def save_keys(storage: Storage) -> Iterator[str]:
-    """The keys of all that saves have written, whole or not."""
-    return (key for key in all_keys(storage, entries.DATA) if entries.save_of(entries.folder_of(key)) is not None)
+    """The keys of all that saves have written, whole or not, base files included."""
+    for prefix in (entries.DATA, entries.BASE):
+        for key in all_keys(storage, prefix):
+            if entries.save_of(entries.folder_of(key)) is not None:
+                yield key
 
 
 def _read_journal(storage: Storage, everything: bool) -> Journal:
@@ -148,12 +170,13 @@ def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
             step=save.step,
             epoch=said["epoch"],
             shares=tuple(refs),
-            size_bytes=sum(ref.size_bytes for ref in refs) + sum(doc["tensors"]["size_bytes"] for doc in documents),
+            size_bytes=sum(ref.size_bytes for ref in refs) + sum(map(tensor_bytes, documents)),
             at=said["at"],
             metrics=said["metrics"],
             not_finite=entries.not_finite_of(documents),
+            bases=entries.bases_of(documents),
         )
-    except (KeyError, TypeError) as e:
+    except (KeyError, TypeError, AttributeError) as e:
         raise DamagedError(f"{keys[0]}: it does not say what it is of") from e
     entries.decode_commit(entries.encode(made), 0)  # raises for what no entry can hold
     verify.glance(storage, made)

@@ -7,11 +7,11 @@ storage has made of what was written to it, the newest checkpoint that is whole 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from elasticctl_store.checkpoints import entries, repair, verify
-from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_entries
-from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.checkpoints.commits import CommitWriter, delete_bases, delete_commit, read_entries
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.checkpoints.verify import OnBytes
 from elasticctl_store.errors import DamagedError, FullError, MissingError, StorageError
 from elasticctl_store.storage import Storage, all_keys
@@ -29,14 +29,31 @@ def take_over(storage: Storage) -> CommitWriter:
         return CommitWriter.take_over(storage)
     except FullError:
         found = [entry for _, entry in read_entries(storage)]
-        kept = {entry.folder for entry in found if isinstance(entry, Commit)}
-        kept |= {folder for _, folder, _ in repair.complete_saves(storage)}
-        leftovers = [key for key in repair.save_keys(storage) if entries.folder_of(key) not in kept]
+        known = [entry for entry in found if isinstance(entry, Commit)]
+        kept = {folder for commit in known for folder in (commit.folder, *commit.bases)}
+        bases = repair.bases_of_complete(storage, but_for=kept)
+        kept |= {folder for _, folder, _ in repair.complete_saves(storage)} | (bases or set())
+        leftovers = [
+            key
+            for key in repair.save_keys(storage)
+            if entries.folder_of(key) not in kept and not (bases is None and key.startswith(entries.BASE))
+        ]
         if not leftovers:
             raise
         log.warning("%s: it is full: deleting what interrupted saves have left", storage.url)
         storage.delete(leftovers)
         return CommitWriter.take_over(storage)
+
+
+def delete_unneeded_bases(storage: Storage, deleted: Sequence[Commit]) -> None:
+    """Delete the base files that only these commits, deleted by hand, have needed, where all others can be read.
+
+    Raises StorageError.
+    """
+    if any(commit.bases for commit in deleted):
+        found = [entry for _, entry in read_entries(storage)]
+        if not any(isinstance(entry, DamagedError) for entry in found):
+            delete_bases(storage, deleted, [entry for entry in found if isinstance(entry, Commit)])
 
 
 class Keeper:
@@ -48,6 +65,7 @@ class Keeper:
         self._commits: list[Commit] | None = None
         self._seen = 0
         self._damaged = set[int]()
+        self._bases_proven = set[ObjectRef]()
         self._proven: Commit | None = None
         self._swept = False
         self._is_readable = True
@@ -63,12 +81,13 @@ class Keeper:
         """
         self._mark()
         found = self._known()
-        strays = [] if self._swept else self._strays({commit.folder for commit in found})
+        strays = [] if self._swept else self._strays(found)
         doomed = self._choose(found, keep, strays)
         for old in doomed:
             self._writer.check_fence()
             delete_commit(self._storage, old)
             found.remove(old)
+        self._drop_bases(doomed, found)
         if strays and self._proven is not None:
             self._writer.check_fence()  # they were listed before it: nothing is among them that a younger run stores
             self._storage.delete(strays)
@@ -84,12 +103,13 @@ class Keeper:
         if not (is_full or self._is_short(needed_bytes)):
             return False
         found = self._known()
-        strays = self._strays({commit.folder for commit in found}, before=number)
+        strays = self._strays(found, before=number)
         complete = {folder for _, folder, _ in repair.complete_saves(self._storage)}
         if any(entries.folder_of(key) in complete for key in strays):
             self._prove(found, ())
         if self._proven is None:
-            strays = [key for key in strays if entries.folder_of(key) not in complete]
+            kept = (*complete, entries.BASE)
+            strays = [key for key in strays if not key.startswith(kept)]
         if strays:
             self._writer.check_fence()
             log.warning(
@@ -115,8 +135,23 @@ class Keeper:
             )
             delete_commit(self._storage, oldest)
             found.remove(oldest)
+            self._drop_bases([oldest], found)
             gone = True
         return gone
+
+    @property
+    def damaged(self) -> int:
+        """How many commits have been found damaged so far."""
+        return len(self._damaged)
+
+    def _drop_bases(self, deleted: Sequence[Commit], found: Sequence[Commit]) -> None:
+        """Delete the base files that only deleted commits have needed; they stay where an entry cannot be read.
+
+        What is being saved meanwhile needs none but those of the newest commit, which is never deleted.
+        """
+        if self._is_readable and any(commit.bases for commit in deleted):
+            self._writer.check_fence()
+            delete_bases(self._storage, deleted, found)
 
     def _is_short(self, needed_bytes: int) -> bool:
         free_bytes = self._storage.free_bytes() if isinstance(self._storage, LocalStorage) else None
@@ -192,7 +227,7 @@ class Keeper:
                 return
 
     def _read(self, storage: Storage, commit: Commit) -> None:
-        verify.verify(storage, commit, self._on_bytes)
+        verify.verify(storage, commit, self._on_bytes, self._bases_proven)
 
     def _is_whole(self, commit: Commit, check: Callable[[Storage, Commit], None]) -> bool:
         """Is nothing wrong with it? What is, is said once."""
@@ -209,19 +244,23 @@ class Keeper:
             return False
         return True
 
-    def _strays(self, kept: Collection[str], before: int = 0) -> list[str]:
-        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one.
+    def _strays(self, known: Collection[Commit], before: int = 0) -> list[str]:
+        """What saves have left that no known commit needs, but for later saves of this run: ranks may be at one.
 
         Where number `before` is next, they are not at one before that.
 
         And entries that older runs were killed at.
         """
         found = []
+        kept = {folder for commit in known for folder in (commit.folder, *commit.bases)}
+        prefixes = [entries.DATA, entries.BASE]
         if not self._is_readable:  # an entry that cannot be read may stand for any save that is complete
-            kept = {*kept, *(folder for _, folder, _ in repair.complete_saves(self._storage))}
+            bases = repair.bases_of_complete(self._storage, but_for=kept)
+            kept |= {folder for _, folder, _ in repair.complete_saves(self._storage)} | (bases or set())
+            prefixes = prefixes[:1] if bases is None else prefixes
         mine, own = self._writer.generation, self._writer.appended
         saves = entries.number_of(own[-1].folder) or 0 if own else 0
-        for key in all_keys(self._storage, entries.DATA):
+        for key in (key for prefix in prefixes for key in all_keys(self._storage, prefix)):
             folder = entries.folder_of(key)
             number = entries.number_of(folder)
             if number is None or folder in kept:

@@ -48,7 +48,8 @@ DTYPES: Mapping[str, Dtype] = {
 
 PREFIX_BYTES = 8
 """A file begins with the length of its header, in this many bytes."""
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Where the bytes of tensors start, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,14 @@ def lay_out(tensors: Mapping[str, TensorType]) -> Layout:
         end += tensor.size_bytes
         entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [starts[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + PREFIX_BYTES) % _ALIGNMENT)
+    text += b" " * (-(len(text) + PREFIX_BYTES) % ALIGNMENT)
     header = struct.pack("<Q", len(text)) + text
     return Layout(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
 
 
 def _place(named: tuple[str, TensorType]) -> tuple[bool, int, str]:
     name, tensor = named
-    return tensor.size_bytes % _ALIGNMENT != 0, -DTYPES[tensor.dtype].item_bytes, name
+    return tensor.size_bytes % ALIGNMENT != 0, -DTYPES[tensor.dtype].item_bytes, name
 
 
 def is_header_of(header: bytes, tensors: Mapping[int, list[TensorType]]) -> bool:

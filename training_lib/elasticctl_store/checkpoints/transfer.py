@@ -77,7 +77,8 @@ def copy_checkpoint(
     Raises StorageError; DamagedError or MissingError for a checkpoint that is not what was committed.
     """
     arrival.check(source, target)
-    there = set(all_keys(target, checkpoint.commit.folder))
+    folders = (checkpoint.commit.folder, *checkpoint.commit.bases)
+    there = {key for folder in folders for key in all_keys(target, folder)}
     lock, sent = threading.Lock(), 0
 
     def copy(ref: ObjectRef) -> None:

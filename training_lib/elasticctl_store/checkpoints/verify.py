@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from elasticctl_store.checkpoints import commits, entries, state_trees, tensor_files
-from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import (
     Contents,
     Piece,
@@ -61,9 +61,21 @@ def findings(storage: Storage) -> Iterator[CheckedCommit]:
         pool.shutdown(cancel_futures=True)
 
 
-def verify(storage: Storage, commit: Commit, on_bytes: OnBytes) -> None:
-    """Read every byte of a checkpoint. Raises DamagedError or MissingError unless all is there as it was written."""
-    _read_all(storage, read_contents(storage, commit), lambda piece, at, data: None, on_bytes)
+def verify(storage: Storage, commit: Commit, on_bytes: OnBytes, proven: set[ObjectRef] | None = None) -> None:
+    """Read every byte of a checkpoint. Raises DamagedError or MissingError unless all is there as it was written.
+
+    With `proven`, base files among these are only looked for, and those that were read whole are added.
+    """
+    contents = read_contents(storage, commit)
+    bases = {share.file for share in contents.shares[contents.world_size :]}
+    known = bases & proven if proven is not None else set[ObjectRef]()
+    for share in contents.shares:
+        if share.file in known:
+            _look_for(storage, share)
+    unread = tuple(share for share in contents.shares if share.file not in known)
+    _read_all(storage, dataclasses.replace(contents, shares=unread), lambda piece, at, data: None, on_bytes)
+    if proven is not None:
+        proven |= bases
 
 
 def check(storage: Storage, finding: CheckedCommit, on_bytes: OnBytes) -> CheckedCommit | None:
@@ -124,9 +136,12 @@ def is_listed(storage: Storage, position: int) -> bool:
 
 def glance(storage: Storage, commit: Commit) -> None:
     """Read and check a checkpoint's documents, and look for its files. Raises DamagedError or MissingError."""
-    last_byte = memoryview(bytearray(1))
     for share in read_contents(storage, commit).shares:
-        storage.read_into(share.file.key, share.file.size_bytes - 1, last_byte)
+        _look_for(storage, share)
+
+
+def _look_for(storage: Storage, share: ShareContents) -> None:
+    storage.read_into(share.file.key, share.file.size_bytes - 1, memoryview(bytearray(1)))
 
 
 def _look_at(storage: Storage, position: int) -> CheckedCommit | None:

@@ -169,11 +169,12 @@ class LocalStorage:
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """Partial files show up in listings; what does not are folders without any."""
-        with suppress(OSError), os.scandir(self._root / "data") as found:
-            for folder in found:
-                if folder.is_dir(follow_symlinks=False) and is_ours(f"data/{folder.name}/"):
-                    with suppress(OSError):  # not empty
-                        os.rmdir(folder)
+        for above in ("data", "base"):
+            with suppress(OSError), os.scandir(self._root / above) as found:
+                for folder in found:
+                    if folder.is_dir(follow_symlinks=False) and is_ours(f"{above}/{folder.name}/"):
+                        with suppress(OSError):  # not empty
+                            os.rmdir(folder)
 
     def _path(self, key: str) -> Path:
         """The file of a key; refuses a key (from a forged manifest) that would lead out of the folder."""

@@ -237,7 +237,7 @@ class Checkpointer:
         saves, copies = self._saves, self.copies
         wants_copy = copies is not None and copies.is_due() and self._world.rank == 0
         hinders_copy = copies is not None and (bool(copies.failed) or saves.busy or not copies.is_ready())
-        anyone_due, check, noticed, busy, committed, failed, fenced, away, copy_due, no_copy, lack = (
+        anyone_due, check, noticed, busy, committed, failed, fenced, away, copy_due, no_copy, lack, damaged = (
             self._world.highest(
                 *mine,
                 notice,
@@ -249,6 +249,7 @@ class Checkpointer:
                 wants_copy,
                 hinders_copy,
                 _lack_of(copies),
+                saves.damaged,
             )
         )
         self._note_lack(lack)
@@ -256,6 +257,7 @@ class Checkpointer:
         self.is_away = bool(away)
         self._react(failed, fenced)
         saves.hear(committed)
+        saves.distrust(damaged, failed)
         if anyone_due and busy:
             self.skipped += 1
             if (
@@ -284,8 +286,14 @@ class Checkpointer:
         while True:
             saves.join(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_ROUND_S)
-            busy, failed, fenced, committed, away, wanted = self._world.highest(
-                saves.busy, saves.failed, self._fenced is not None, saves.committed, self._waiting(), give_up()
+            busy, failed, fenced, committed, away, wanted, damaged = self._world.highest(
+                saves.busy,
+                saves.failed,
+                self._fenced is not None,
+                saves.committed,
+                self._waiting(),
+                give_up(),
+                saves.damaged,
             )
             self.is_away = bool(away)
             if wanted and is_last:
@@ -296,6 +304,7 @@ class Checkpointer:
             if not busy or self.has_given_up or (is_last and away and is_committed):
                 break
         saves.hear(committed)
+        saves.distrust(damaged, failed)
         return is_committed
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +32,7 @@ from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.checkpoint.memory.landing import Landing
-from elasticctl_train.checkpoint.memory.local_tier import FileAddress
+from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Offer
 from elasticctl_train.dist import World
 
 PARCEL_BYTES = 16 << 20
@@ -97,8 +96,8 @@ class Filling:
 
     def own(self) -> Any:
         """What was this rank's own; None if there was no such rank."""
-        shares, rank = self._contents.shares, self._own_of
-        return decode(shares[rank].local, self._tensor) if rank < len(shares) else None
+        contents, rank = self._contents, self._own_of
+        return decode(contents.shares[rank].local, self._tensor) if rank < contents.world_size else None
 
     def _tensor(self, name: str, kind: TensorType) -> torch.Tensor:
         if name not in self._filled:  # one without elements, on this rank or altogether
@@ -203,8 +202,8 @@ _DAMAGE = (DamagedError, MissingError)
 class Offering(Protocol):
     """Objects that lie in this node's memory: `Tier` those that are stored too, `Copies` others."""
 
-    def offers(self) -> dict[ObjectRef, Path]:
-        """Their files, by what they should be."""
+    def offers(self) -> dict[ObjectRef, Offer]:
+        """Where they are, by what they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +280,14 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
     return suppliers
 
 
-def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Path]:
-    """The shares this rank could supply from its node's tier, by number, and the files."""
+def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Offer]:
+    """The shares this rank could supply from its node's tier, by number, and where they are."""
     found = place.tier.offers() if place.tier is not None else {}
     return {i: found[share.file] for i, share in enumerate(contents.shares) if share.file in found}
 
 
 def _acquire(
-    place: RestoreSource, contents: Contents, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
+    place: RestoreSource, contents: Contents, mine: Sequence[int], files: Mapping[int, Offer], opened: ExitStack
 ) -> Iterator[tuple[int, Held | StorageError]]:
     """The shares this rank supplies, each checked, or why there is none; their files stay open in `opened`."""
     for index in mine:
@@ -300,15 +299,15 @@ def _acquire(
             yield index, e
 
 
-def _from_tier(path: Path, share: ShareContents, opened: ExitStack) -> Held | None:
+def _from_tier(offer: Offer, share: ShareContents, opened: ExitStack) -> Held | None:
     """The bytes in the tier, if they are what their label says."""
     try:
-        file = opened.enter_context(path.open("rb", buffering=0))
-        data = local_tier.map_file(file)[: share.file.size_bytes]
+        file = opened.enter_context(offer.path.open("rb", buffering=0))
+        data = local_tier.map_file(file)[offer.start : offer.start + share.file.size_bytes]
         check(share, data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
         return None
-    return Held(data, local_tier.address_of(file))
+    return Held(data, local_tier.address_of(file, offer.start))
 
 
 def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> Held:

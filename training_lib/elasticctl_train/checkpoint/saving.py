@@ -75,21 +75,25 @@ class Committer:
 
     def gather(self, folder: str, world_size: int, label: Label, abandon: threading.Event) -> Commit:
         """Wait for the shares of all ranks; returns what is to be committed. Raises StorageError."""
-        refs, size_bytes, not_finite = shares.gather(
-            self._storage, folder, world_size, abandon, self.writer.check_fence
-        )
+        found = shares.gather(self._storage, folder, world_size, abandon, self.writer.check_fence)
         return Commit(
             position=0,
             generation=self.writer.generation.generation,
             number=0,
             step=label.step,
             epoch=label.epoch,
-            shares=refs,
-            size_bytes=size_bytes,
+            shares=found.refs,
+            size_bytes=found.size_bytes,
             at=time.time(),
             metrics=label.metrics,
-            not_finite=not_finite,
+            not_finite=found.not_finite,
+            bases=found.bases,
         )
+
+    @property
+    def damaged(self) -> int:
+        """How many commits have been found damaged so far."""
+        return self._keeper.damaged
 
     def commit(self, draft: Commit) -> Commit:
         """Append what has been gathered to the journal. Raises FencedError and StorageError."""
@@ -130,6 +134,7 @@ class Saves:
         self.fenced: FencedError | None = None
         self._storage, self._world, self._snapshots = storage, world, snapshots
         self._run, self._committer = run, committer
+        self._distrusted = (0, 0)
         self._abandon = threading.Event()
         self._is_copying = False
         self._background = Background("elasticctl-save", NICENESS)
@@ -172,6 +177,19 @@ class Saves:
         """Wait no longer for the shares of other ranks, nor for room."""
         self._abandon.set()
 
+    @property
+    def damaged(self) -> int:
+        """On rank 0: how many commits have been found damaged so far."""
+        return self._committer.damaged if self._committer is not None else 0
+
+    def distrust(self, damaged: int, failed: int) -> None:
+        """Let the next save refer to nothing that is stored, if a commit is damaged, or a save of any rank has failed,
+        that was not when this was called last.
+        """
+        if (damaged, failed) != self._distrusted:
+            self._distrusted = damaged, failed
+            self._snapshots.unchanged.forget()
+
     def hear(self, committed: int) -> None:
         """On ranks other than 0, which do not commit: this save is known to stand."""
         if committed == self.number != self.committed:
@@ -187,8 +205,9 @@ class Saves:
             self._snapshots.finish()
             share = replace(share, label=repair.label(label.step, label.epoch, label.metrics, time.time()))
             key = entries.share_key(folder, self._world.rank, self._world.size)
-            file = self._with_room(share, partial(share.write, self._storage, key, label.parameters))
-            self._snapshots.stored(share, file)
+            unchanged = self._snapshots.unchanged
+            files = self._with_room(share, partial(share.write, self._storage, key, label.parameters, unchanged))
+            self._snapshots.stored(share, files)
             if self._committer is not None:
                 gathered = self._committer.gather(folder, self._world.size, label, self._abandon)
                 commit = self._committer.commit(gathered)
@@ -200,13 +219,14 @@ class Saves:
             log.error("%s", e)
         except Exception as e:  # noqa: BLE001 - the edge of a thread: whatever it is must reach the log and finish()
             self.error, self.failed = e, self.number
+            self._snapshots.unchanged.forget()
             if self._committer is not None:
                 self._committer.sweep_again()
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
 
-    def _with_room(self, share: shares.Share, write: Callable[[], ObjectRef]) -> ObjectRef:
+    def _with_room(self, share: shares.Share, write: Callable[[], tuple[ObjectRef, ...]]) -> tuple[ObjectRef, ...]:
         """What `write` returns, done again while the storage is full and something goes. Rank 0 makes the room."""
-        needed_bytes = self._world.size * (share.plan.size_bytes + _DOCUMENT_BYTES)
+        needed_bytes = self._world.size * (self._snapshots.unchanged.to_write_bytes(share) + _DOCUMENT_BYTES)
         if self._committer is not None:
             self._committer.make_room(needed_bytes, self.number, is_full=False)
         pauses_s = iter(_ROOM_PAUSES_S)

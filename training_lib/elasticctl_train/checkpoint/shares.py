@@ -11,13 +11,13 @@ import hashlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from elasticctl_store.checkpoints import boxes, entries, tensor_files
+from elasticctl_store.checkpoints import boxes, entries, repair, tensor_files
 from elasticctl_store.checkpoints.boxes import Box, Holding
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.checkpoints.reader import OWN, Piece, is_sealed, load_document, seal
@@ -27,6 +27,7 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory.buffers import Buffer
 from elasticctl_train.checkpoint.memory.copying import Copier, CopyTarget, LateCopy
+from elasticctl_train.checkpoint.unchanged import Name, Unchanged
 
 State = Mapping[str, Any]
 """What is saved: parts by name, each a tree (see `tree`)."""
@@ -63,20 +64,52 @@ class CopySource:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What this rank writes for states of certain `kinds`; made once, for planning is slow and states rarely change."""
+class PlannedFile:
+    """A tensor file before it is filled, and the byte of the buffer at which it starts; pieces count from there."""
 
-    kinds: Sequence[tree.Kind]
-    rank_0_only: Collection[str]
+    start: int
     header: bytes
     size_bytes: int
     pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this rank writes for states of certain `kinds`; made once, for planning is slow and states rarely change.
+
+    `unchanged` are the pieces that lie in the base file. `sources` are in the order of the pieces of all files.
+    """
+
+    kinds: Sequence[tree.Kind]
+    rank_0_only: Collection[str]
+    unchanged: frozenset[Name]
+    files: tuple[PlannedFile, ...]
     sources: tuple[CopySource, ...]
     document: Mapping[str, Any]
 
-    def fits(self, flat: Flat, rank_0_only: Collection[str]) -> bool:
+    @property
+    def size_bytes(self) -> int:
+        """How much of a buffer it takes."""
+        return self.files[-1].start + self.files[-1].size_bytes
+
+    @property
+    def base(self) -> PlannedFile | None:
+        """The file of what does not change, if there is one."""
+        return self.files[1] if len(self.files) > 1 else None
+
+    @property
+    def placed(self) -> Iterator[tuple[Piece, int]]:
+        """The pieces of all files, each with the byte of the buffer at which it starts."""
+        return ((piece, file.start + piece.start) for file in self.files for piece in file.pieces)
+
+    @property
+    def shared_pieces(self) -> frozenset[Name]:
+        """What could be in a base file: all but what belongs to this rank alone."""
+        return frozenset((piece.name, piece.box) for piece, _ in self.placed if not piece.is_own)
+
+    def fits(self, flat: Flat, rank_0_only: Collection[str], unchanged: frozenset[Name] = frozenset()) -> bool:
         """Is this the plan for such a state too?"""
-        return self.kinds == flat.kinds and self.rank_0_only == rank_0_only
+        return self.kinds == flat.kinds and self.rank_0_only == rank_0_only and self.unchanged == unchanged
 
     def fill(
         self, buffer: Buffer, flat: Flat, copier: Copier, until_step: Collection[str] = ()
@@ -88,8 +121,10 @@ class Plan:
         """
         if buffer.plan is not self:
             buffer.plan = self
-            buffer.data[: len(self.header)].copy_(torch.frombuffer(bytearray(self.header), dtype=torch.uint8))
-            views = [tree.view(buffer.data, piece.start, piece.dtype, piece.box.shape) for piece in self.pieces]
+            for file in self.files:
+                header = torch.frombuffer(bytearray(file.header), dtype=torch.uint8)
+                buffer.data[file.start : file.start + len(header)].copy_(header)
+            views = [tree.view(buffer.data, start, piece.dtype, piece.box.shape) for piece, start in self.placed]
             buffer.targets = [CopyTarget.of(view) for view in views]
         with torch.no_grad():
             found = [self._part(source, flat) for source in self.sources]
@@ -121,11 +156,18 @@ def flatten(state: State, local: State) -> Flat:
     return Flat(flat.tensors, own.tensors, flat.kinds + own.kinds, state_tree, local_tree)
 
 
-def plan(flat: Flat, rank: int, world_size: int, rank_0_only: Collection[str] = ()) -> Plan:
+def plan(
+    flat: Flat,
+    rank: int,
+    world_size: int,
+    rank_0_only: Collection[str] = (),
+    unchanged: frozenset[Name] = frozenset(),
+) -> Plan:
     """Who writes what: this rank's part of it.
 
     Plain tensors are the same on all ranks and shared out, but for those named in `rank_0_only`, by path or first part
-    of the path. Of sharded ones each rank writes what it holds, and of what several hold each a part.
+    of the path. Of sharded ones each rank writes what it holds, and of what several hold each a part. What is
+    `unchanged` goes into a file of its own.
     """
     everyone = tuple(range(world_size))
     holdings: list[Holding] = []
@@ -137,31 +179,39 @@ def plan(flat: Flat, rank: int, world_size: int, rank_0_only: Collection[str] = 
             held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
         holdings += [Holding(name, box, box.elements * tensor.dtype.itemsize, ranks) for box, ranks in held]
     mine = boxes.share_out(holdings, world_size)[rank]
-    return _laid_out(flat, mine, rank_0_only, {"rank": rank, "world_size": world_size})
-
-
-def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[str], said: dict[str, Any]) -> Plan:
-    """The file of these boxes and this rank's own tensors."""
-    todo = [(name, flat.shared[name], box) for name, box in mine]
-    todo += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
-    layout, placed = lay_out(
-        [(name, TensorType(tree.NAMES[tensor.dtype], tuple(tensor.shape)), box) for name, tensor, box in todo]
-    )
-    pieces = [piece for piece, _ in placed]
-    sources = [CopySource(todo[index][0], _cut(todo[index][1], todo[index][2])) for _, index in placed]
+    changing = [(name, flat.shared[name], box) for name, box in mine if (name, box) not in unchanged]
+    changing += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
+    fixed = [(name, flat.shared[name], box) for name, box in mine if (name, box) in unchanged]
+    files: list[PlannedFile] = []
+    sources: list[CopySource] = []
+    for part in (changing, fixed):
+        if part or not files:
+            start = _aligned(files[-1].start + files[-1].size_bytes) if files else 0
+            file, found = _plan_file(part, start)
+            files.append(file)
+            sources += found
     return Plan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
-        header=layout.header,
-        size_bytes=layout.size_bytes,
-        pieces=tuple(pieces),
+        unchanged=unchanged,
+        files=tuple(files),
         sources=tuple(sources),
-        document={
-            **said,
-            "fingerprint": _fingerprint(flat.shared),
-            "pieces": rows_of(pieces),
-        },
+        document={"rank": rank, "world_size": world_size, "fingerprint": _fingerprint(flat.shared)},
     )
+
+
+def _plan_file(todo: Sequence[tuple[str, torch.Tensor, Box]], start: int) -> tuple[PlannedFile, list[CopySource]]:
+    """The file of these boxes of tensors, and where its pieces are copied from."""
+    layout, placed = lay_out(
+        [(name, TensorType(tree.NAMES[tensor.dtype], tuple(tensor.shape)), box) for name, tensor, box in todo]
+    )
+    sources = [CopySource(todo[index][0], _cut(todo[index][1], todo[index][2])) for _, index in placed]
+    return PlannedFile(start, layout.header, layout.size_bytes, tuple(piece for piece, _ in placed)), sources
+
+
+def _aligned(size_bytes: int) -> int:
+    """Where in a buffer another file can start."""
+    return -(-size_bytes // tensor_files.ALIGNMENT) * tensor_files.ALIGNMENT
 
 
 def lay_out(todo: Sequence[tuple[str, TensorType, Box]]) -> tuple[tensor_files.Layout, list[tuple[Piece, int]]]:
@@ -211,30 +261,70 @@ class Share:
     copied: Collection[torch.cuda.Event | LateCopy] = ()
     label: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, storage: Storage, key: str, parameters: Collection[str] = ()) -> ObjectRef:
-        """Store the tensor file, then the document at `key`; returns what the tensor file is. Raises StorageError.
+    def write(
+        self, storage: Storage, key: str, parameters: Collection[str] = (), unchanged: Unchanged | None = None
+    ) -> tuple[ObjectRef, ...]:
+        """Store the tensor files, then the document at `key`; returns what these files are. Raises StorageError.
 
-        Of `parameters` the document names those that are not finite.
+        Of `parameters` the document names those that are not finite. With `unchanged` a base file may be one that is
+        stored already; without, all is written to one file.
         """
         for copy in self.copied:
             copy.synchronize()
-        data = self.buffer.data.numpy().data[: self.plan.size_bytes]
+        own, *bases = self.plan.files
+        base = unchanged.store(self, storage, key) if unchanged is not None else None
+        said: dict[str, Any] = {"label": dict(self.label)}
+        if base is not None:
+            said["bases"] = [{"file": asdict(base), "pieces": rows_of(bases[0].pieces)}]
+        pieces, parts = (own.pieces, [self.bytes_of(own)]) if base is not None or not bases else self._as_one_file()
         tensors_key = entries.tensors_key(key)
-        file = ObjectRef(tensors_key, len(data), entries.as_checksum(storage.put(tensors_key, [data])))
+        crc = storage.put(tensors_key, parts)
+        file = ObjectRef(tensors_key, sum(map(len, parts)), entries.as_checksum(crc))
+        said |= {"tensors": asdict(file), "pieces": rows_of(pieces)}
         state = self.state if self.plan.document["rank"] == 0 else None
-        said: dict[str, Any] = {"label": dict(self.label), "tensors": asdict(file)}
         if lost := self._not_finite(parameters):
             said["not_finite"] = lost
         storage.put(key, [seal({**self.plan.document, **said, "state": state, "local": self.local})])
-        return file
+        return (file,) if base is None else (file, base)
+
+    def bytes_of(self, file: PlannedFile) -> memoryview:
+        """A file of the plan, once all is copied."""
+        return self.buffer.data.numpy().data[file.start : file.start + file.size_bytes]
+
+    def pieces(self) -> Iterator[tuple[Name, memoryview]]:
+        """The bytes of all pieces, once all is copied."""
+        data = self.buffer.data.numpy().data
+        for piece, start in self.plan.placed:
+            yield (piece.name, piece.box), data[start : start + piece.size_bytes]
+
+    def _as_one_file(self) -> tuple[tuple[Piece, ...], list[bytes | memoryview]]:
+        """The pieces of all files in the order in which one file has them, and that file's parts."""
+        found = list(self.plan.placed)
+        layout, placed = lay_out([(p.name, TensorType(p.dtype, p.box.shape), p.box) for p, _ in found])
+        data = memoryview(self.buffer.data.numpy().data)
+        starts = [(found[index][1], piece.size_bytes) for piece, index in placed]
+        parts: list[bytes | memoryview] = [layout.header]
+        parts += [data[start : start + size_bytes] for start, size_bytes in starts]
+        return tuple(piece for piece, _ in placed), parts
 
     def _not_finite(self, names: Collection[str]) -> list[str]:
         """The first of these tensors that have a NaN or an infinity in this rank's part of them."""
-        pieces = (piece for piece in self.plan.pieces if piece.name in names)
         views = (
-            (piece.name, tree.view(self.buffer.data, piece.start, piece.dtype, piece.box.shape)) for piece in pieces
+            (piece.name, tree.view(self.buffer.data, start, piece.dtype, piece.box.shape))
+            for piece, start in self.plan.placed
+            if piece.name in names
         )
         return list(itertools.islice((name for name, view in views if not _is_finite(view)), _MAX_NAMED))
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a save has stored: the documents in order of rank, the size of it all, and what else its commit says."""
+
+    refs: tuple[ObjectRef, ...]
+    size_bytes: int
+    not_finite: tuple[str, ...]
+    bases: tuple[str, ...]
 
 
 def gather(
@@ -243,23 +333,23 @@ def gather(
     world_size: int,
     abandon: threading.Event,
     check_fence: Callable[[], None] = lambda: None,
-) -> tuple[tuple[ObjectRef, ...], int, tuple[str, ...]]:
-    """Wait until every rank's share is stored; returns the documents' refs in order of rank, the size of it all, and
-    which parameters are not finite.
+) -> Gathered:
+    """Wait until every rank's share is stored.
 
     Another rank may have to wait for its storage, however long. But a younger run has swept what was there, and what
     it sweeps does not come again: so this raises what `check_fence` does, which is asked again and again meanwhile.
-    Raises SaveError when `abandon` is set, when a share is deleted, and when the ranks' states are not of one shape.
+    Raises SaveError when `abandon` is set, when a share is deleted, when a base file is not there, and when the ranks'
+    states are not of one shape.
     """
     found: dict[int, tuple[ObjectRef, Any]] = {}
     misread: dict[int, int] = {}
     pause_s = _POLL_S
     while True:
         listed = set(all_keys(storage, folder))
-        gone = [ref.key for ref, _ in found.values() if ref.key not in listed]
+        gone = any(ref.key not in listed for ref, _ in found.values())
         if gone or pause_s >= _FENCE_FROM_S:
             check_fence()
-        _refuse_without(storage, gone)
+        _refuse_without(storage, [ref.key for ref, _ in found.values()], there=listed)
         for rank in range(world_size):
             key = entries.share_key(folder, rank, world_size)
             if rank not in found and key in listed:
@@ -282,8 +372,16 @@ def gather(
             f"{storage.url}: not saved: the ranks' states differ in names, shapes or shards of tensors; a sharded one "
             "needs the same mesh of ranks on all of them"
         )
-    size_bytes = sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
-    return tuple(ref for ref, _ in shares), size_bytes, entries.not_finite_of(document for _, document in shares)
+    documents = [document for _, document in shares]
+    bases = entries.bases_of(documents)
+    there = {key for base in bases for key in all_keys(storage, base)}
+    _refuse_without(storage, [base["file"]["key"] for doc in documents for base in doc.get("bases", ())], there=there)
+    return Gathered(
+        refs=tuple(ref for ref, _ in shares),
+        size_bytes=sum(ref.size_bytes + repair.tensor_bytes(document) for ref, document in shares),
+        not_finite=entries.not_finite_of(documents),
+        bases=bases,
+    )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
@@ -295,9 +393,10 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(low) and math.isfinite(high)
 
 
-def _refuse_without(storage: Storage, gone: Sequence[str]) -> None:
-    if gone:
-        raise SaveError(f"{storage.url}: {gone[0]} was deleted while the other ranks' shares were waited for")
+def _refuse_without(storage: Storage, keys: Iterable[str], *, there: Collection[str]) -> None:
+    gone = next((key for key in keys if key not in there), None)
+    if gone is not None:
+        raise SaveError(f"{storage.url}: {gone} was deleted while the other ranks' shares were waited for")
 
 
 def _get_listed(storage: Storage, key: str, check_fence: Callable[[], None]) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -20,6 +20,7 @@ from elasticctl_train.checkpoint.memory.buffers import Buffers
 from elasticctl_train.checkpoint.memory.copying import Copier, LateCopy
 from elasticctl_train.checkpoint.memory.local_tier import Tier
 from elasticctl_train.checkpoint.shares import State
+from elasticctl_train.checkpoint.unchanged import Unchanged
 from elasticctl_train.dist import World
 
 
@@ -30,11 +31,13 @@ class Snapshots:
         self.tier = tier
         self.restored_folder = ""
         """The save folder that the state came from: what the tier holds of it stays until there is a newer commit."""
+        self.unchanged = Unchanged()
         self._world = world
         self._copier = Copier()
         self._plan: shares.Plan | None = None
         self._buffers: Buffers | None = None
         self._late: LateCopy | None = None
+        self._stored: shares.Share | None = None
         self._may_wait, self._heeds_steps = True, False
 
     def prepare(self, state: State, local: State, rank_0_only: Collection[str]) -> None:
@@ -52,7 +55,7 @@ class Snapshots:
         """
         if self._late is not None and self._late.is_torn:
             self._may_wait = False
-        self._late = None
+        self._late = self._stored = None
         with _no_collection():
             flat = shares.flatten(state, local)
             plan, buffers = self._arrange(flat, rank_0_only)
@@ -73,13 +76,18 @@ class Snapshots:
         if self._late is not None:
             self._late.finish()
 
-    def stored(self, share: shares.Share, file: ObjectRef) -> None:
-        """The share has been stored as this file: the tier may offer it, once it is committed too."""
+    def stored(self, share: shares.Share, files: Sequence[ObjectRef]) -> None:
+        """The share has been stored as these files: the tier may offer them, once they are committed too."""
+        self._stored = share
         if self.tier is not None and share.buffer.in_tier:
-            self.tier.label(share.buffer.index, file)
+            starts = [planned.start for planned in share.plan.files]
+            self.tier.label(share.buffer.index, dict(zip(files, starts, strict=True)))
 
     def keep(self) -> None:
         """The last save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
+        if self._stored is not None:
+            self.unchanged.committed(self._stored)
+            self._stored = None
         if self.restored_folder and self.tier is not None:
             self.tier.clear()
             self.restored_folder = ""
@@ -101,8 +109,9 @@ class Snapshots:
 
     def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
         """The plan for such states, and buffers of the right size; made anew only when the states have changed."""
-        if self._plan is None or not self._plan.fits(flat, rank_0_only):
-            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only)
+        unchanged = self.unchanged.pieces
+        if self._plan is None or not self._plan.fits(flat, rank_0_only, unchanged):
+            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only, unchanged)
         size_bytes = self._plan.size_bytes
         if self._buffers is None or not self._buffers.fit(size_bytes):
             if self._buffers is not None:

@@ -27,6 +27,7 @@ from elasticctl_store.checkpoints.reader import is_sealed, load_document
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.memory.local_tier import VARIABLE as TIER_VARIABLE
+from elasticctl_train.checkpoint.memory.local_tier import Offer
 from elasticctl_train.checkpoint.shares import Share
 from elasticctl_train.dist import World
 
@@ -116,7 +117,7 @@ class Copies:
             if refused:
                 raise OSError(refused)
             key = entries.share_key(folder, world.rank, world.size)
-            file = share.write(self.storage, key)
+            (file,) = share.write(self.storage, key)
             document = self.storage.get(key)
             self._ask(
                 {
@@ -156,7 +157,7 @@ class Copies:
 
     # Finding them
 
-    def offers(self) -> dict[ObjectRef, Path]:
+    def offers(self) -> dict[ObjectRef, Offer]:
         """The tensor files that lie here as a whole, by what the documents beside them say."""
         found = {}
         for key, data in self.documents().items():
@@ -164,7 +165,7 @@ class Copies:
                 ref = ObjectRef(**load_document(key, data.encode())["tensors"])
                 path = self._folder / ref.key
                 if ref.key == entries.tensors_key(key) and path.stat().st_size == ref.size_bytes:
-                    found[ref] = path
+                    found[ref] = Offer(path)
         return found
 
     def documents(self) -> dict[str, str]:

@@ -3,10 +3,10 @@
 The launcher makes a private folder under /dev/shm that outlives its ranks, and names it in $ELASTICCTL_LOCAL_TIER. The
 buffers that ranks save from are files in there:
 
-    <URL>/g<generation>-r<rank>-<0 or 1>.data    a whole tensor file, as it was stored, and some room behind it
-    <URL>/g<generation>-r<rank>-<0 or 1>.json    the object it is: key, size, checksum
+    <URL>/g<generation>-r<rank>-<0 or 1>.data    whole tensor files, as they were stored, and some room behind them
+    <URL>/g<generation>-r<rank>-<0 or 1>.json    the objects they are, and where each starts: key, size, checksum
 
-The second is there only once that object has been stored, and goes before the first is written to again; a save
+The second is there only once these objects have been stored, and goes before the first is written to again; a save
 is written to the buffer that does not hold the last snapshot known to be committed. A restore takes a file for an
 object of the commit only if all three agree, and checks the bytes too. Nobody ever writes to files of an older
 generation, which a process that was thought dead may still have mapped; they are deleted, once this one has a commit.
@@ -36,12 +36,24 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """Where a file can be opened, and what it is known by: its number on its device under that boot of a kernel."""
+    """Where a file can be opened, and what it is known by: its number on its device under that boot of a kernel.
+
+    What is meant begins at its byte `start`.
+    """
 
     path: str
     boot: str
     device: int
     inode: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An object that lies in a file from its byte `start` on."""
+
+    path: Path
+    start: int = 0
 
 
 def reserve(size_bytes: int) -> tuple[torch.Tensor, BinaryIO] | None:
@@ -66,12 +78,12 @@ def map_file(file: BinaryIO) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def address_of(file: BinaryIO) -> FileAddress | None:
-    """Where other processes find an open file for as long as it is open; None where they cannot."""
+def address_of(file: BinaryIO, start: int = 0) -> FileAddress | None:
+    """Where other processes find an open file, from `start` on, for as long as it is open; None where they cannot."""
     with suppress(OSError):
         found = os.fstat(file.fileno())
         return FileAddress(
-            f"/proc/{os.getpid()}/fd/{file.fileno()}", BOOT_ID_FILE.read_text(), found.st_dev, found.st_ino
+            f"/proc/{os.getpid()}/fd/{file.fileno()}", BOOT_ID_FILE.read_text(), found.st_dev, found.st_ino, start
         )
     return None
 
@@ -84,7 +96,7 @@ def map_address(spot: FileAddress) -> torch.Tensor | None:
         found = os.stat(spot.path)  # first: to open what is no such file could block
         if (found.st_dev, found.st_ino) == (spot.device, spot.inode):
             with open(spot.path, "rb") as file:
-                return map_file(file)
+                return map_file(file)[spot.start :]
     return None
 
 
@@ -119,20 +131,21 @@ class Tier:
             return None
         return cls(folder, rank, generation)
 
-    def offers(self) -> dict[ObjectRef, Path]:
+    def offers(self) -> dict[ObjectRef, Offer]:
         """The objects whose bytes lie here, by what is said of them; nothing has been read of them yet."""
         found = {}
         for label in sorted(self._folder.glob("*.json")):
             data = label.with_suffix(".data")
-            with suppress(OSError, ValueError, TypeError):
-                ref = ObjectRef(**json.loads(label.read_bytes()))
-                if data.stat().st_size >= ref.size_bytes:
-                    found[ref] = data
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                for said in json.loads(label.read_bytes()):
+                    ref, start = ObjectRef(**said["object"]), said["start"]
+                    if data.stat().st_size >= start + ref.size_bytes:
+                        found[ref] = Offer(data, start)
         return found
 
     def clear(self, but_for: str = "") -> bool:
         """Delete what older generations left, but for objects in the save folder `but_for`; is anything kept?"""
-        kept = {path.stem for ref, path in self.offers().items() if but_for and folder_of(ref.key) == but_for}
+        kept = {offer.path.stem for ref, offer in self.offers().items() if but_for and folder_of(ref.key) == but_for}
         kept_any = False
         for path in self._folder.glob("g*-*"):
             if path.name[: len("g000000")] >= f"g{self._generation:06d}":
@@ -161,12 +174,12 @@ class Tier:
             log.info("no local tier on this node: %s MB in %s: %s", size_bytes >> 20, self._folder.parent, e.strerror)
             return None
 
-    def label(self, index: int, ref: ObjectRef) -> None:
-        """Say that buffer `index` holds this object, which has been stored."""
+    def label(self, index: int, objects: Mapping[ObjectRef, int]) -> None:
+        """Say that buffer `index` holds these objects, which have been stored, and at which byte each starts."""
         label = self._path(index).with_suffix(".json")
         partial = label.with_suffix(".partial")
         with suppress(OSError):  # the tier is a help, never a condition
-            partial.write_text(json.dumps(asdict(ref)))
+            partial.write_text(json.dumps([{"object": asdict(ref), "start": at} for ref, at in objects.items()]))
             partial.replace(label)
 
     def unlabel(self, index: int) -> None:

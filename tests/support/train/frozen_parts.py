@@ -1,0 +1,157 @@
+"""Runs of which little changes from save to save, and everything that can happen to their base files.
+
+python -m tests.support.train.frozen_parts --seeds 200      # that many stories
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints.commits import delete_commit, read_commits
+from elasticctl_store.checkpoints.entries import Retention
+from elasticctl_store.checkpoints.retention import delete_unneeded_bases
+from elasticctl_store.errors import StorageError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import restore, unchanged
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.support.train.states import same
+
+
+class Counting(LocalStorage):
+    """Counts the bytes that are put, by key; puts that are to fail fail."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.put_bytes: dict[str, int] = {}
+        self.fails = ""
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if self.fails and key.endswith(self.fails):
+            raise StorageError("told to fail")
+        self.put_bytes[key] = sum(map(len, parts))
+        return super().put(key, parts, if_absent=if_absent)
+
+
+def save(checkpoints: Checkpointer, state: dict[str, Any], step: int) -> bool:
+    checkpoints.save(state, Label(step))
+    return checkpoints.settle()
+
+
+def base_files(storage: Storage) -> list[str]:
+    return list(all_keys(storage, entries.BASE))
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@dataclass
+class World:
+    """A URL, the run that saves there, and what was saved at each step."""
+
+    folder: Path
+    rng: random.Random
+    step: int = 0
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.storage = Counting(self.folder)
+        self.state = {f"t{index}": torch.randn(self.rng.randrange(1, 200)) for index in range(6)}
+        self.run = Checkpointer(self.storage, keep=Retention(2))
+        self.is_clean = True
+
+    def save(self) -> None:
+        self.step += 1
+        for name in self.rng.sample(sorted(self.state), self.rng.choice((0, 1, 1, 1, 2, 6))):
+            self.state[name] = torch.randn(self.state[name].shape)
+        self.states[self.step] = {"model": {name: tensor.clone() for name, tensor in self.state.items()}}
+        self.is_clean = save(self.run, {"model": self.state}, self.step)
+
+    def fail(self) -> None:
+        self.storage.fails = self.rng.choice((".safetensors", ".json"))
+        self.save()
+        self.storage.fails = ""
+        self.is_clean = False
+
+    def restart(self) -> None:
+        self.run = Checkpointer(self.storage, keep=Retention(self.rng.choice((1, 2, 4))))
+        self.is_clean = False
+
+    def delete_by_hand(self) -> None:
+        doomed = list(read_commits(self.storage))[1:2]
+        for commit in doomed:
+            delete_commit(self.storage, commit)
+        delete_unneeded_bases(self.storage, doomed)
+        self.restart()
+
+    def lose_entry(self) -> None:
+        newest = next(read_commits(self.storage), None)
+        if newest is not None:
+            flip(self.folder / entries.key_of(newest.position), 30)
+        self.restart()
+
+    def freeze(self) -> None:
+        for _ in range(3):
+            self.step += 1
+            self.states[self.step] = {"model": {name: tensor.clone() for name, tensor in self.state.items()}}
+            self.is_clean = save(self.run, {"model": self.state}, self.step)
+
+    def check(self) -> None:
+        found = list(read_commits(self.storage))
+        for commit in found:
+            verify.verify(self.storage, commit, lambda count: None)
+            assert same(restore.read_alone(self.storage, commit)[0], self.states[commit.step])
+        if self.is_clean:
+            needed = {base for commit in found for base in commit.bases}
+            assert {entries.folder_of(key) for key in base_files(self.storage)} == needed
+
+
+def tell(folder: Path, seed: int, events: int) -> int:
+    """One story: so many things happen, and after each of them all is as it should be; returns how many saves."""
+    torch.manual_seed(seed)
+    world = World(folder, random.Random(seed))
+    for _ in range(events):
+        happens = world.rng.choice(
+            (*[world.save] * 5, *[world.freeze] * 2, world.fail, world.restart, world.delete_by_hand, world.lose_entry)
+        )
+        happens()
+        world.check()
+    return world.step
+
+
+def main() -> None:
+    """Tell stories; an AssertionError shows a loss."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    logging.disable(logging.ERROR)
+    unchanged.LEAST_BYTES = 0
+    saves, started_s = 0, time.monotonic()
+    for seed in range(options.first, options.first + options.seeds):
+        with tempfile.TemporaryDirectory(prefix="frozen-parts-") as folder:
+            try:
+                saves += tell(Path(folder), seed, events=25)
+            except AssertionError:
+                print(f"seed {seed} fails", flush=True)
+                raise
+    print(f"{options.seeds} stories, {saves} saves in {time.monotonic() - started_s:.0f} s: every commit whole")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What does not change is written once, and is there for as long as any commit needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from elasticctl_store.checkpoints import boxes, entries, verify
+from elasticctl_store.checkpoints.commits import delete_commit, read_commits
+from elasticctl_store.checkpoints.entries import Retention
+from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
+from elasticctl_store.errors import DamagedError, StorageError
+from elasticctl_store.storage import all_keys
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import restore, unchanged
+from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from elasticctl_train.checkpoint.memory import local_tier
+from tests.support.train import programs, ranks
+from tests.support.train.checkpoints import FOLDER, gather_shares, make_share
+from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
+from tests.support.train.programs import frozen_state
+from tests.support.train.states import same
+
+
+@pytest.fixture(autouse=True)
+def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged, "LEAST_BYTES", 0)
+
+
+def test_what_is_frozen_is_written_three_times_at_most(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = Checkpointer(storage)
+    written = []
+    for step in range(1, 21):
+        storage.put_bytes.clear()
+        assert save(checkpoints, frozen_state(step), step)
+        written.append(sum(storage.put_bytes.values()))
+    whole = written[0]
+    assert max(written[3:]) < 0.1 * whole
+    assert sum(written) < 0.3 * 20 * whole
+    assert len(base_files(storage)) == 1
+    for commit in read_commits(storage):
+        verify.verify(storage, commit, lambda count: None)
+        assert commit.size_bytes > 0.9 * whole
+        assert same(restore.read_alone(storage, commit)[0], frozen_state(commit.step))
+    restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert same(restored.state, frozen_state(20))
+
+
+def test_without_anything_frozen_all_is_as_before(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    for step in range(1, 6):
+        assert save(checkpoints, {"model": {"w": torch.full((3000,), float(step))}}, step)
+    assert not base_files(storage)
+    assert all(b'"format":2' in storage.get(key) for key in all_keys(storage, entries.JOURNAL))
+
+
+def test_a_frozen_tensor_that_is_written_to_after_all_is_saved(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = Checkpointer(storage, keep=Retention(50))
+    state = frozen_state(0)
+    states = {}
+    for step in range(1, 13):
+        if step in (6, 7, 9):
+            state["model"][f"layer.{step}"].numpy()[0, 0] = step  # behind autograd's back
+        assert save(checkpoints, state, step)
+        states[step] = {
+            part: value if part == "step" else {k: v.clone() for k, v in value.items()} for part, value in state.items()
+        }
+    for commit in read_commits(storage):
+        assert same(restore.read_alone(storage, commit)[0], states[commit.step])
+
+
+def test_a_base_file_lives_as_long_as_a_commit_needs_it(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    older = Checkpointer(storage, keep=Retention(2))
+    for step in range(1, 6):
+        assert save(older, frozen_state(step), step)
+    (first,) = base_files(storage)
+    younger = Checkpointer(storage, keep=Retention(2))
+    assert save(younger, frozen_state(6), 6)
+    assert base_files(storage) == [first]  # the commit of step 5 needs it
+    assert save(younger, frozen_state(7), 7)
+    assert base_files(storage) == []
+    assert save(younger, frozen_state(8), 8)
+    assert len(base_files(storage)) == 1
+
+
+def test_a_damaged_base_file_is_written_anew_and_nothing_older_goes(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage, keep=Retention(1))
+    for step in (1, 2):
+        assert save(checkpoints, frozen_state(step), step)
+    flipped = False
+
+    class Flipping(LocalStorage):
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            nonlocal flipped
+            crc = super().put(key, parts, if_absent=if_absent)
+            if key.startswith(entries.BASE) and not flipped:
+                flipped = True
+                flip(tmp_path / key)
+            return crc
+
+    checkpoints = Checkpointer(Flipping(tmp_path), keep=Retention(1))
+    for step in range(3, 8):
+        assert save(checkpoints, frozen_state(step), step)
+        whole = []
+        for commit in read_commits(storage):
+            try:
+                verify.verify(storage, commit, lambda count: None)
+            except DamagedError:
+                continue
+            whole.append(commit.step)
+        assert whole
+        assert whole[0] == (4 if step == 5 else step)
+    assert flipped
+    assert [commit.step for commit in read_commits(storage)] == [7]
+    assert len(base_files(storage)) == 1
+
+
+def test_a_base_file_that_is_gone_is_noticed_before_the_commit(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    for step in range(1, 5):
+        assert save(checkpoints, frozen_state(step), step)
+    (base,) = base_files(storage)
+    storage.delete([base])
+    assert not save(checkpoints, frozen_state(5), 5)
+    assert save(checkpoints, frozen_state(6), 6)
+    newest = next(read_commits(storage))
+    verify.verify(storage, newest, lambda count: None)
+    assert newest.step == 6
+
+
+def test_a_lost_entry_of_a_commit_with_a_base_file_is_made_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    for step in range(1, 6):
+        assert save(checkpoints, frozen_state(step), step)
+    before = next(read_commits(storage))
+    flip(tmp_path / entries.key_of(before.position), 20)
+    checkpoints = Checkpointer(storage, keep=Retention(1))
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored.commit.step, restored.commit.bases) == (5, before.bases)
+    assert same(restored.state, frozen_state(5))
+
+
+def test_while_an_entry_cannot_be_read_no_base_file_goes(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage, keep=Retention(9))
+    for step in range(1, 7):
+        assert save(checkpoints, frozen_state(step), step)
+    (base,) = base_files(storage)
+    found = list(read_commits(storage))
+    for commit in found[1:]:
+        delete_commit(storage, commit)
+    flip(tmp_path / entries.key_of(found[0].position), 20)
+    flip(tmp_path / found[0].shares[0].key, 20)  # so that the entry is not made again
+    checkpoints = Checkpointer(storage, keep=Retention(1))
+    for step in (7, 8):
+        assert save(checkpoints, frozen_state(step), step)
+    assert base_files(storage) == [base]
+
+
+def test_a_checkpoint_with_a_base_file_can_be_moved_and_pulled(tmp_path: Path) -> None:
+    source, target = LocalStorage(tmp_path / "here"), LocalStorage(tmp_path / "there")
+    checkpoints = Checkpointer(source)
+    for step in range(1, 6):
+        assert save(checkpoints, frozen_state(step), step)
+    newest = find_newest(source)
+    assert newest is not None
+    copy_checkpoint(source, target, newest)
+    again = copy_checkpoint(source, target, newest)
+    assert again.sent == 0
+    moved = next(read_commits(target))
+    verify.verify(target, moved, lambda count: None)
+    assert same(restore.read_alone(target, moved)[0], frozen_state(5))
+    assert verify.pull(target, moved, "model", tmp_path / "model.safetensors", lambda count: None) == 11
+
+
+def test_what_is_stored_in_two_files_is_restored_from_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = tmp_path / "tier"
+    tier.mkdir(mode=0o700)
+    monkeypatch.setenv(local_tier.VARIABLE, str(tier))
+    storage = LocalStorage(tmp_path / "state")
+    checkpoints = Checkpointer(storage)
+    for step in range(1, 6):
+        assert save(checkpoints, frozen_state(step), step)
+
+    class Refusing(LocalStorage):
+        def read_into(self, key: str, start: int, into: memoryview) -> None:
+            raise StorageError(f"{key} is read from storage")
+
+    for base in base_files(storage):
+        flip(tmp_path / "state" / base)
+    restored = Checkpointer(Refusing(tmp_path / "state")).restore()
+    assert restored is not None
+    assert restored.commit.bases
+    assert same(restored.state, frozen_state(5))
+
+
+def test_a_copy_for_memory_has_all_in_one_file(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    fixed = frozenset((f"model/layer.{index}", boxes.whole((50, 40))) for index in range(10))
+    share = make_share(frozen_state(1), {"own": torch.ones(3)}, 0, 1, unchanged=fixed)
+    assert share.plan.base is not None
+    (file,) = share.write(storage, entries.share_key(FOLDER, 0, 1))
+    commit = gather_shares(storage, 1)
+    assert not commit.bases
+    verify.verify(storage, commit, lambda count: None)
+    state, own = restore.read_alone(storage, commit)
+    assert same(state, frozen_state(1))
+    assert same(own, {"own": torch.ones(3)})
+    assert safetensors.torch.load_file(tmp_path / file.key).keys() > {"model/adapter", "model/layer.3"}
+
+
+def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
+    assert ranks.run(programs.save_with_frozen_part, 2, str(tmp_path), 6) == [0, 0]
+    storage = LocalStorage(tmp_path)
+    assert len(base_files(storage)) == 2
+    found = list(read_commits(storage))
+    assert [commit.step for commit in found] == [6, 5, 4]
+    for commit in found:
+        verify.verify(storage, commit, lambda count: None)
+        for rank in range(2):
+            state, own = restore.read_alone(storage, commit, rank)
+            assert same(state, frozen_state(commit.step))
+            assert own == {"rank": rank}
+    restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert same(restored.state, frozen_state(6))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
+    tell(tmp_path, seed, events=15)
