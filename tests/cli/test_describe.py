@@ -15,6 +15,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl.cli.framework.output import Table, format_aligned
 from elasticctl.cli.views.description import describe_job, format_sections, protection
+from elasticctl.cli.views.job import on_a_loss
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run, Start
@@ -147,3 +148,23 @@ def test_a_real_job_described_and_its_events_followed(
 def test_it_says_beforehand_what_the_loss_of_a_worker_costs(known: dict[str, Any], said: str) -> None:
     group = GroupGeneration(1, ("w-0",), stays=False, restarts_because="sharded", **known)
     assert protection(JobStatus(generations=(group,))) == said
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"stays": True}, "others go on in their processes, no step is lost"),
+        ({"stays": False}, "all ranks restart from the last checkpoint"),
+        (
+            {"stays": False, "copied_every_steps": 1},
+            "all ranks restart from copies in memory, at most 1 step back",
+        ),
+        (
+            {"stays": False, "copied_every_steps": 40, "copies_lack": "this is the only worker"},
+            "all ranks restart from copies in memory, at most 40 steps back, if those are not lost as well",
+        ),
+        ({}, ""),
+    ],
+)
+def test_status_says_it_in_a_few_words(known: dict[str, Any], said: str) -> None:
+    assert on_a_loss(JobStatus(generations=(GroupGeneration(1, ("w-0",), **known),))) == said

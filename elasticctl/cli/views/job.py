@@ -63,6 +63,7 @@ def status_table(
         ("Workers", f"{_at_work(status, job.desired)} ({job.bounds}), {_kind(job)}"),
         ("Waiting", waiting_text(job)),
         *progress_facts(status, now, bar_encoding=bar_encoding),
+        ("On a loss", on_a_loss(status)),
         ("Goal", outlook_text(job, now)),
         ("Cost", cost_text(job, now)),
         ("Storage", hardware(job).storage),
@@ -103,6 +104,22 @@ def progress_facts(status: JobStatus, now: float, *, bar_encoding: str | None = 
         ("Restarts", causes(status)),
         ("Redone", redone_text(status)),
     ]
+
+
+def on_a_loss(status: JobStatus) -> str:
+    """What the loss of a worker would cost now, in a few words; `describe` also says why it is not less.
+
+    Empty while it is not known.
+    """
+    newest = status.generations[-1] if status.generations else None
+    if status.phase.terminal or newest is None or newest.stays is None:
+        return ""
+    if newest.stays:
+        return "others go on in their processes, no step is lost"
+    if newest.copied_every_steps is None:
+        return "all ranks restart from the last checkpoint"
+    unless = ", if those are not lost as well" if newest.copies_lack else ""
+    return f"all ranks restart from copies in memory, at most {plural(newest.copied_every_steps, 'step')} back{unless}"
 
 
 def redone_text(status: JobStatus) -> str:
