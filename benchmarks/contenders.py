@@ -1,7 +1,7 @@
 """The contenders of the recovery benchmark: stock torchrun, stock torchrun tuned, and elasticctl on its local cluster.
 
 Each runs the same training script with the same arguments on the loopback interface. Workers that are lost are replaced
-on both sides: by elasticctl's controller, and for torchrun by `TorchrunJob.tend`, which starts an agent again
+on both sides: by elasticctl's controller, and for torchrun by `AgentsJob.tend`, which starts an agent again
 `REPLACE_AFTER_S` after it has ended for whatever reason, as a controller with restart policy OnFailure would.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
 
 SCRIPT = str(Path(__file__).with_name("recovery_train.py"))
+ROOT = Path(__file__).resolve().parents[1]
 STORE_SERVER = str(Path(__file__).with_name("store_server.py"))
 MAX_WORKERS = 3
 REPLACE_AFTER_S = 1.0
@@ -72,11 +73,14 @@ class Trial:
     @property
     def environment(self) -> dict[str, str]:
         """What the processes get besides; the mark is how they are found in the end."""
-        return {processes.MARK: self.name, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        known = {processes.MARK: self.name, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return {**known, "PYTHONPATH": str(ROOT)}
 
 
 class Job(Protocol):
-    """A job that runs."""
+    """A job that runs. `replaces`: a worker that is lost is replaced by another one."""
+
+    replaces: bool
 
     def agents(self) -> dict[int, int]:
         """Return the pid of each running worker's agent by the worker's number."""
@@ -164,15 +168,26 @@ class Torchrun(Contender):
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={trial.name}",
             "--local-addr=127.0.0.1", *settings.options, SCRIPT, *arguments,
         ]  # fmt: skip
-        environment = {**os.environ, **trial.environment, "GLOO_SOCKET_IFNAME": "lo", **settings.environment}
-        return TorchrunJob(trial, command, environment)
+        return AgentsJob(trial, [command], [settings.environment])
 
 
-class TorchrunJob(Job):
-    """The agents of one job, and the little that a controller would do for them."""
+class AgentsJob(Job):
+    """A process for each worker, and the little that a controller would do for them.
 
-    def __init__(self, trial: Trial, command: list[str], environment: Mapping[str, str]) -> None:
-        self._trial, self._command, self._environment = trial, command, environment
+    `commands` and `environments` are those of each worker; one with a greater number has the last's. Without
+    `replaces`, nobody takes the place of a lost one.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        commands: Sequence[list[str]],
+        environments: Sequence[Mapping[str, str]],
+        *,
+        replaces: bool = True,
+    ) -> None:
+        self._trial, self._commands, self._environments = trial, commands, environments
+        self.replaces = replaces
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._ended_s: dict[int, float] = {}
         self._replaced = 0
@@ -181,10 +196,11 @@ class TorchrunJob(Job):
             self._start(number)
 
     def _start(self, number: int) -> None:
+        own = self._environments[min(number, len(self._environments) - 1)]
         with (self._trial.folder / f"worker-{number}.log").open("ab") as log:
             self._agents[number] = subprocess.Popen(
-                self._command,
-                env=self._environment,
+                self._commands[min(number, len(self._commands) - 1)],
+                env={**os.environ, **self._trial.environment, "GLOO_SOCKET_IFNAME": "lo", **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -197,7 +213,7 @@ class TorchrunJob(Job):
 
     def tend(self) -> None:
         now_s = time.monotonic()
-        for number in range(self._wanted):
+        for number in range(self._wanted if self.replaces else 0):
             if self._agents[number].poll() is None:
                 self._ended_s.pop(number, None)
             elif now_s - self._ended_s.setdefault(number, now_s) >= REPLACE_AFTER_S:
@@ -264,6 +280,8 @@ class Local(Contender):
 
 class LocalJob(Job):
     """A job of the local cluster; the supervisor looks after it."""
+
+    replaces = True
 
     def __init__(self, cluster: LocalCluster, trial: Trial) -> None:
         self._cluster, self._trial = cluster, trial

@@ -3,7 +3,8 @@
     python benchmarks/recovery.py [--repeats 5] [--quick] [--json FILE] [--svg FILE]
 
 Runs each scenario with each contender in turns, so that a busy moment of the machine affects all of them, each time
-with a new job. All figures come from the steps that the training script recorded; see `timeline` for what they are.
+with a new job. `--contender torchft`, `nvrx` and `ddp` need an environment of their own: see `other_libraries`.
+All figures come from the steps that the training script recorded; see `timeline` for what they are.
 docs/performance.md has results. Ctrl-C ends everything that was started and shows the results so far.
 """
 
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,12 +26,15 @@ from rich.console import Console
 
 from benchmarks import phases, results
 from benchmarks.commandline import count, end_as_by_ctrl_c
-from benchmarks.contenders import CONTENDERS, HANG_TIMEOUT_S, MAX_WORKERS, REPLACE_AFTER_S, Contender, Trial
+from benchmarks.contenders import CONTENDERS as STOCK
+from benchmarks.contenders import HANG_TIMEOUT_S, MAX_WORKERS, REPLACE_AFTER_S, Contender, Trial
+from benchmarks.other_libraries import OTHERS
 from benchmarks.results import Measurement
 from benchmarks.scenarios import QUICK, SCENARIOS
 from benchmarks.trials import Record, StepsFile, run_trial
 from elasticctl.api.errors import ElasticctlError
 
+CONTENDERS = {**STOCK, **OTHERS}
 STEP_S = 0.02
 SAVE_EVERY_STEPS = 20
 SETTLE_S = 15.0
@@ -45,17 +49,21 @@ class Session:
     settle_s: float
     marks: bool
     say: Console
+    step_s: float
+    limit_s: float | None = None
     measurements: list[Measurement] = field(default_factory=list)
     reached: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=dict)
 
     def measure(self, contender: Contender, name: str, repeat: int) -> None:
         """Run one trial and keep what it found; an error of a contender is a finding too."""
         scenario = SCENARIOS[name]
+        if self.limit_s is not None:
+            scenario = replace(scenario, limit_s=self.limit_s)
         trial = Trial(
             name=f"{name}-{contender.name}-{repeat}",
             folder=self.folder / f"{name}-{contender.name}-{repeat}",
             workers=scenario.workers,
-            step_s=STEP_S,
+            step_s=self.step_s,
             save_every_steps=SAVE_EVERY_STEPS,
             watch_hangs=scenario.hang,
             marks=self.marks,
@@ -88,7 +96,9 @@ def main(argv: list[str] | None = None) -> int:
     end_as_by_ctrl_c()
     began_at = time.time()
     folder = Path(tempfile.mkdtemp(prefix="recovery-"))
-    session = Session(folder, args.settle_s, args.phases, Console(stderr=True, highlight=False))
+    session = Session(
+        folder, args.settle_s, args.phases, Console(stderr=True, highlight=False), args.step_s, args.limit_s
+    )
     stopped = False
     try:
         _run(session, args)
@@ -118,7 +128,7 @@ def _run(session: Session, args: argparse.Namespace) -> None:
 def _show(session: Session, args: argparse.Namespace, began_at: float) -> None:
     summaries = results.summarise(session.measurements)
     titles = {name: scenario.title for name, scenario in SCENARIOS.items()}
-    console = Console() if sys.stdout.isatty() else Console(width=130)
+    console = Console() if sys.stdout.isatty() else Console(width=220)
     console.print(results.table(summaries, titles))
     for contender in dict.fromkeys(contender for _, contender in session.reached):
         of_contender = {scenario: trials for (scenario, name), trials in session.reached.items() if name == contender}
@@ -128,12 +138,12 @@ def _show(session: Session, args: argparse.Namespace, began_at: float) -> None:
             "command": shlex.join(["python", "benchmarks/recovery.py", *sys.argv[1:]]),
             "repeats": args.repeats,
             "settleS": args.settle_s,
-            "stepS": STEP_S,
+            "stepS": args.step_s,
             "saveEverySteps": SAVE_EVERY_STEPS,
             "maxWorkers": MAX_WORKERS,
             "replaceAfterS": REPLACE_AFTER_S,
             "hangTimeoutS": HANG_TIMEOUT_S,
-            "limitS": {name: scenario.limit_s for name, scenario in SCENARIOS.items()},
+            "limitS": {name: args.limit_s or scenario.limit_s for name, scenario in SCENARIOS.items()},
         }
         found = results.as_json(parameters, session.measurements, began_at)
         found["phases"] = [
@@ -161,6 +171,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
     parser.add_argument("--quick", action="store_true", help=f"once each, by default: {', '.join(QUICK)}")
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, metavar="S", help="seconds of training before each")
+    parser.add_argument("--step-s", type=float, default=STEP_S, metavar="S", help="how long each step takes at least")
+    parser.add_argument(
+        "--limit-s", type=float, metavar="S", help="how long a trial is watched after its event at most"
+    )
     parser.add_argument("--phases", action="store_true", help="show where the time to the first step goes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the medians there")
@@ -170,7 +184,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--svg needs matplotlib: pip install matplotlib")
     args.repeats = args.repeats or (1 if args.quick else 5)
     args.scenario = args.scenario or list(QUICK if args.quick else SCENARIOS)
-    args.contender = args.contender or list(CONTENDERS)
+    args.contender = args.contender or list(STOCK)
     return args
 
 

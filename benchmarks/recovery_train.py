@@ -1,7 +1,7 @@
 """The training script of the recovery benchmark, the same for every contender.
 
 A small DistributedDataParallel model on CPUs, kept by elasticctl_train. It appends a line for each optimizer step of
-each rank (see `timeline`), and on request one for each phase of its own start.
+each rank that counts (see `timeline`), and on request one for each phase of its own start.
 """
 
 # ruff: noqa: E402 - the time of the first line is one of the things measured
@@ -10,7 +10,6 @@ import time
 BEGAN_AT = time.time()
 
 import argparse
-import json
 import os
 import secrets
 from collections.abc import Callable
@@ -20,22 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import TensorDataset
 
+from benchmarks.recovery_task import GLOBAL_BATCH, Lines, build_data, build_model, build_optimizer
 from elasticctl_train import Run, SavePolicy
-
-SAMPLES, FEATURES, CLASSES, GLOBAL_BATCH = 4800, 64, 10, 48
-
-
-class Lines:
-    """Appends JSON lines to a file that other processes append to as well: one write() each."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def add(self, **fields: object) -> None:
-        """Append one object, with the time and this process's id."""
-        os.write(self._file, json.dumps({"at": time.time(), "pid": os.getpid(), **fields}).encode() + b"\n")
 
 
 class Marks:
@@ -81,14 +67,6 @@ def group_name() -> str:
     return f"{int(number):x}"
 
 
-def build_model() -> nn.Module:
-    """A network of about 85,000 parameters."""
-    hidden = 256
-    return nn.Sequential(
-        nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
-    )
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--storage", required=True)
@@ -106,9 +84,9 @@ def main() -> None:
     marks.note("imported")
     marks.note_inside_run()
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,)))
+    data = build_data()
     net = build_model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    optimizer = build_optimizer(net)
     marks.note("built")
     if args.collective_timeout_s is not None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=args.collective_timeout_s))
@@ -118,20 +96,22 @@ def main() -> None:
         marks.note("wrapped")
         lines = Lines(args.steps)
         first = run.steps_done + 1
-        for _ in run.epochs(1_000_000):
-            for inputs, labels in run.loader(data, global_batch=GLOBAL_BATCH, shuffle=True):
+        for epoch in run.epochs(1_000_000):
+            for inputs, labels, names in run.loader(data, global_batch=GLOBAL_BATCH, shuffle=True):
                 time.sleep(args.step_s)
                 loss = nn.functional.cross_entropy(model(inputs), labels)
                 optimizer.zero_grad()
                 run.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 step = run.steps_done + 1
-                lines.add(
-                    rank=run.rank, world=run.world_size, step=step, group=os.environ.get("ELASTICCTL_GENERATION", group)
-                )
+                known = {"rank": run.rank, "world": run.world_size, "epoch": epoch}
+                known |= {"group": os.environ.get("ELASTICCTL_GENERATION", group)}
+                known |= {"samples": names.tolist()[: run.own_samples]}
                 if step == first:
                     marks.note("stepped")
                 run.step(loss=loss)
+                if run.steps_done >= step:
+                    lines.add(step=step, **known)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ class Measurement:
     steps_redone: int | None = None
     workers_restarted: int | None = None
     note: str = ""
+    step_s: float | None = None
+    processes_new: int | None = None
+    samples_lost: int | None = None
+    samples_doubled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,10 @@ class Summary:
     most_redone: int | None
     workers_restarted: Spread
     note: str
+    step_s: Spread = Spread()
+    processes_new: Spread = Spread()
+    samples_lost: Spread = Spread()
+    samples_doubled: Spread = Spread()
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -97,7 +105,15 @@ def _summary(trials: Sequence[Measurement]) -> Summary:
         most_redone=max(redone, default=None),
         workers_restarted=Spread.of(t.workers_restarted for t in survivors if t.workers_restarted is not None),
         note=next((trial.note for trial in trials if trial.note), ""),
+        step_s=_spread(trials, "step_s"),
+        processes_new=_spread(survivors, "processes_new"),
+        samples_lost=_spread(survivors, "samples_lost"),
+        samples_doubled=_spread(survivors, "samples_doubled"),
     )
+
+
+def _spread(trials: Sequence[Measurement], name: str) -> Spread:
+    return Spread.of(value for trial in trials if (value := getattr(trial, name)) is not None)
 
 
 def table(summaries: Iterable[Summary], titles: dict[str, str]) -> Table:
@@ -105,7 +121,8 @@ def table(summaries: Iterable[Summary], titles: dict[str, str]) -> Table:
     shown = Table(title="seconds from the event: p50 (p95) of the trials that survived")
     shown.add_column("event")
     shown.add_column("contender", no_wrap=True)
-    for heading in ("survived", "first step", "standstill", "whole again", "steps redone", "workers restarted"):
+    columns = ("survived", "first step", "standstill", "whole again", "steps redone", "workers restarted")
+    for heading in (*columns, "new processes", "samples lost", "samples doubled", "ms a step"):
         shown.add_column(heading, justify="right")
     shown.add_column("")
     last = ""
@@ -118,7 +135,11 @@ def table(summaries: Iterable[Summary], titles: dict[str, str]) -> Table:
             f"{row.survived} of {row.measured}" if row.measured else "-",
             *(_seconds(spread) for spread in (row.first_step_s, row.standstill_s, row.whole_s)),
             "-" if row.most_redone is None else f"{row.steps_redone.p50:.0f} (most {row.most_redone})",
-            "-" if row.workers_restarted.p50 is None else f"{row.workers_restarted.p50:.0f}",
+            *(
+                "-" if spread.p50 is None else f"{spread.p50:.0f}"
+                for spread in (row.workers_restarted, row.processes_new, row.samples_lost, row.samples_doubled)
+            ),
+            "-" if row.step_s.p50 is None else f"{1000 * row.step_s.p50:.2f}",
             row.note,
         )
         last = row.scenario

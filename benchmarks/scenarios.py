@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks import processes
 from benchmarks.contenders import Job
@@ -21,7 +21,10 @@ class Missed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """An event for a job of `workers` workers; `limit_s` is how long afterwards it may take to recover."""
+    """An event for a job of `workers` workers; `limit_s` is how long afterwards it may take to recover.
+
+    `lost` workers are lost to it for good, where nobody replaces them.
+    """
 
     name: str
     title: str
@@ -30,6 +33,12 @@ class Scenario:
     expected: Expected = Expected(world=3)
     hang: bool = False
     limit_s: float = 60.0
+    lost: int = 0
+
+    @property
+    def without_replacement(self) -> Expected:
+        """What is expected of a job whose workers nobody replaces."""
+        return replace(self.expected, world=self.expected.world - self.lost)
 
 
 def kill(*ranks: int) -> Strike:
@@ -83,10 +92,10 @@ def _agent_of(job: Job, steps: Sequence[Step], rank: int) -> int:
 
 
 _ALL = (
-    Scenario("kill-0", "kill the worker of rank 0", kill(0)),
-    Scenario("kill-1", "kill the worker of rank 1", kill(1)),
-    Scenario("kill-2", "kill the worker of rank 2", kill(2)),
-    Scenario("kill-two", "kill two of three workers at once", kill_two),
+    Scenario("kill-0", "kill the worker of rank 0", kill(0), lost=1),
+    Scenario("kill-1", "kill the worker of rank 1", kill(1), lost=1),
+    Scenario("kill-2", "kill the worker of rank 2", kill(2), lost=1),
+    Scenario("kill-two", "kill two of three workers at once", kill_two, lost=2),
     Scenario("notice", "SIGTERM to a worker", give_notice),
     Scenario("hang", "SIGSTOP to a rank", stop_rank, hang=True, limit_s=120.0),
     Scenario("scale-up", "scale 2 -> 3", scale(3), workers=2, expected=Expected(world=3, smaller_counts=False)),

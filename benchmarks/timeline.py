@@ -8,13 +8,19 @@ figures of a recovery come from these lines and the time of the event, in the sa
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step on one rank; `at` is seconds since the epoch, `pid` the process that took it."""
+    """One optimizer step on one rank; `at` is seconds since the epoch, `pid` the process that took it.
+
+    `samples` of the data's pass `epoch` were trained on in it, where that is recorded.
+    """
 
     at: float
     rank: int
@@ -22,6 +28,8 @@ class Step:
     step: int
     group: str
     pid: int
+    epoch: int = 0
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,11 @@ class Outcome:
     steps_redone   steps that were done again, summed over every re-forming since the event: for each new group, the
                    highest step recorded before its first step, less the step it resumed from
     last_step_s    the last step recorded
+    step_s         how long a step took before the event: the median over all ranks
+    processes_new  processes that took steps after the event, and none before it
+    samples_lost, samples_doubled
+                   how many samples were not trained on, and how many once too often, in steps that count, until the end
+                   of the epoch in which the event fell; None while that has not ended, or is not known
     """
 
     first_step_s: float | None = None
@@ -54,12 +67,20 @@ class Outcome:
     whole_s: float | None = None
     steps_redone: int = 0
     last_step_s: float | None = None
+    step_s: float | None = None
+    processes_new: int = 0
+    samples_lost: int | None = None
+    samples_doubled: int | None = None
 
 
 def parse(text: str) -> list[Step]:
     """Read recorded lines; one without its newline was cut off by its writer's end and is left out."""
     whole = text[: text.rfind("\n") + 1]
-    return [Step(**json.loads(line)) for line in whole.splitlines()]
+    return [_step(json.loads(line)) for line in whole.splitlines()]
+
+
+def _step(row: dict[str, Any]) -> Step:
+    return Step(**{**row, "samples": tuple(row.get("samples", ()))})
 
 
 def current_group(steps: Sequence[Step]) -> list[Step]:
@@ -76,6 +97,7 @@ def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outco
     ordered = sorted(steps, key=lambda s: s.at)
     before = {step.group for step in ordered if step.at <= event_at}
     news = [step for step in ordered if step.group not in before]
+    samples = _ledger(ordered, event_at)
     whole = next((step for step in news if step.world == expected.world), None)
     first = news[0] if news and expected.smaller_counts else whole
     standstill_s = None
@@ -88,7 +110,51 @@ def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outco
         whole_s=whole.at - event_at if whole else None,
         steps_redone=_redone(ordered, before),
         last_step_s=ordered[-1].at - event_at if ordered else None,
+        step_s=_step_s([step for step in ordered if step.at <= event_at]),
+        processes_new=len({step.pid for step in ordered} - {step.pid for step in ordered if step.at <= event_at}),
+        samples_lost=samples[0],
+        samples_doubled=samples[1],
     )
+
+
+def _step_s(ordered: Sequence[Step]) -> float | None:
+    """The median time between two steps of a process."""
+    last: dict[int, float] = {}
+    times = []
+    for step in ordered:
+        if step.pid in last:
+            times.append(step.at - last[step.pid])
+        last[step.pid] = step.at
+    return median(times) if times else None
+
+
+def _ledger(ordered: Sequence[Step], event_at: float) -> tuple[int | None, int | None]:
+    """Samples lost, and trained on once too often. A step counts in the last group that made it."""
+    struck = max((step.epoch for step in ordered if step.at <= event_at), default=0)
+    before = {step.pid for step in ordered if step.at <= event_at}
+    stayed = {step.pid for step in ordered if step.group == ordered[-1].group} & before
+    last: dict[int, tuple[float, str]] = {}
+    begun: dict[str, float] = {}
+    for step in ordered:
+        begun.setdefault(step.group, step.at)
+        last[step.step] = max(last.get(step.step, (0.0, "")), (begun[step.group], step.group))
+    counted = [step for step in ordered if step.group == last[step.step][1]]
+    of_all = {name for step in counted for name in step.samples}
+    ahead = {step.pid for step in counted if step.epoch > struck}
+    if not of_all or not ahead or not stayed <= ahead:
+        return None, None
+    times = Counter((step.epoch, name) for step in counted if step.epoch <= struck for name in step.samples)
+    wanted = len(of_all) * (struck + 1)
+    return wanted - len(times) - _unwritten(counted, struck), times.total() - len(times)
+
+
+def _unwritten(counted: Sequence[Step], epoch: int) -> int:
+    """How many samples, until the end of `epoch`, ranks trained on that were killed before they could write it down."""
+    steps: dict[int, list[Step]] = {}
+    for step in counted:
+        if step.epoch <= epoch and step.samples:
+            steps.setdefault(step.step, []).append(step)
+    return sum((ranks[0].world - len(ranks)) * len(ranks[0].samples) for ranks in steps.values())
 
 
 def _redone(ordered: Sequence[Step], before: set[str]) -> int:

@@ -72,8 +72,9 @@ def _watch(job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, 
     if not _until(job, lambda: is_steady(file.read(), trial.workers, time.time(), settle_s), START_LIMIT_S):
         return Record(replace(unmeasured, note=f"was not training within {START_LIMIT_S:.0f} s"))
     struck_at = scenario.strike(job, file.read(), unmeasured.repeat)
-    _until(job, lambda: is_over(outcome(file.read(), struck_at, scenario.expected)), scenario.limit_s)
-    found = outcome(file.read(), struck_at, scenario.expected)
+    expected = scenario.expected if job.replaces else scenario.without_replacement
+    _until(job, lambda: is_over(outcome(file.read(), struck_at, expected)), scenario.limit_s)
+    found = outcome(file.read(), struck_at, expected)
     measurement = replace(
         unmeasured,
         survived=survived(found, time.time() - struck_at),
@@ -82,6 +83,10 @@ def _watch(job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, 
         whole_s=found.whole_s,
         steps_redone=found.steps_redone,
         workers_restarted=job.restarted(),
+        step_s=found.step_s,
+        processes_new=found.processes_new,
+        samples_lost=found.samples_lost,
+        samples_doubled=found.samples_doubled,
         note=job.note(),
     )
     return Record(measurement, struck_at, tuple(job.generations()))
@@ -98,7 +103,7 @@ def is_steady(steps: list[Step], world: int, now: float, settle_s: float) -> boo
 
 def is_over(found: Outcome) -> bool:
     """True when there is no more to be seen."""
-    if found.whole_s is None or found.last_step_s is None:
+    if found.whole_s is None or found.last_step_s is None or found.samples_lost is None:
         return False
     return found.last_step_s >= found.whole_s + AFTERWARDS_S
 

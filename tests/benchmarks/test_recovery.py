@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import phases, plot, processes, recovery, rendezvous, results
-from benchmarks.contenders import Contender, Job, TorchrunJob, Trial
+from benchmarks.contenders import AgentsJob, Contender, Job, Trial
 from benchmarks.results import Measurement, Spread, percentile, summarise
 from benchmarks.scenarios import Scenario, kill
 from benchmarks.timeline import Expected, Outcome, Step, current_group, outcome, parse
@@ -74,6 +74,43 @@ def test_steps_done_again_are_summed_over_all_reformings_since_the_event() -> No
     assert outcome(steps, 15.0, WHOLE).steps_redone == 3 + 5
 
 
+def with_samples(steps: list[Step]) -> list[Step]:
+    """Each rank trains on two samples of 24 in each step, for three ranks; the epoch has four steps."""
+    return [
+        replace(
+            each,
+            epoch=(each.step - 1) // 4,
+            samples=tuple((each.step - 1) % 4 * 6 + number for number in range(6) if number % each.world == each.rank),
+        )
+        for each in steps
+    ]
+
+
+def test_samples_are_counted_in_the_last_group_that_made_their_step() -> None:
+    before, after = group("a", 10.0, 1, 6), group("b", 20.0, 6, 12, world=2)
+    after = [replace(step, pid=step.pid + 100) for step in after]  # 300 and 301, two of those before
+    found = outcome(with_samples(before + after), 15.0, WHOLE)
+    assert (found.samples_lost, found.samples_doubled) == (0, 0)
+    assert (found.steps_redone, found.processes_new) == (1, 0)
+    assert found.step_s == pytest.approx(0.1)
+    assert outcome(with_samples(before + after[:4]), 15.0, WHOLE).samples_lost is None, "the epoch has not ended"
+
+
+def test_samples_of_a_step_that_was_skipped_are_lost_and_those_drawn_again_doubled() -> None:
+    steps = with_samples(group("a", 10.0, 1, 6) + group("b", 20.0, 7, 12))
+    skipped = [step for step in steps if step.step != 7]
+    assert outcome(skipped, 15.0, WHOLE).samples_lost == 6
+    again = [replace(step, samples=(0, 1)) if step.step == 7 and step.rank == 0 else step for step in steps]
+    assert outcome(again, 15.0, WHOLE).samples_lost == 2
+    assert outcome(again, 15.0, WHOLE).samples_doubled == 2, "0 and 1 of the epoch's first step"
+
+
+def test_who_was_killed_before_it_wrote_its_last_step_down_has_made_it() -> None:
+    steps = with_samples(group("a", 10.0, 1, 6) + group("b", 20.0, 7, 12))
+    unwritten = [step for step in steps if (step.step, step.rank) != (6, 1)]
+    assert outcome(unwritten, 15.0, WHOLE).samples_lost == 0
+
+
 def test_a_group_that_goes_on_where_the_last_one_stopped_redoes_nothing() -> None:
     assert outcome(group("a", 10.0, 1, 50) + group("b", 20.0, 51, 60), 15.0, WHOLE).steps_redone == 0
 
@@ -101,8 +138,9 @@ def test_a_job_is_steady_once_it_has_trained_for_a_while_and_still_does() -> Non
 
 
 def test_a_job_that_is_whole_is_watched_a_little_longer() -> None:
-    assert not is_over(Outcome(first_step_s=1.0, whole_s=2.0, last_step_s=2.5))
-    assert is_over(Outcome(first_step_s=1.0, whole_s=2.0, last_step_s=3.1))
+    assert not is_over(Outcome(first_step_s=1.0, whole_s=2.0, last_step_s=2.5, samples_lost=0))
+    assert is_over(Outcome(first_step_s=1.0, whole_s=2.0, last_step_s=3.1, samples_lost=0))
+    assert not is_over(Outcome(first_step_s=1.0, whole_s=2.0, last_step_s=3.1)), "the epoch has not ended"
     assert not is_over(Outcome(first_step_s=1.0, last_step_s=30.0))
 
 
@@ -151,7 +189,7 @@ def test_times_are_those_of_the_trials_that_survived() -> None:
 
 
 def test_the_table_shows_losses_and_what_was_not_measured() -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=220, record=True, file=io.StringIO())
     console.print(results.table(summarise(MEASUREMENTS), {"kill-0": "kill the worker of rank 0"}))
     text = console.export_text()
     assert "1 of 2" in text
@@ -273,7 +311,8 @@ while True:
     step += 1
     with open(sys.argv[1], "a") as file:
         at, pid = time.time(), os.getpid()
-        file.write(json.dumps(dict(at=at, rank=0, world=1, step=step, group=str(pid), pid=pid)) + chr(10))
+        data = dict(epoch=(step - 1) // 10, samples=[(step - 1) % 10])
+        file.write(json.dumps(dict(at=at, rank=0, world=1, step=step, group=str(pid), pid=pid, **data)) + chr(10))
     time.sleep(0.02)
 """
 
@@ -282,14 +321,14 @@ class Alone(Contender):
     """Runs STEPPER where the real one would run torchrun."""
 
     name = "alone"
-    job: TorchrunJob | None = None
+    job: AgentsJob | None = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         return
 
     def start(self, trial: Trial) -> Job:
         command = [sys.executable, "-Ic", STEPPER, str(trial.steps_file)]
-        self.job = TorchrunJob(trial, command, {**os.environ, **trial.environment})
+        self.job = AgentsJob(trial, [command], [{}])
         return self.job
 
 
@@ -310,6 +349,7 @@ def test_a_trial_from_start_to_end(trial: Trial) -> None:
     assert 1.0 <= found.first_step_s < 10.0  # the replacement comes after a second
     assert found.steps_redone is not None
     assert found.steps_redone > 1  # it began anew
+    assert (found.processes_new, found.samples_lost, found.samples_doubled) == (1, 0, 0)
     assert contender.job is not None
     assert contender.job.agents() == {}
     assert processes.sweep(trial.name) == 0
@@ -323,7 +363,7 @@ def test_a_target_that_is_not_there_is_no_measurement(trial: Trial) -> None:
 
 def test_a_worker_that_was_scaled_away_is_not_replaced(trial: Trial) -> None:
     trial.folder.mkdir()
-    job = TorchrunJob(replace(trial, workers=2), ["sleep", "600"], {**os.environ, **trial.environment})
+    job = AgentsJob(replace(trial, workers=2), [["sleep", "600"]], [{}])
     try:
         assert sorted(job.agents()) == [0, 1]
         job.scale(1)

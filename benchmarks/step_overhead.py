@@ -1,0 +1,150 @@
+"""What keeping ranks in their processes costs a step in which nothing fails, beside plain DistributedDataParallel.
+
+    python benchmarks/step_overhead.py [--workers 3] [--blocks 40] [--step-s 0.01]
+
+Both train in turns in the same processes, in blocks of steps, with the same model and the same group, so that whatever
+else the machine does affects both alike. Shown is the median time of a step of rank 0, and the processor time that a
+step takes beside what it sleeps, which tells also on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from benchmarks.recovery_task import GLOBAL_BATCH, build_data, build_model, build_optimizer
+from elasticctl_train import Run, SavePolicy
+
+STEPS_OF_BLOCK = 25
+OURS, PLAIN = "elasticctl", "DistributedDataParallel"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Clock:
+    """The time of each step, and the processor time of each block, by contender."""
+
+    def __init__(self) -> None:
+        self.wall_s: dict[str, list[float]] = {OURS: [], PLAIN: []}
+        self.cpu_s: dict[str, list[float]] = {OURS: [], PLAIN: []}
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[list[float]]:
+        """A block of steps; the list takes the time after each of them."""
+        began, marks = time.process_time(), [time.perf_counter()]
+        yield marks
+        self.cpu_s[name].append((time.process_time() - began) / (len(marks) - 1))
+        self.wall_s[name] += [after - before for before, after in pairwise(marks)]
+
+    def result(self) -> dict[str, dict[str, float]]:
+        """Milliseconds: the median of a step, and of a block's mean processor time."""
+        return {
+            name: {"stepMs": 1000 * median(self.wall_s[name]), "cpuMs": 1000 * median(self.cpu_s[name])}
+            for name in (PLAIN, OURS)
+        }
+
+
+class Both:
+    """A rank that trains in both ways, each a generator that makes a step whenever it is asked for the next."""
+
+    def __init__(self, run: Run, optimizer: torch.optim.Optimizer, step_s: float) -> None:
+        self.run, self.data, self.step_s = run, build_data(), step_s
+        self.steps = {OURS: self._steps_of_ours(optimizer)}
+        next(self.steps[OURS])  # a collective of the script's own before it would keep ranks from staying
+        self.steps[PLAIN] = self._plain_steps()
+        next(self.steps[PLAIN])
+
+    def _steps_of_ours(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for _ in self.run.epochs(1_000_000):
+            for inputs, labels, _ in self.run.loader(self.data, global_batch=GLOBAL_BATCH, shuffle=True):
+                time.sleep(self.step_s)
+                loss = nn.functional.cross_entropy(self.run.model(inputs), labels)
+                optimizer.zero_grad()
+                self.run.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                self.run.step(loss=loss)
+                yield
+
+    def _plain_steps(self) -> Iterator[None]:
+        net = build_model()
+        model, optimizer = nn.parallel.DistributedDataParallel(net), build_optimizer(net)
+        sampler: DistributedSampler[object] = DistributedSampler(self.data)
+        for epoch in range(1_000_000):
+            sampler.set_epoch(epoch)
+            for inputs, labels, _ in DataLoader(self.data, GLOBAL_BATCH // self.run.world_size, sampler=sampler):
+                time.sleep(self.step_s)
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                loss.item()  # as a script does that shows its loss, and as `run.step(loss=loss)` does
+                yield
+
+
+def train() -> None:
+    """A rank: print the result, as JSON, on rank 0."""
+    torch.set_num_threads(1)
+    model, clock = build_model(), Clock()
+    optimizer = build_optimizer(model)
+    never = SavePolicy(every_s=100_000.0)
+    with Run(os.environ["STORAGE"], model=model, optimizer=optimizer, save=never) as run:
+        both = Both(run, optimizer, float(os.environ["STEP_S"]))
+        for turn in range(int(os.environ["BLOCKS"]) + 1):
+            for name in (PLAIN, OURS):
+                with (clock if turn else Clock()).block(name) as marks:  # the first are for warming up
+                    for _ in range(STEPS_OF_BLOCK):
+                        next(both.steps[name])
+                        marks.append(time.perf_counter())
+        if run.rank == 0:
+            print("RESULT " + json.dumps({**clock.result(), "ranks": run.world_size}), flush=True)
+
+
+def main() -> None:
+    """Start the launchers of a job in a folder of their own, and show what rank 0 found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=40, help=f"of {STEPS_OF_BLOCK} steps, of each")
+    parser.add_argument("--step-s", type=float, default=0.01, help="how long each step takes at least")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as folder:
+        environment = {**os.environ, "ELASTICCTL_HOME": folder}
+        elasticctl = str(Path(sys.executable).with_name("elasticctl"))
+        known = {"BLOCKS": args.blocks, "STEP_S": args.step_s, "STORAGE": Path(folder, "state").as_uri()}
+        known |= {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": 1, "RANK_OF_BENCHMARK": 1}
+        try:
+            done = subprocess.run(
+                [elasticctl, "submit", "--context=local", "--name=overhead", f"--workers={args.workers}",
+                 f"--min-workers={args.workers}", *(f"--env={name}={value}" for name, value in known.items()),
+                 str(Path(__file__))],
+                env=environment, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        finally:
+            subprocess.run([elasticctl, "local", "down"], env=environment, capture_output=True, check=False)
+    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
+    if not lines:
+        sys.exit(f"no result: {done.stdout[-2000:]} {done.stderr[-2000:]}")
+    found = json.loads(lines[0])
+    print(json.dumps(found, indent=1))
+    for kind in ("stepMs", "cpuMs"):
+        more = found[OURS][kind] - found[PLAIN][kind]
+        print(f"{kind}: {more:+.3f} ms, {100 * more / found[PLAIN]['stepMs']:+.1f} % of a plain step")
+
+
+if __name__ == "__main__":
+    if os.environ.get("RANK_OF_BENCHMARK"):
+        train()
+    else:
+        main()
