@@ -1,116 +1,25 @@
-"""docs/sharing.md once more, in the words of its list as plainly as can be: what is decided is what the page says."""
+"""What is decided is what docs/sharing.md says, by a model that is written from the page alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
+import random
+import re
+from collections import Counter
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project
+from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, Reason, SharingDecision
 from elasticctl_controller.core.sharing.decide import decide
-from tests.support.controller.shared_pool import RULES, sizes
+from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
+from tests.support.controller.sharing_page import Page
 
 NOW = 1e6
 """Long after everything: nobody's patience lasts, and every size has settled."""
-
-
-@dataclass
-class Page:
-    """The page's division, in one slot per worker or several on one large node."""
-
-    slots: int
-    projects: dict[str, Project]
-    jobs: list[Claim]
-
-    def divide(self) -> dict[str, int]:
-        self.fits = {job.key: min(job.most, self.slots // job.slots_per_worker) for job in self.jobs}
-        self.reserved = {name: self.usable(name) for name in self.projects}
-        while True:
-            self.given = {job.key: 0 for job in self.jobs}
-            self.admit()
-            unused = {name: max(0, kept - self.used(name)) for name, kept in self.reserved.items()}
-            lent = {name: slots - min(slots, self.wanted(name)) for name, slots in unused.items()}
-            if not any(lent.values()):
-                break
-            self.reserved = {name: kept - lent[name] for name, kept in self.reserved.items()}
-        self.grow()
-        self.reserved = {name: min(kept, self.used(name)) for name, kept in self.reserved.items()}
-        self.grow()
-        return self.given
-
-    def guaranteed(self, name: str) -> int:
-        return self.projects[name].guaranteed.get("t4", 0)
-
-    def limit(self, name: str) -> float:
-        return self.projects[name].limit.get("t4", inf)
-
-    def used(self, name: str) -> int:
-        return sum(self.given[job.key] * job.slots_per_worker for job in self.jobs if job.project == name)
-
-    def wanted(self, name: str) -> int:
-        """What running jobs of the project could use beyond their minimum."""
-        running = [job for job in self.jobs if job.project == name and self.given[job.key]]
-        return sum((self.fits[job.key] - self.given[job.key]) * job.slots_per_worker for job in running)
-
-    def usable(self, name: str) -> int:
-        """1. Guarantees are reserved, as far as the project's jobs can use them by themselves."""
-        most = min(self.guaranteed(name), self.limit(name))
-        least = more = 0
-        for job in sorted(self.jobs, key=lambda job: (-job.priority, job.submitted_at, job.key)):
-            need = job.least * job.slots_per_worker
-            if job.project == name and job.least <= self.fits[job.key] and least + need <= most:
-                least += need
-                more += (self.fits[job.key] - job.least) * job.slots_per_worker
-        return int(min(most, least + more))
-
-    def is_within(self, job: Claim, slots: int) -> bool:
-        return self.used(job.project) + slots <= self.reserved[job.project]
-
-    def share(self, job: Claim, within: bool) -> float:
-        """How much the project has of its guarantee, or has borrowed for its weight."""
-        used, guarantee = self.used(job.project), self.guaranteed(job.project)
-        return used / max(1, guarantee) if within else max(0, used - guarantee) / self.projects[job.project].weight
-
-    def room(self, job: Claim, slots: int) -> bool:
-        """Is there so much that is not reserved for others, within the limit?"""
-        free = self.slots - sum(self.used(name) for name in self.projects)
-        if not self.is_within(job, slots):
-            kept = {name: max(0, reserved - self.used(name)) for name, reserved in self.reserved.items()}
-            free -= sum(kept.values()) - kept[job.project]
-        return slots <= free and self.used(job.project) + slots <= self.limit(job.project)
-
-    def admit(self) -> None:
-        """2. Each job gets its minimum, or nothing."""
-        waiting = list(self.jobs)
-        while waiting:
-
-            def precedence(job: Claim) -> tuple[object, ...]:
-                within = self.is_within(job, job.least * job.slots_per_worker)
-                return (not within, -job.priority, self.share(job, within), job.submitted_at, job.key)
-
-            first = min(waiting, key=precedence)
-            waiting.remove(first)
-            if first.least <= self.fits[first.key] and self.room(first, first.least * first.slots_per_worker):
-                self.given[first.key] = first.least
-
-    def grow(self) -> None:
-        """4. The rest, worker by worker."""
-        hungry = [job for job in self.jobs if self.given[job.key]]
-        while hungry := [job for job in hungry if self.given[job.key] < self.fits[job.key]]:
-
-            def precedence(job: Claim) -> tuple[object, ...]:
-                within, has = self.is_within(job, job.slots_per_worker), self.given[job.key] * job.slots_per_worker
-                in_project = (-job.priority, has, job.submitted_at, job.key)
-                return (not within, self.share(job, within), job.project, in_project)
-
-            first = min(hungry, key=precedence)
-            if self.room(first, first.slots_per_worker):
-                self.given[first.key] += 1
-            else:
-                hungry.remove(first)
-
+STORIES, EVENTS = 2000, 12
+PARTS = 4
 
 quotas = st.none() | st.integers(0, 7)
 jobs = st.tuples(
@@ -138,15 +47,134 @@ def test_the_division_is_the_pages(
         for at, (project, least, more, each, priority) in enumerate(wanted)
     ]
     projects = {
-        name: Project(
-            name,
-            weight if name == "b" else 1.0,
-            {} if own is None else {"t4": own},
-            {} if most is None else {"t4": most},
-        )
+        name: build_project(name, own, most, weight if name == "b" else 1.0)
         for name, own, most in zip("abc", quota, limit, strict=True)
     }
     pool = Pool("t4", (Node("n", slots),))
-    expected = Page(slots, projects, claims).divide()
     found = decide([pool], projects.values(), claims, NOW, RULES)
-    assert sizes(found) == expected
+    assert sizes(found) == Page("t4", slots, projects, claims, NOW).decide()
+
+
+def build_project(name: str, guaranteed: int | None, limit: int | None, weight: float) -> Project:
+    return Project(name, weight, *({} if slots is None else {"t4": slots} for slots in (guaranteed, limit)))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_stories_go_as_the_page_says(part: int) -> None:
+    """Jobs, nodes and quotas come and go in virtual time, and each division is the page's.
+
+    `Place.decide` checks besides that nothing is over-committed, and that no limit is passed. At the end nothing
+    changes any more, and a notice later everybody has what was granted.
+    """
+    for seed in range(part, STORIES, PARTS):
+        story = Story(seed)
+        for _ in range(EVENTS):
+            story.go_on()
+        story.come_to_rest()
+
+
+def check_words(place: Place, decision: SharingDecision) -> None:
+    """What reasons say of other projects is so: lenders have as much to lend, and who is in the way a guarantee."""
+    usage = {one.project: one for one in decision.usage}
+    free = place.pool.slots - sum(one.used for one in decision.usage)
+    lent = Counter[str]()
+    for key, grant in decision.grants.items():
+        for slots, lender in re.findall(r"(\d+) GPUs? from (\w)", grant.words):
+            lent[lender] += int(slots)
+        if grant.reason in (Reason.WAITS_GUARANTEE, Reason.WAITS_PRIORITY, Reason.WAITS_TURN):
+            job = place.jobs[key]
+            missing = job.least * job.slots_per_worker - free
+            assert re.match(rf"waits for {missing} GPUs?\b", grant.words), grant.words
+        if grant.reason is Reason.WAITS_GUARANTEE:
+            named = re.findall(r"\b[abc]\b", grant.words)
+            assert named, grant.words
+            assert all(usage[name].guaranteed and usage[name].used for name in named), grant.words
+    for lender, slots in lent.items():
+        assert slots <= usage[lender].guaranteed - usage[lender].used, f"{lender} lends {slots}"
+
+
+class Story:
+    """A pool of one large node with workers of one or two slots, or of several with workers of one."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.random, self.submitted = seed, random.Random(seed), 0
+        self.large = seed % 2 == 0
+        self.place = Place({"n0": 12 if self.large else 4}, now=1000.0)
+
+    def go_on(self) -> None:
+        """Something happens, or nothing but that time passes; then it is decided."""
+        events = [self.a_job_comes] * 5 + [self.a_job_ends] * 2 + [self.a_job_changes, self.a_quota_changes]
+        events += [self.a_node_changes] if self.large else [self.a_node_comes, self.a_node_goes]
+        self.random.choice(events)()
+        self.decide()
+        self.place.follow(self.shuffled)
+        self.place.now += self.random.choice([0.0, 1.0, NOTICE_S, 59.0, 60.0, 300.0, 600.0])
+        self.place.follow(self.shuffled)
+
+    def shuffled(self, keys: list[str]) -> list[str]:
+        return self.random.sample(keys, len(keys))
+
+    def a_job_comes(self) -> None:
+        project, least = self.random.choice("abc"), self.random.randint(1, 4)
+        key = f"{project}/j{self.submitted}"
+        self.submitted += 1
+        self.place.jobs[key] = Claim(
+            key=key,
+            project=project,
+            pool="t4",
+            least=least,
+            most=least + self.random.choice([0, 0, 1, 2, 6]),
+            slots_per_worker=self.random.choice([1, 1, 2]) if self.large else 1,
+            priority=self.random.choice([0, 0, 0, 1, 5, -1]),
+            submitted_at=self.place.now,
+            changed_at=self.place.now,
+        )
+
+    def a_job_ends(self) -> None:
+        if self.place.jobs:
+            self.place.end(self.random.choice(sorted(self.place.jobs)))
+
+    def a_job_changes(self) -> None:
+        """Somebody scales it, or gives it another priority."""
+        if self.place.jobs:
+            key = self.random.choice(sorted(self.place.jobs))
+            job, least = self.place.jobs[key], self.random.randint(1, 4)
+            most, priority = least + self.random.randint(0, 4), self.random.choice([0, 1])
+            self.place.jobs[key] = replace(job, least=least, most=most, priority=priority)
+
+    def a_quota_changes(self) -> None:
+        name, slots = self.random.choice("abc"), [None, None, *range(9)]
+        guaranteed, limit = self.random.choice(slots), self.random.choice([*slots, *[None] * 9])
+        self.place.projects[name] = build_project(name, guaranteed, limit, self.random.choice([1.0, 2.0, 0.0]))
+
+    def a_node_changes(self) -> None:
+        self.place.lose("n0")
+        self.place.nodes["n0"] = self.random.randint(1, 14)
+
+    def a_node_comes(self) -> None:
+        self.place.nodes.setdefault(f"n{self.random.randint(0, 3)}", self.random.randint(1, 6))
+
+    def a_node_goes(self) -> None:
+        if self.place.nodes:
+            self.place.lose(self.random.choice(sorted(self.place.nodes)))
+
+    def decide(self) -> dict[str, int]:
+        place = self.place
+        if not place.nodes:
+            place.nodes["n0"] = 3
+        expected = Page("t4", place.pool.slots, place.projects, list(place.jobs.values()), place.now).decide()
+        decision = place.decide()
+        assert sizes(decision) == expected, f"story {self.seed} at {place.now} s"
+        check_words(place, decision)
+        return expected
+
+    def come_to_rest(self) -> None:
+        for _ in range(6):
+            at_rest = self.decide()
+            self.place.follow(self.shuffled)
+            self.place.now += NOTICE_S
+            self.place.follow(self.shuffled)
+            for job in self.place.jobs.values():
+                assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"story {self.seed}"
+            self.place.now += RULES.patience_s + RULES.settle_s
+        assert self.decide() == at_rest, f"story {self.seed} does not come to rest"
