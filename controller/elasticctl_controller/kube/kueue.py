@@ -21,6 +21,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.sharing.kueue import (
     SUSPENDED_BY_OWNER,
+    Growth,
     KueueStep,
     KueueVerdict,
     QueuedJob,
@@ -35,6 +36,7 @@ from elasticctl_controller.core.sharing.kueue import (
     priority_class,
     workload_name,
 )
+from elasticctl_controller.core.sharing.kueue_growth import build_extra, judge_end, judge_growth, list_extras
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
 
@@ -60,7 +62,7 @@ class KueueObjects:
         self._api, self._on_change, self._clock = api, on_change, clock
         self._lock = threading.Lock()
         self._version, self._look_at = "", 0.0
-        self._workloads, self._flavors = ObjectStore(prune_workload), ObjectStore(prune_flavor)
+        self._workloads, self._flavors = ObjectStore(prune_workload, _job_key), ObjectStore(prune_flavor)
         self.reflectors: tuple[Reflector, ...] = ()
 
     def version(self) -> str:
@@ -92,6 +94,10 @@ class KueueObjects:
     def workload(self, namespace: str, name: str) -> Manifest | None:
         """Return the Workload of a job; None when there is none."""
         return self._workloads.get(f"{namespace}/{name}")
+
+    def workloads_of(self, job: ElasticJob) -> list[Manifest]:
+        """Return all Workloads that belong to a job of this name."""
+        return self._workloads.group(job.key)
 
     def flavor(self, name: str) -> Manifest | None:
         """Return a ResourceFlavor; None when there is none."""
@@ -161,10 +167,16 @@ class KueueObjects:
         self._workloads.subscribe(self._changed)
 
     def _changed(self, old: Manifest | None, new: Manifest | None) -> None:
-        metadata = (new or old or {})["metadata"]
-        for owner in metadata.get("ownerReferences", ()):
-            if owner.get("kind") == KIND:
-                self._on_change(f"{metadata['namespace']}/{owner.get('name')}")
+        key = _job_key(new or old or {})
+        if key:
+            self._on_change(key)
+
+
+def _job_key(workload: Manifest) -> str:
+    """`NAMESPACE/NAME` of the job that owns a Workload; "" if none does."""
+    metadata = workload["metadata"]
+    owners = (owner for owner in metadata.get("ownerReferences", ()) if owner.get("kind") == KIND)
+    return next((f"{metadata['namespace']}/{owner.get('name')}" for owner in owners), "")
 
 
 BY_KUEUE = "kueue"
@@ -191,12 +203,15 @@ class KueueQueueing:
         workload = self._objects.workload(job.namespace, workload_name(job))
         alive = sum(pod.owner_uid == job.uid and not pod.ended for pod in pods)
         verdict = judge_admission(job, workload, alive)
-        if verdict.workers is not None and workload is not None:
-            return self._admitted(job, workload, verdict.workers, verdict.step)
-        return _not_admitted(job, workload, verdict)
+        extras = list_extras(job, self._objects.workloads_of(job))
+        if verdict.workers is None or workload is None:
+            return replace(_not_admitted(job, workload, verdict), growth=judge_end(job, extras, alive))
+        placed = self._place(job, workload)
+        growth = judge_growth(placed, workload, extras, alive)
+        return QueuedJob(_bounded(placed, growth.workers), verdict.step, workload, growth=growth)
 
     def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
-        """Take the step that the turn asks for, on `job` as it is by now; raises what prevents it."""
+        """Do what the turn asks for, on `job` as it is by now; raises what prevents it."""
         workload, step = turn.workload, turn.step
         if step is not None:
             log.info("job %s: %s for Kueue", job.key, step.name.lower(), extra={"job": job.key})
@@ -209,6 +224,19 @@ class KueueQueueing:
             self._objects.create(self._wanted_workload(job))
         elif step is not None and workload is not None:
             self._change_workload(step, job, workload)
+        self._change_size(turn.growth, turn.job, workload)
+
+    def _change_size(self, growth: Growth, placed: ElasticJob, workload: Manifest | None) -> None:
+        """Release and delete before anything is asked for: what waits may need that quota."""
+        for extra in growth.release:
+            self._objects.patch_status(extra, build_release(extra, self._clock()))
+        for extra in growth.delete:
+            self._objects.delete(extra)
+        for extra in growth.ready:
+            self._objects.patch_status(extra, build_pods_ready(extra, self._clock()))
+        if workload is not None:
+            for number in growth.create:
+                self._objects.create(build_extra(placed, workload, number, self._objects.api_version))
 
     def _change_workload(self, step: KueueStep, job: ElasticJob, workload: Manifest) -> None:
         """Take one of the steps that change a Workload."""
@@ -231,14 +259,10 @@ class KueueQueueing:
         elif step is KueueStep.FINISH:
             self._objects.patch_status(workload, build_finish(workload, job, self._clock()))
 
-    def _admitted(self, job: ElasticJob, workload: Manifest, workers: int, step: KueueStep | None) -> QueuedJob:
-        """Return the job no larger than it was admitted, on the nodes of its flavors; ClusterError without a flavor."""
+    def _place(self, job: ElasticJob, workload: Manifest) -> ElasticJob:
+        """Return the job on the nodes of the Workload's flavors; ClusterError without a flavor."""
         flavors = [self._flavor(name) for name in flavor_names(workload)]
-        size = min(job.desired, workers)
-        by = job.scaled_by if size == job.desired else BY_KUEUE
-        template = apply_placement(job.template, workload, flavors)
-        bounded = replace(job, desired=size, min=min(job.min, size), scaled_by=by, template=template)
-        return QueuedJob(bounded, step, workload)
+        return replace(job, template=apply_placement(job.template, workload, flavors))
 
     def _flavor(self, name: str) -> Manifest:
         found = self._objects.flavor(name)
@@ -250,6 +274,13 @@ class KueueQueueing:
         ranked = priority_class(job)
         value = None if ranked is None else self._objects.priority(ranked.name, of_pods=ranked.of_pods)
         return build_workload(job, self._objects.api_version, value)
+
+
+def _bounded(job: ElasticJob, workers: int) -> ElasticJob:
+    """Return the job no larger than it was admitted."""
+    size = min(job.desired, workers)
+    by = job.scaled_by if size == job.desired else BY_KUEUE
+    return replace(job, desired=size, min=min(job.min, size), scaled_by=by)
 
 
 def _not_admitted(job: ElasticJob, workload: Manifest | None, verdict: KueueVerdict) -> QueuedJob:

@@ -84,7 +84,7 @@ def prune_workload(workload: Manifest) -> Manifest:
     owners = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
     return {
         "metadata": {**_pick(metadata, fields), "ownerReferences": owners},
-        "spec": {**_pick(spec, ("queueName", "active")), "podSets": pod_sets},
+        "spec": {**_pick(spec, ("queueName", "active", "priority")), "podSets": pod_sets},
         "status": {name: value for name, value in status.items() if name != "resourceRequests"},
     }
 

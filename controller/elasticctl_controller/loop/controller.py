@@ -82,7 +82,7 @@ class Queueing(Protocol):
         """Return the job as it may run now. Raises ElasticctlError if that cannot be found out."""
 
     def carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
-        """Take the step that is due: change the queue's object, or the job."""
+        """Do what is due: change the queue's objects, or the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Controller:
         return queueing.check_admission(job, observed.pods)
 
     def _carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
-        if self._scheduling.queueing is None or queued.step is None:
+        if self._scheduling.queueing is None or (queued.step is None and not queued.growth.is_due):
             return
         try:
             self._scheduling.queueing.carry_out(queued, job)

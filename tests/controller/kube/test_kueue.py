@@ -50,23 +50,28 @@ def change(control: ControlApi, name: str = "job", **fields: Any) -> None:
         control.put(f"{jobs('a')}/{name}", {**stored_, "metadata": dict(stored_["metadata"]), "spec": spec_})
 
 
+def workloads(control: ControlApi) -> dict[str, Manifest]:
+    """All Workloads by name; in the tests with one job its own comes first, and then those for single workers."""
+    with control.changed:
+        found = [item for path, item in control.objects.items() if path.startswith(f"{WORKLOADS}/")]
+    return dict(sorted((item["metadata"]["name"], item) for item in found))
+
+
 def workload(control: ControlApi) -> Manifest | None:
-    with control.changed:
-        return next((item for path, item in control.objects.items() if path.startswith(f"{WORKLOADS}/")), None)
+    return next(iter(workloads(control).values()), None)
 
 
-def say(control: ControlApi, reason: str = "Preempted", **conditions: bool) -> None:
-    """Set conditions of the one Workload, and with quota an admission, as Kueue does."""
+def say(control: ControlApi, reason: str = "Preempted", of: str = "", **conditions: bool) -> None:
+    """Set conditions of the job's Workload, or of that for worker `of`; with quota an admission, as Kueue does."""
     with control.changed:
-        found = workload(control)
-        assert found is not None
+        found = next(item for name, item in workloads(control).items() if name.endswith(f"-{of}" if of else ""))
         by_type = {item["type"]: item for item in found.get("status", {}).get("conditions", [])}
         for name, value in conditions.items():
             new = {"type": name, "status": str(value), "reason": reason, "message": f"{name}!"}
             by_type[name] = {**new, "lastTransitionTime": STAMP}
         status_ = {**found.get("status", {}), "conditions": list(by_type.values())}
         if conditions.get("QuotaReserved"):
-            status_["admission"] = admission(found["spec"]["podSets"][0].get("minCount"), gpu="spot")
+            status_["admission"] = admission(gpu="spot")
         path = f"{WORKLOADS}/{found['metadata']['name']}"
         control.put(path, {**found, "metadata": dict(found["metadata"]), "status": status_})
 
@@ -75,9 +80,9 @@ def admit(control: ControlApi) -> None:
     say(control, QuotaReserved=True, Admitted=True, Evicted=False)
 
 
-def held(control: ControlApi) -> dict[str, str]:
-    """The Workload's conditions."""
-    found = workload(control) or {}
+def held(control: ControlApi, of: str = "") -> dict[str, str]:
+    """The conditions of the job's Workload, or of that for worker `of`."""
+    found = next((item for name, item in workloads(control).items() if name.endswith(f"-{of}" if of else "")), {})
     return {item["type"]: item["status"] for item in found.get("status", {}).get("conditions", [])}
 
 
@@ -114,16 +119,27 @@ def test_a_job_waits_starts_where_it_was_admitted_gives_way_and_comes_back(
     wait_until(lambda: waits(control, "waits to be admitted to Kueue's queue team"))
     assert control.names(pods("a")) == []
     [wanted] = (workload(control) or {})["spec"]["podSets"]
-    assert (wanted["count"], wanted["minCount"]) == (4, 2)
+    assert wanted["count"] == 2
 
     admit(control)  # two of the four
     wait_until(lambda: trains(control, 2))
+    wait_until(lambda: len(workloads(control)) == 3)  # one for each of the others
     assert spec(control)["suspend"] is False
     pod = control.objects[f"{pods('a')}/job-worker-0"]["spec"]
     assert pod["nodeSelector"] == {"capacity": "spot"}
     assert {"key": "spot", "operator": "Exists"} in pod["tolerations"]
     assert "nodeSelector" not in spec(control)["replicaSpecs"]["Worker"]["template"]["spec"]
     wait_until(lambda: held(control).get("PodsReady") == "True")
+
+    say(control, of="3", QuotaReserved=True, Admitted=True)
+    wait_until(lambda: trains(control, 3))
+    wait_until(lambda: held(control, of="3").get("PodsReady") == "True")
+    say(control, of="3", Evicted=True)
+    wait_until(lambda: sum("deletionTimestamp" in control.objects[f"{pods('a')}/{n}"]["metadata"]
+                           for n in control.names(pods("a"))) == 1)  # fmt: skip
+    assert held(control, of="3")["QuotaReserved"] == "True"
+    wait_until(lambda: trains(control, 2) and held(control, of="3")["QuotaReserved"] == "False")
+    assert (held(control)["QuotaReserved"], spec(control)["suspend"]) == ("True", False)
 
     say(control, Evicted=True)
     wait_until(lambda: all("deletionTimestamp" in control.objects[f"{pods('a')}/{n}"]["metadata"]
@@ -137,6 +153,7 @@ def test_a_job_waits_starts_where_it_was_admitted_gives_way_and_comes_back(
         "QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "Requeued": "True", "PodsReady": "",
     }  # fmt: skip
     assert "admission" not in (workload(control) or {})["status"]
+    assert len(workloads(control)) == 1
     wait_until(lambda: waits(control, "waits to be admitted"))
 
     admit(control)
@@ -197,7 +214,7 @@ def test_an_owner_who_suspends_a_job_leaves_its_quota_to_others(control: Control
     wait_until(lambda: trains(control, 2))
 
 
-def test_what_a_job_asks_for_follows_it_while_it_waits_and_bounds_it_while_it_runs(
+def test_what_a_job_asks_for_follows_it_while_it_waits_and_while_it_runs(
     control: ControlApi, controller: Replica
 ) -> None:
     submit(control, maxReplicas=8)
@@ -214,8 +231,12 @@ def test_what_a_job_asks_for_follows_it_while_it_waits_and_bounds_it_while_it_ru
     scale(2)
     wait_until(lambda: trains(control, 2))
     scale(5)
-    wait_until(lambda: trains(control, 3))
+    wait_until(lambda: trains(control, 3) and len(workloads(control)) == 3)
     assert (workload(control) or {})["spec"]["podSets"][0]["count"] == 3
+    say(control, of="4", QuotaReserved=True, Admitted=True)
+    wait_until(lambda: trains(control, 4))
+    scale(3)
+    wait_until(lambda: trains(control, 3) and len(workloads(control)) == 1)
 
 
 def test_a_job_that_was_not_suspended_waits_all_the_same(control: ControlApi, controller: Replica) -> None:

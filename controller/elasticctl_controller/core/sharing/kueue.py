@@ -72,8 +72,27 @@ class KueueVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """How many `workers` a job may run, with those above its own Workload, and what to do about the Workloads of these.
+
+    `create` has the numbers of workers to ask for; `ready` run, `release` give quota back, `delete` are not needed.
+    """
+
+    workers: int = 0
+    create: tuple[int, ...] = ()
+    ready: tuple[Manifest, ...] = ()
+    release: tuple[Manifest, ...] = ()
+    delete: tuple[Manifest, ...] = ()
+
+    @property
+    def is_due(self) -> bool:
+        """True if there is anything to do."""
+        return bool(self.create or self.ready or self.release or self.delete)
+
+
+@dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job as Kueue lets it run now, and the step to take after the pass.
+    """A job as Kueue lets it run now, and what to do after the pass: the `step`, and about `growth`.
 
     `again_s`: check again after that many seconds, because no watch event will announce the change.
     """
@@ -82,6 +101,7 @@ class QueuedJob:
     step: KueueStep | None = None
     workload: Manifest | None = None
     again_s: float | None = None
+    growth: Growth = Growth()
 
 
 def condition(workload: Manifest, type_: str) -> Mapping[str, Any]:
@@ -150,20 +170,25 @@ def priority_class(job: ElasticJob) -> PriorityClass | None:
 
 def build_workload(job: ElasticJob, api_version: str, priority: int | None) -> Manifest:
     """The Workload; `priority` is the value of the job's priority class, which Kueue wants besides its name."""
-    metadata = owned_metadata(job, workload_name(job))
     return {
         "apiVersion": api_version,
         "kind": "Workload",
-        "metadata": {
-            **metadata,
-            "labels": {**metadata["labels"], JOB_UID_LABEL: job.uid},
-            "annotations": {ASKED: digests(job)},
-        },
+        "metadata": workload_metadata(job, workload_name(job), digests(job)),
         "spec": {
             "queueName": job.queue,
             "podSets": [_pod_set(job)],
             **_priority_fields(priority_class(job), priority, api_version),
         },
+    }
+
+
+def workload_metadata(job: ElasticJob, name: str, asked: str) -> Manifest:
+    """The metadata of one of the job's Workloads; `asked` tells later whether it still is what the job wants."""
+    metadata = owned_metadata(job, name)
+    return {
+        **metadata,
+        "labels": {**metadata["labels"], JOB_UID_LABEL: job.uid},
+        "annotations": {ASKED: asked},
     }
 
 
@@ -179,7 +204,7 @@ def digests(job: ElasticJob) -> str:
     """`POD.ALL`: digests that tell whether a Workload still requests what the job wants."""
     priority = priority_class(job)
     everything = [job.queue, _pod_set(job), [priority.name, priority.of_pods] if priority is not None else None]
-    return f"{_digest(_template(job))}.{_digest(everything)}"
+    return f"{digest(_template(job))}.{digest(everything)}"
 
 
 def asks_for(job: ElasticJob, workload: Manifest) -> bool:
@@ -194,10 +219,13 @@ def asks_for_such_pods(job: ElasticJob, workload: Manifest) -> bool:
 
 
 def _pod_set(job: ElasticJob) -> Manifest:
-    """All workers; for a job of automatic size fewer will do, down to the minimum."""
-    least = max(1, job.min)
-    fewer = {"minCount": least} if job.sharing.automatic and least < job.desired else {}
-    return {"name": POD_SET, "count": job.desired, **fewer, "template": _template(job)}
+    """All workers; of a job whose size is not fixed its minimum, above which each has a Workload of its own."""
+    return build_pod_set(job, min(job.desired, max(1, job.min)) if job.sharing.automatic else job.desired)
+
+
+def build_pod_set(job: ElasticJob, count: int) -> Manifest:
+    """So many of the job's workers."""
+    return {"name": POD_SET, "count": count, "template": _template(job)}
 
 
 def _template(job: ElasticJob) -> Manifest:
@@ -226,7 +254,8 @@ def _priority_fields(ranked: PriorityClass | None, priority: int | None, api_ver
     return {"priority": priority, "priorityClassRef": {"group": group, "kind": kind, "name": ranked.name}}
 
 
-def _digest(data: Any) -> str:
+def digest(data: Any) -> str:
+    """A short text that differs when JSON `data` does."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,15 +46,14 @@ def test_of_a_pod_it_says_where_it_fits_and_no_more() -> None:
     assert "hunter2" not in json.dumps(build_workload(queued(), API_VERSION, None))
 
 
-def test_fewer_will_do_for_a_job_of_automatic_size_alone() -> None:
-    def least(**fields: int) -> object:
-        job = queued(sharing=AUTOMATIC, **fields)
-        return build_workload(job, API_VERSION, None)["spec"]["podSets"][0].get("minCount")
+def test_a_job_of_automatic_size_asks_for_its_minimum_and_another_for_all() -> None:
+    def count(**fields: Any) -> object:
+        return build_workload(queued(**fields), API_VERSION, None)["spec"]["podSets"][0]["count"]
 
-    assert least(desired=4, min=2) == 2
-    assert least(desired=4, min=0) == 1  # Kueue takes no less
-    assert least(desired=2, min=2) is None
-    assert "minCount" not in build_workload(queued(desired=4, min=2), API_VERSION, None)["spec"]["podSets"][0]
+    assert count(sharing=AUTOMATIC, desired=4, min=2) == 2
+    assert count(sharing=AUTOMATIC, desired=4, min=0) == 1  # Kueue takes no less
+    assert count(sharing=AUTOMATIC, desired=2, min=2) == 2
+    assert count(desired=4, min=2) == 4
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,13 @@ def test_a_priority_is_said_in_the_words_of_the_version(version: str, of_pods: b
 
 
 def test_it_asks_until_the_job_wants_something_else() -> None:
-    job = queued(sharing=AUTOMATIC)
+    job = queued()
     workload = stored(job)
     workload["spec"]["podSets"][0]["template"]["spec"]["schedulerName"] = "default-scheduler"  # the server's defaults
-    del workload["spec"]["podSets"][0]["minCount"]  # Kueue drops it where partial admission is off
     assert asks_for(job, workload)
     assert asks_for(replace(job, suspend=False, admitted="x", scaled_by="jo"), workload)
     for other in (
         replace(job, desired=2),
-        replace(job, min=2),
         replace(job, queue="other"),
         replace(job, priority_class="high"),
     ):
@@ -111,6 +109,7 @@ def test_it_asks_until_the_job_wants_something_else() -> None:
     more["spec"]["containers"][0]["resources"]["limits"][GPU_RESOURCE] = 2
     more["spec"]["containers"][0]["env"] = []  # a move changes that, and needs no other place
     assert asks_for(replace(job, template=more), workload)
+    assert not asks_for(replace(job, sharing=AUTOMATIC), workload)
     assert not asks_for(job, {"metadata": {}})
     assert not asks_for_such_pods(job, {"metadata": {}})
 
