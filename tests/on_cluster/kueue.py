@@ -77,6 +77,17 @@ def workloads(api: Connection, namespace: str, job: str) -> list[Manifest]:
     return sorted(owned, key=lambda item: len(item["metadata"]["name"]))
 
 
+def describe(api: Connection, namespace: str) -> str:
+    """All Workloads with what is true of them, and why the others wait: for a test that fails."""
+    lines = []
+    for item in api.request("GET", f"{ROOT}/namespaces/{namespace}/workloads")["items"]:
+        conditions = item.get("status", {}).get("conditions", [])
+        said = [f"{one['type']}={one['status']} ({one['message']})" for one in conditions]
+        spec = item["spec"]
+        lines.append(f"{item['metadata']['name']}: {spec['podSets'][0]['count']} at {spec.get('priority')}; {said}")
+    return "\n".join(lines)
+
+
 def holds(workload: Manifest, *types: str) -> bool:
     """True if all these conditions are."""
     true = {item["type"] for item in workload.get("status", {}).get("conditions", []) if item["status"] == "True"}

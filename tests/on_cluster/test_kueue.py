@@ -18,7 +18,17 @@ from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.conftest import tell
-from tests.on_cluster.kueue import FLAVOR, FLAVOR_LABEL, WORKER_CPU_M, held, holds, kueue, set_quota, workloads
+from tests.on_cluster.kueue import (
+    FLAVOR,
+    FLAVOR_LABEL,
+    WORKER_CPU_M,
+    describe,
+    held,
+    holds,
+    kueue,
+    set_quota,
+    workloads,
+)
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
@@ -54,6 +64,15 @@ def cluster(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory
                 controllers.stop()
             finally:
                 tell(controllers)
+
+
+@pytest.fixture(autouse=True)
+def what_is_there(cluster: KubeCluster, api: Connection) -> Iterator[None]:
+    """Print it after the test: pytest shows it with one that fails."""
+    yield
+    for job in cluster.list_jobs(NAMESPACE):
+        print(job["metadata"]["name"], status(cluster, NAMESPACE, job["metadata"]["name"]))
+    print(describe(api, NAMESPACE))
 
 
 def delete_all(cluster: KubeCluster) -> None:

@@ -24,6 +24,7 @@ class ControlApi(FakeApi):
     def __init__(self) -> None:
         self.silent, self.cuts, self.watches, self.page_objects, self.expired_below = False, 0, 0, 0, 0
         self.served: set[str] = set()
+        self.resources: dict[str, list[Object]] = {}
         self._faults: list[tuple[str, str, int, dict[str, str]]] = []
         super().__init__()
         self._versions = itertools.count(FIRST_VERSION)
@@ -63,7 +64,11 @@ class ControlApi(FakeApi):
         """As the simpler one, and PUT, /status, grace periods, expired and short pages."""
         method, path, body = request.method, request.path, request.body
         if path in self.served or (path.startswith("/apis/") and path.count("/") == 3):
-            return (200, {}) if path in self.served else (404, {"message": "the server could not find it"})
+            return (
+                (200, {"resources": self.resources.get(path, [])})
+                if path in self.served
+                else (404, {"message": "the server could not find it"})
+            )
         if self.page_objects and request.params.get("limit"):
             request.params["limit"] = str(self.page_objects)
         with self.changed:

@@ -228,6 +228,12 @@ class KueueQueueing:
 
     def _change_size(self, growth: Growth, placed: ElasticJob, workload: Manifest | None) -> None:
         """Release and delete before anything is asked for: what waits may need that quota."""
+        for done, extras in (("released", growth.release), ("deleted", growth.delete), ("ready", growth.ready)):
+            if extras:
+                names = ", ".join(extra["metadata"]["name"] for extra in extras)
+                log.info("job %s: %s for Kueue: %s", placed.key, done, names)
+        if growth.create:
+            log.info("job %s: asks Kueue for workers %s", placed.key, ", ".join(map(str, growth.create)))
         for extra in growth.release:
             self._objects.patch_status(extra, build_release(extra, self._clock()))
         for extra in growth.delete:

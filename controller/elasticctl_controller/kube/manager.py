@@ -31,6 +31,7 @@ from elasticctl.api.spec import LABEL_INDEX, ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.watch import Reflector
+from elasticctl_controller.core.gangs import build_gang, gang_name, group_of
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
@@ -45,6 +46,7 @@ from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
 from elasticctl_controller.kube.flags import Flags, parse_flags
+from elasticctl_controller.kube.gangs import Gangs
 from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
@@ -86,10 +88,11 @@ class Manager:
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
-        owned = OwnedObjects(api, ObjectBuilders(functools.partial(build_companions, key), build_budget))
+        builders = ObjectBuilders(functools.partial(build_companions, key), build_budget, build_named_group)
+        owned, self._gangs = OwnedObjects(api, builders), Gangs(api)
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
         counted = (self._metrics.observe_replacement, self._metrics.observe_status)
-        self._workload = KubeWorkload(api, settings, owned, finish_pod, *counted)
+        self._workload = KubeWorkload(api, settings, owned, self._finish_pod, *counted)
         self._rendezvous = RendezvousService(
             functools.partial(derive_token, key),
             self._reported,
@@ -191,6 +194,9 @@ class Manager:
         self._election.stop()
         self._connection.close()
 
+    def _finish_pod(self, job: ElasticJob, pod: Manifest, others: list[Manifest]) -> Manifest:
+        return self._gangs.finish_pod(job, finish_pod(job, pod), others)
+
     def _scheduling(self) -> Scheduling:
         queueing = KueueQueueing(self._kueue, self._workload.patch_job)
         found = Scheduling(restrict=self._limits.restrict, queueing=queueing)
@@ -274,10 +280,18 @@ class Manager:
 
 def build_companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
     """What is there before a pod: a NetworkPolicy, its Service or that of all workers with their token, a PodGroup."""
-    group = [build_network_policy(job), *([build_pod_group(job)] if job.sharing.pod_group is not None else [])]
+    named = build_named_group(job, [pod])
+    group = [build_network_policy(job), *([named] if named is not None else [])]
     if job.rdzv_endpoint:
         return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
     return [*group, build_group_service(job), build_token_secret(job, derive_token(key, job.uid))]
+
+
+def build_named_group(job: ElasticJob, pods: list[Manifest]) -> Manifest | None:
+    """The PodGroup that these pods of the job name: of the scheduler that it asks for, or of Kubernetes itself."""
+    if job.sharing.pod_group is not None:
+        return build_pod_group(job) if pods else None
+    return build_gang(job) if any(group_of(pod) == gang_name(job) for pod in pods) else None
 
 
 def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:

@@ -45,8 +45,8 @@ _PLURALS = {
 _MUTABLE = ("PodDisruptionBudget", "PodGroup")
 """Kinds that are patched when the job's bounds change."""
 
-FinishPod = Callable[[ElasticJob, Manifest], Manifest]
-"""From the pod that the controller asks for to the one that is created on this cluster."""
+FinishPod = Callable[[ElasticJob, Manifest, list[Manifest]], Manifest]
+"""From the pod that the controller asks for, and those that the job has, to the one that is created on this cluster."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class KubePods:
 
         ClusterError when it is taken by a pod that the cache does not hold: nothing would tell when that is gone.
         """
-        pod = self._finish_pod(job, dict(manifest))
+        pod = self._finish_pod(job, dict(manifest), self.list_pods(job))
         self._owned.ensure(job, pod)
         try:
             with self._replacements.measure(_replacement_key(pod)):
@@ -121,10 +121,14 @@ class KubePods:
 
 @dataclass(frozen=True, slots=True)
 class ObjectBuilders:
-    """Build the manifests of what a pod needs to exist before it (`companions`), and of a job's disruption `budget`."""
+    """Build the manifests of what a pod needs to exist before it (`companions`), and of a job's disruption `budget`.
+
+    `group` builds the PodGroup that pods of the job name: its minimum changes while they wait for a place.
+    """
 
     companions: Callable[[ElasticJob, Manifest], list[Manifest]]
     budget: Callable[[ElasticJob], Manifest]
+    group: Callable[[ElasticJob, list[Manifest]], Manifest | None] = lambda job, pods: None
 
 
 @dataclass(slots=True)
@@ -172,6 +176,16 @@ class OwnedObjects:
                 self._ensure_object(job, self._makers.budget(job))
         except ElasticctlError as e:
             log.warning("job %s: no PodDisruptionBudget: %s", job.key, e, extra={"job": job.key})
+
+    def ensure_group(self, job: ElasticJob, pods: list[Manifest]) -> None:
+        """Keep the PodGroup that the job's `pods` name in step with its minimum; a failure is only logged."""
+        group = None if job.deleting else self._makers.group(job, pods)
+        if group is None:
+            return
+        try:
+            self._ensure_object(job, group)
+        except ElasticctlError as e:
+            log.warning("job %s: its PodGroup is not up to date: %s", job.key, e)
 
     def forget(self, job_uid: str) -> None:
         """Forget a job that is gone, and with it all that it owned."""

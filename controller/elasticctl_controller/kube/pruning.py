@@ -20,6 +20,7 @@ _METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
 _LABELS = (LABEL_GROUP, LABEL_JOB, LABEL_TYPE, LABEL_INDEX)
 _OWNER = ("kind", "name", "uid", "controller")
+_POD_SPEC = ("nodeName", "schedulerName", "schedulingGates", "schedulingGroup")
 _POD_STATUS = ("phase", "reason", "message", "startTime")
 _CONDITIONS = ("DisruptionTarget", "PodScheduled", "Ready")
 _WAITING = ("reason", "message")
@@ -39,7 +40,7 @@ def prune_pod(pod: Manifest) -> Manifest:
     statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]
     return {
         "metadata": fields,
-        "spec": {**_pick(spec, ("nodeName", "schedulerName", "schedulingGates")), "containers": containers},
+        "spec": {**_pick(spec, _POD_SPEC), "containers": containers},
         "status": {
             **_pick(status, _POD_STATUS),
             "conditions": _conditions(status, _CONDITIONS),

@@ -159,6 +159,8 @@ class KubeWorkload:
             raise ConflictError(f"job {job.key} is gone") from e
         self._on_status(job.status, status)
         self._owned.ensure_budget(replace(job, desired=status.desired))
+        if not status.phase.terminal:
+            self._owned.ensure_group(job, self.list_pods(job))
 
     def patch_job(self, job: ElasticJob, patch: Manifest) -> None:
         """Change this very job's object; ConflictError when it is gone."""

@@ -10,6 +10,7 @@ import pytest
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
+from elasticctl_controller.core.gangs import build_gang, gang_name
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
@@ -68,6 +69,12 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     for _ in range(2):
         with suppress(ConflictError):
             grouping.ensure(job, {})
+    gangs = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
+    ganging = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_gang(of)], build_budget))
+    left_by_an_earlier_job(control, f"{gangs}/{gang_name(job)}", build_gang(job))
+    for _ in range(2):
+        with suppress(ConflictError):
+            ganging.ensure(job, {})
     policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
     guarding = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_network_policy(of)], build_budget))
     left_by_an_earlier_job(control, f"{policies}/job-workers", build_network_policy(job))
@@ -76,6 +83,7 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
             guarding.ensure(job, {})
     larger = ElasticJob.from_manifest(control.objects[f"{JOBS}/job"] | {"spec": {"minReplicas": 2, "maxReplicas": 4}})
     grouping.ensure(larger, {})
+    ganging.ensure(larger, {})
     bench.workload.patch_job(bench.job(), {"spec": {"suspend": True}})
     bench.workload.delete_job(bench.job())
 

@@ -101,7 +101,9 @@ def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Pat
 def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeQuotas, KubeCapacity]:
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
     nothing = ObjectBuilders(lambda job, pod: [], lambda job: {})
-    workload = KubeWorkload(api, Settings("", "me", node_grace_s=0.1), OwnedObjects(api, nothing), lambda job, pod: pod)
+    workload = KubeWorkload(
+        api, Settings("", "me", node_grace_s=0.1), OwnedObjects(api, nothing), lambda job, pod, pods: pod
+    )
     quotas = KubeQuotas(api)
     return workload, quotas, KubeCapacity(api, workload, quotas)
 

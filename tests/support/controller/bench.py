@@ -39,7 +39,7 @@ class Bench:
             api,
             Settings("http://rendezvous:7777", "me", node_grace_s=0.1),
             OwnedObjects(api, makers),
-            lambda job, pod: pod,
+            lambda job, pod, others: pod,
             self.replaced.append,
         )
 
