@@ -48,10 +48,10 @@ def need_lab() -> None:
         pytest.skip("$ELASTICCTL_TEST_LAB is not set: nobody to take nodes away")
 
 
-def lab(*words: str) -> None:
+def lab(*words: str, timeout_s: float = 120) -> None:
     """Have the lab do something, such as `kill-node NAME`."""
     need_lab()
-    subprocess.run([LAB, *words], check=True, timeout=120)
+    subprocess.run([LAB, *words], check=True, timeout=timeout_s)
 
 
 @contextmanager

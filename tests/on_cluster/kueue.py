@@ -33,11 +33,11 @@ LEFT = (
 @contextmanager
 def kueue(api: Connection, namespace: str, queues: tuple[str, ...]) -> Iterator[None]:
     """Kueue with a ClusterQueue and a LocalQueue of each name, and one flavor that all nodes are of."""
-    there = "workloads.kueue.x-k8s.io" in kubectl("get", "crd", "-o", "name")
+    there = "kueue-controller-manager" in kubectl("get", "deployments", "-A", "-o", "name")
     if not there and not LAB:
         pytest.skip("there is no Kueue, and $ELASTICCTL_TEST_LAB is not set: nobody to install it")
     if not there:
-        lab("install", "kueue")
+        lab("install", "kueue", timeout_s=300)
     try:
         _create(api, "resourceflavors", {"nodeLabels": {FLAVOR_LABEL: FLAVOR}}, FLAVOR)
         label_nodes(api, FLAVOR)
@@ -70,13 +70,6 @@ def held(api: Connection, queue: str) -> int:
     return sum(_milli(total) for total in totals) // WORKER_CPU_M
 
 
-def workloads(api: Connection, namespace: str, job: str) -> list[Manifest]:
-    """The job's Workloads, its own first."""
-    items: list[Manifest] = api.request("GET", f"{ROOT}/namespaces/{namespace}/workloads")["items"]
-    owned = [item for item in items if any(ref["name"] == job for ref in item["metadata"].get("ownerReferences", ()))]
-    return sorted(owned, key=lambda item: len(item["metadata"]["name"]))
-
-
 def describe(api: Connection, namespace: str) -> str:
     """All Workloads with what is true of them, and why the others wait: for a test that fails."""
     lines = []
@@ -86,12 +79,6 @@ def describe(api: Connection, namespace: str) -> str:
         spec = item["spec"]
         lines.append(f"{item['metadata']['name']}: {spec['podSets'][0]['count']} at {spec.get('priority')}; {said}")
     return "\n".join(lines)
-
-
-def holds(workload: Manifest, *types: str) -> bool:
-    """True if all these conditions are."""
-    true = {item["type"] for item in workload.get("status", {}).get("conditions", []) if item["status"] == "True"}
-    return true.issuperset(types)
 
 
 def label_nodes(api: Connection, value: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Jobs in queues of Kueue, which decides itself: they grow and shrink worker by worker, and give way at a commit."""
+"""Jobs in queues of Kueue, which decides itself: they grow and shrink worker by worker."""
 
 from __future__ import annotations
 
@@ -14,31 +14,27 @@ from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import QUEUE_LABEL
-from elasticctl.api.status import JobStatus, Phase
+from elasticctl.api.status import Phase
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.conftest import tell
 from tests.on_cluster.kueue import (
-    FLAVOR,
-    FLAVOR_LABEL,
     WORKER_CPU_M,
     describe,
     held,
-    holds,
     kueue,
     set_quota,
-    workloads,
 )
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
-from tests.support.sharing_story import status, training, trains
+from tests.support.sharing_story import status
 
 NAMESPACE = "queued"
 QUEUES = ("team-a", "team-b")
 FOLDER = HOST_FOLDER / "kueue"
-PATIENCE_S = 120.0
-STORIES = int(os.environ.get("ELASTICCTL_TEST_KUEUE_STORIES", "2"))
+STORIES = int(os.environ.get("ELASTICCTL_TEST_KUEUE_STORIES", "1"))
+"""How many stories are told; each takes some seconds on a machine that does nothing else."""
 EVENTS = 5
 QUIET = "trap 'exit 0' TERM; while :; do sleep 0.2; done"
 
@@ -100,49 +96,6 @@ def quiet(name: str, least: int, most: int, queue: str) -> Manifest:
     """A job whose workers do nothing, and end when they are told to; of automatic size unless its bounds are equal."""
     size = {"sharing": {"automatic": True}, "minReplicas": least, "maxReplicas": most} if most > least else {}
     return in_queue(shell_job(name, QUIET, most, namespace=NAMESPACE, **size), queue)
-
-
-def test_a_job_starts_small_grows_and_gives_way_worker_by_worker(cluster: KubeCluster, api: Connection) -> None:
-    set_quota(api, "team-a", 3)
-    bounds = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
-    cluster.create_job(in_queue(training("elastic", NAMESPACE, "file:///state", **bounds)))
-
-    def job() -> JobStatus:
-        return status(cluster, NAMESPACE, "elastic")
-
-    wait_until(lambda: trains(job(), 3), PATIENCE_S)  # it would wait for four if it asked for all at once
-    assert held(api, "team-a") == 3
-    own, third, fourth = workloads(api, NAMESPACE, "elastic")
-    assert [one["spec"]["podSets"][0]["count"] for one in (own, third, fourth)] == [2, 1, 1]
-    assert not holds(fourth, "QuotaReserved")
-    for pod in cluster.list_pods(NAMESPACE, "elastic"):
-        placed = api.request("GET", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}")
-        assert placed["spec"]["nodeSelector"] == {FLAVOR_LABEL: FLAVOR}
-
-    set_quota(api, "team-a", 4)
-    wait_until(lambda: trains(job(), 4), PATIENCE_S)
-    wait_until(lambda: all(holds(one, "PodsReady") for one in workloads(api, NAMESPACE, "elastic")), 30)
-
-    cluster.create_job(quiet("guest", 2, 2, "team-a"))
-    wait_until(lambda: trains(job(), 2), PATIENCE_S)
-    wait_until(lambda: status(cluster, NAMESPACE, "guest").phase is Phase.RUNNING, 60)
-    assert held(api, "team-a") == 4
-    assert (job().steps_redone, job().failures, job().interruptions) == (0, 0, ())
-    assert {(item.from_workers > item.to_workers, item.by) for item in job().scalings[-1:]} == {(True, "kueue")}
-
-    cluster.delete_job(NAMESPACE, "guest")
-    wait_until(lambda: trains(job(), 4), PATIENCE_S)
-    assert job().steps_redone == 0
-
-    set_quota(api, "team-a", 4)
-    cluster.patch_job(NAMESPACE, "elastic", {"spec": {"suspend": True}})
-    wait_until(lambda: held(api, "team-a") == 0, 60)
-    assert [one["spec"]["active"] for one in workloads(api, NAMESPACE, "elastic")] == [False]
-    cluster.patch_job(NAMESPACE, "elastic", {"spec": {"suspend": False}})
-    wait_until(lambda: trains(job(), 4), PATIENCE_S)
-    assert job().steps_redone == 0
-    cluster.delete_job(NAMESPACE, "elastic")
-    wait_until(lambda: not workloads(api, NAMESPACE, "elastic") and held(api, "team-a") == 0, 60)
 
 
 @pytest.mark.parametrize("seed", range(STORIES))
