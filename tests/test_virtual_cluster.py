@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, Cause
 from elasticctl_train.inplace.handover import Agreement, Standing
+from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.script import Bug, Fault, Script
 from tests.support.virtual.soak import spend_a_day
 from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell
@@ -44,12 +46,54 @@ def test_whatever_happens_only_the_jobs_own_code_ends_it(first: int) -> None:
         assert not failure, f"seed {seed}: {failure}\n{as_text(shrink(draw(seed)))}"
 
 
+LOST_AT_FIRST = Story(
+    123,
+    Setup(
+        workers=4,
+        minimum=2,
+        maximum=4,
+        nodes=5,
+        script=Script(
+            import_s=0.5, load_s=2.0, first_step_s=600.0, steps=1363, save_every_s=136.3, stop_s=5.0, stays=True
+        ),
+    ),
+    (
+        Incident(2.954, What.KILL, 0.227),
+        Incident(5.737, What.LOSSY, for_s=30.0, amount=0.218),
+        Incident(8.545, What.LATE, 0.78, 120.0, amount=0.173),
+        Incident(19.134, What.LOSE_NODE, 0.769, 1.0, 1.5),
+        Incident(23.79, What.CRASH_SERVICE, for_s=30.0),
+        Incident(35.354, What.DELETE_POD, 0.135),
+    ),
+)
+
+
+def test_a_worker_whose_first_words_to_a_restarted_service_are_lost_is_not_replaced() -> None:
+    assert not fails(LOST_AT_FIRST)
+
+
 def test_a_story_is_the_same_each_time() -> None:
     """Else a seed that fails could not be looked into."""
     first, second = tell(draw(11)), tell(draw(11))
     assert first.status == second.status
     assert (first.loop.events, first.plane.requests) == (second.loop.events, second.plane.requests)
     assert first.plane.requests > 20
+
+
+def test_what_runs_beside_the_event_loop_takes_no_virtual_time() -> None:
+    """A service that was restarted reads the members of its group beside its event loop."""
+    loop, threads = VirtualLoop(), []
+    loop.at(1.0, loop.stop)
+
+    async def read() -> float:
+        threads.append(await loop.run_in_executor(None, threading.get_ident))
+        return loop.time()
+
+    reading = loop.create_task(read())
+    loop.run_until(10.0)
+    loop.finish()
+    assert threads == [threading.get_ident()]
+    assert reading.result() == 0.0
 
 
 def test_a_story_that_fails_is_told_without_what_does_not_matter() -> None:

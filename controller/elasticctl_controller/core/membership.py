@@ -94,7 +94,8 @@ class Group:
     `members` are those of the newest generation by uid, in order of rank; `finished` those whose ranks have all
     succeeded in it; `ends` how the ranks of others ended; `joined` the workers that are ready for the next. `gone` have
     left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
-    of life, and `silent` are those of them that are to be replaced. `failures` have been counted since the last
+    of life, and `silent` are those of them that are to be replaced. This service knows the job since `known_at`; one
+    that was restarted has yet to hear from its workers. `failures` have been counted since the last
     checkpoint; `judged` is the last of them, until the next generation forms. `unseen` is a generation that may have
     ended while there was no service, `unexplained` one that broke, and all who told of it had lost a peer. `growth`
     says why newcomers that are ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a
@@ -121,6 +122,7 @@ class Group:
     overdue: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     silenced_at: list[float] = field(default_factory=list)
+    known_at: float | None = None
     signs: dict[str, Sign] = field(default_factory=dict)
     ends: dict[str, RanksEnd] = field(default_factory=dict)
     failures: int = 0
@@ -186,6 +188,7 @@ class Group:
         The workers in `leaving` have been told to stop: they are members until they are gone, but not of the next
         generation.
         """
+        self.known_at = now if self.known_at is None else self.known_at
         for uids in (self.gone, self.silent, self.overdue, self.preparing):
             uids.intersection_update(alive)
         self.notices.keep(alive.keys())
@@ -383,7 +386,10 @@ class Group:
 
     def settle(self, now: float) -> float | None:
         """End or form a generation if it is time; returns after how many seconds to call again (None: no need)."""
-        self._silence(now)
+        waits = (self._settle_generation(now), self._silence(now))
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    def _settle_generation(self, now: float) -> float | None:
         if self.world is not None:
             again_s = self._settle_formed(now)
             if self.world is not None:
@@ -501,7 +507,6 @@ class Group:
                     waits.append(left_s)
                 else:
                     self.overdue.add(uid)
-        self._silence(now)
         return min(waits, default=None)
 
     def _silent_at(self, uid: str, since: float) -> float:
@@ -706,16 +711,31 @@ class Group:
         for left in (self.joined, self.ends, self.finished):
             left.clear()
         self.overdue |= overdue
-        self._silence(now)
 
-    def _silence(self, now: float) -> None:
-        """Mark overdue workers to be replaced, few at a time: so many at once hints at a fault of the network."""
-        if not self.overdue:
-            return
+    def _silence(self, now: float) -> float | None:
+        """Mark overdue workers to be replaced, few at a time: so many at once hints at a fault of the network.
+
+        Returns when to ask again.
+        """
+        if not self.overdue - self.silent:
+            return None
         self.silenced_at = [at for at in self.silenced_at if now - at < 60.0]
         room = max(1, int(SILENT_SHARE_PER_MIN * (len(self.members) + len(self.overdue)))) - len(self.silenced_at)
-        for uid in sorted(self.overdue - self.silent)[: max(0, room)]:
-            sign = self.signs.get(uid)
-            if sign is None or now - sign.at >= SILENT_S:
+        waits = []
+        for uid in sorted(self.overdue - self.silent):
+            left_s = self._dead_at(uid) - now
+            if left_s <= 0 and room > 0:
+                room -= 1
                 self.silent.add(uid)
                 self.silenced_at.append(now)
+            else:
+                waits.append(left_s if left_s > 0 else self.silenced_at[0] + 60.0 - now)
+        return min(waits, default=None)
+
+    def _dead_at(self, uid: str) -> float:
+        """From when on a worker counts as dead that gives no sign of life (seconds since the epoch).
+
+        One of which a restarted service has not heard may be waiting for an answer of the one before.
+        """
+        sign = self.signs.get(uid)
+        return (self.known_at or 0.0) + ADOPT_S if sign is None else sign.at + SILENT_S

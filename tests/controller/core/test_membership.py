@@ -623,6 +623,21 @@ def test_a_group_that_is_never_heard_of_is_not_waited_for_for_ever() -> None:
     assert names(group) == ["job-worker-2"]
 
 
+def test_a_worker_that_a_restarted_service_has_not_heard_of_is_left_out_before_it_is_replaced() -> None:
+    """Its request may be waiting for an answer of the service that has gone."""
+    group = restored(0, 1, 2)
+    group.set_alive(alive(0, 1, 2), 1, 50.0)
+    group.adopt(GroupWorld(4, (member(0), member(1), member(2))), 51.0)
+    group.set_alive(alive(0, 1), 1, 52.0)
+    group.join(member(0), 4, 52.5)
+    group.settle(52.0 + SILENT_S)
+    assert names(group) == ["job-worker-0"]
+    assert not group.silent
+    assert group.settle(63.0) == pytest.approx(50.0 + ADOPT_S - 63.0), "it comes again by itself"
+    group.settle(50.0 + ADOPT_S)
+    assert group.silent == {"u1"}
+
+
 def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
     group = restored(0, 1)
     group.set_alive(alive(2), 1, 50.0)  # nor would the one be that has taken over a member's name

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_controller.core.membership import SILENT_S
+from elasticctl_launcher.service import client as client_module
 from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError, ServiceRefused
 
 
@@ -128,6 +129,27 @@ def test_the_kernel_finds_out_that_a_connection_is_forgotten_before_the_worker_c
         for name in ("IDLE", "INTVL", "CNT")
     )
     assert 0 < idle_s + interval_s * probes < SILENT_S
+    unacknowledged_ms = connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert 0 < unacknowledged_ms < 1000 * SILENT_S
+
+
+def test_a_service_that_does_not_even_refuse_is_called_again_before_the_worker_counts_as_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client_module.CONNECT_S < SILENT_S
+    monkeypatch.setattr(client_module, "CONNECT_S", 0.3)
+    (tmp_path / "token").write_text("t")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        waiting = [socket.create_connection(server.getsockname(), 0.3)]  # the kernel takes in no more than these
+        with suppress(TimeoutError):
+            waiting.append(socket.create_connection(server.getsockname(), 0.3))
+        client = ServiceClient(f"127.0.0.1:{server.getsockname()[1]}", "default", "job", str(tmp_path / "token"))
+        began = time.monotonic()
+        with pytest.raises(ServiceAway, match="timed out"):
+            client.call("watch", {}, client_module.POLL_TIMEOUT_S)
+        assert time.monotonic() - began < client_module.POLL_TIMEOUT_S / 2
+        for connection in waiting:
+            connection.close()
 
 
 def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[ServiceClient, list[socket.socket]]) -> None:

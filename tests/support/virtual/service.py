@@ -143,11 +143,16 @@ class _LazySigns(dict[str, Sign]):
         self._heard_at = heard_at
 
     def __getitem__(self, uid: str) -> Sign:
-        sign, at = super().__getitem__(uid), self._heard_at(uid)
-        return sign if at is None or at <= sign.at else Sign(at, sign.doing, sign.since)
+        sign, at = super().get(uid), self._heard_at(uid)
+        if at is None or (sign is not None and at <= sign.at):
+            return super().__getitem__(uid)
+        return Sign(at, sign.doing, sign.since) if sign else Sign(at)
+
+    def __contains__(self, uid: object) -> bool:
+        return super().__contains__(uid) or self._heard_at(str(uid)) is not None
 
     def get(self, uid: str, default: Any = None) -> Any:
-        return default if uid not in self else self[uid]  # noqa: SIM401 - that would be this method
+        return self[uid] if uid in self else default  # noqa: SIM401 - that would be this method
 
 
 @lru_cache(64)

@@ -33,6 +33,10 @@ POLL_TIMEOUT_S = 40.0
 KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 """In seconds, and probes: a connection that the network has forgotten (a service that moved, a NAT that lost its state)
 would keep a long poll waiting until its timeout, while the group waits 10 s for a worker that says nothing."""
+UNACKNOWLEDGED_MS = 6000
+"""The same for a request of which the network has acknowledged nothing: the kernel sends no probes meanwhile."""
+CONNECT_S = 5.0
+"""Where nobody answers, not even with a refusal, as behind the address of a service that has just moved."""
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +75,15 @@ class Backoff:
 
 class _TcpConnection(http.client.HTTPConnection):
     def connect(self) -> None:
-        super().connect()
+        timeout_s, self.timeout = self.timeout, min(self.timeout or CONNECT_S, CONNECT_S)
+        try:
+            super().connect()
+        finally:
+            self.timeout = timeout_s
+        self.sock.settimeout(timeout_s)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
                 self.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
