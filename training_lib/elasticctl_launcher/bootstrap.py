@@ -18,7 +18,9 @@ import json
 import os
 import runpy
 import signal
+import socket
 import sys
+import threading
 import time
 import types
 
@@ -31,6 +33,11 @@ RELEASE_S = 0.02
 """How long a spare's interpreter waits before it ends. gloo's threads need the interpreter to release the tensors they
 have moved; if it is shutting down by then, the process aborts, after all the script's work (https://github.com/pytorch/pytorch/pull/179291).
 """
+
+COLLECTIVES_VARIABLE = "ELASTICCTL_COLLECTIVES"
+"""The folder in which a rank tells what collectives it is in, on a socket that is named by its local rank."""
+DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""What torch's flight recorders are read with: that of NCCL, and that of gloo."""
 
 
 def main() -> None:
@@ -76,7 +83,35 @@ def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     os.environ.clear()
     os.environ.update(assignment["env"])
     atexit.register(time.sleep, RELEASE_S)  # registered first, called last
+    if COLLECTIVES_VARIABLE in os.environ:
+        tell_collectives(os.path.join(os.environ[COLLECTIVES_VARIABLE], f"c10d.{os.environ.get('LOCAL_RANK', '')}"))
     run_script(assignment["argv"])
+
+
+def tell_collectives(path: str) -> None:
+    """Have a thread tell whoever connects to `path` what collectives are under way; it sleeps until somebody does."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError):  # left by the rank before
+            os.unlink(path)
+        listening.bind(path)
+        listening.listen()
+    except OSError:
+        listening.close()  # a hang is named without numbers then
+        return
+    threading.Thread(target=answer_questions, args=(listening,), name="elasticctl-collectives", daemon=True).start()
+
+
+def answer_questions(listening: socket.socket) -> None:
+    """Answer with a line of JSON for each flight recorder that torch has; nothing where there is none."""
+    while True:
+        connected, _ = listening.accept()
+        c10d = sys.modules.get("torch._C._distributed_c10d")
+        with connected, contextlib.suppress(Exception):  # whoever asked does without
+            for name in DUMPS:
+                if hasattr(c10d, name):
+                    dump = getattr(c10d, name)(True, True)  # collectives, of which only those that have not ended
+                    connected.sendall((dump if isinstance(dump, bytes) else dump.encode()) + b"\n")
 
 
 def run_script(argv: list[str]) -> None:

@@ -73,7 +73,7 @@ def test_a_rank_in_a_lock_is_named_and_the_others_wait_for_it(lab: Lab) -> None:
     end = failure(lab, "a-0")
     assert (end.verdict, end.rank) == ("application", 1)
     assert "rank 1 has been in stand (script.py:5) for" in end.error, end.error
-    assert end.error.endswith("rank 0 waits for it in all_reduce")
+    assert end.error.endswith("rank 0 waits for it in all_reduce no. 2")
     log = lab.output("a-0")
     assert f"[rank1]     stand ({lab.folder}/script.py:5)" in log
     assert "[rank0]     all_reduce (" in log

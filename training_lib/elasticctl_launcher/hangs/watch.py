@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from elasticctl_launcher.hangs.collectives import Collective
 from elasticctl_launcher.hangs.pace import Allowance, Pace
 from elasticctl_launcher.hangs.places import RankPlace, describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, to_lines
@@ -54,6 +55,9 @@ class LocalRank(Protocol):
     def rank(self) -> int: ...
 
     @property
+    def local_rank(self) -> int: ...
+
+    @property
     def process(self) -> Process: ...
 
     @property
@@ -85,7 +89,8 @@ class HangWatch:
 
     Calls `print_line(rank, text)` for lines of stacks, `report(message)` with what the service is to know,
     `on_still(generation, still)` when the ranks have stood still for a while, or move again, and `on_hang(hang)` when
-    they are to be restarted; all from a thread of its own. `timeout_s` is `Pace`'s.
+    they are to be restarted; all from a thread of its own. `timeout_s` is `Pace`'s. `collective_of(local_rank)` is the
+    collective that a rank is in, as far as it is known.
     """
 
     def __init__(
@@ -96,10 +101,11 @@ class HangWatch:
         *,
         on_still: Callable[[int, bool], None],
         on_hang: Callable[[Hang], None],
+        collective_of: Callable[[int], Collective | None],
     ) -> None:
         self.pace = Pace(timeout_s)
         self.print_line, self.report = print_line, report
-        self.on_still, self.on_hang = on_still, on_hang
+        self.on_still, self.on_hang, self.collective_of = on_still, on_hang, collective_of
         self.reader = StackReader()
         self.reported_at_s, self.step = time.monotonic(), 0
         self.lines: dict[int, int] = {}
@@ -253,8 +259,19 @@ class GenerationWatch:
         message = {"kind": "hang", "generation": self._generation, "step": self._parent.step, "ranks": list(places)}
         self._parent.report(message)
 
+    def _with_numbers(self) -> dict[int, Track]:
+        """The tracks, with the numbers of the collectives that ranks wait in."""
+        tracks = dict(self._tracks)
+        for rank in self._ranks:
+            track = tracks.get(rank.rank)
+            if track is not None and track.seen.place.kind.waits:
+                found = self._parent.collective_of(rank.local_rank)
+                place = found.at(track.seen.place) if found else track.seen.place
+                tracks[rank.rank] = replace(track, seen=replace(track.seen, place=place))
+        return tracks
+
     def _hang(self, still_s: float) -> Hang:
-        places = where_all_are(self._tracks, time.monotonic())
+        places = where_all_are(self._with_numbers(), time.monotonic())
         culprit = next((place.rank for place in places if not place.waits), None)
         stack = () if culprit is None else tuple(_stack_lines(self._tracks[culprit].seen.stacks))
         of_peers = culprit is None and self._peers.are_there

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from elasticctl_launcher.bootstrap import COLLECTIVES_VARIABLE
+from elasticctl_launcher.hangs.collectives import read_collective
 from elasticctl_launcher.hangs.look import note_ranks
 from elasticctl_launcher.hangs.watch import HangWatch
 from elasticctl_launcher.notifications import (
@@ -82,6 +84,7 @@ class LocalRanks:
             self.reports.send,
             on_still=lambda generation, still: notify(RanksStandStill(generation, still)),
             on_hang=lambda hang: notify(RanksHung(hang)),
+            collective_of=lambda local_rank: read_collective(self._folder.path / f"c10d.{local_rank}"),
         )
         self.reports.on_report = self._hangs.note_report
         self.reports.on_metrics = output.store_metrics
@@ -156,6 +159,7 @@ class LocalRanks:
 
     def _start_processes(self, places: Sequence[tuple[int, Mapping[str, str]]]) -> None:
         shared = {**self._starter.environment, "ELASTICCTL_LINK": self._links.path}
+        shared[COLLECTIVES_VARIABLE] = str(self._folder.path)
         if self._local_tier is not None:
             shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
         if self._copies is not None:
