@@ -23,6 +23,7 @@ from elasticctl.api.codec import (
     written_as,
 )
 from elasticctl.api.goal import PlanStatus
+from elasticctl.api.usage import JobUsage
 
 _RUNNING = "Running"
 
@@ -373,7 +374,8 @@ class JobStatus:
     `generations` keep the last few entries only. `failures` counts those that used up the budget, over the job's life;
     `failures_since_commit` those since the last new checkpoint, which is what the budget limits (None: not known, as
     in the status of an older controller). `activity` is None while nothing is known of the group. `growth` says why
-    workers that are ready are not in the group yet. `steps_redone` is None for a script that has reported no steps.
+    workers that are ready are not in the group yet. `usage` is None while nothing runs, `steps_redone`
+    for a script that has reported no steps.
     `worker_seconds` is how long the ended workers ran, by capacity
     (`spot`, `onDemand`, or `unknown`).
     """
@@ -414,6 +416,7 @@ class JobStatus:
     progress: ProgressStatus = ProgressStatus()
     curve: Curve = Curve()
     checkpoint: CheckpointStatus = CheckpointStatus()
+    usage: JobUsage | None = None
     first_failure: RankFailure | None = None
 
     def condition(self, kind: ConditionType) -> Condition | None:

@@ -31,6 +31,7 @@ _JOBS = {
     "shell": ("enter.commands", "Open a shell in a worker"),
     "cp": ("enter.copy", "Copy files to or from a worker"),
     "port-forward": ("enter.forward", "Make ports of a worker reachable on this machine"),
+    "top": ("inspect.top", "Show what jobs use of their machines: CPUs, memory, GPUs"),
     "stacks": ("enter.stacks", "Show where all ranks are: their Python stacks"),
     "scale": ("run.scale", "Change the number of workers of a running job"),
     "preempt": ("run.lifecycle", "Rehearse the loss of a spot node"),

@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     starting.says_nothing,
     training.not_finite,
     training.standstill,
+    training.idle_gpus,
     training.interrupted,
     training.no_storage,
     training.no_checkpoint,

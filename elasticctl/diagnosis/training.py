@@ -13,6 +13,7 @@ from elasticctl.api.observed.history import (
     reports_steps,
     samples_per_s,
 )
+from elasticctl.api.observed.usage import idle_text
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.api.text import plural, plural_are, shorten, span, times
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used
@@ -86,6 +87,18 @@ def standstill(case: Case) -> Finding | None:
         f"No step for {span(idle_s)}; the last was {progress.step}.{before}{then}",
         (NextStep("see the ranks' output", f"elasticctl logs {case.name} --tail 20"),),
     )
+
+
+def idle_gpus(case: Case) -> Finding | None:
+    """GPUs have done nothing for long, and are paid for."""
+    idle = idle_text(case.status.usage, case.name)
+    if not idle:
+        return None
+    steps = (
+        NextStep("see what the ranks do", f"elasticctl stacks {case.name}"),
+        NextStep("see all machines", f"elasticctl top {case.name} -o wide"),
+    )
+    return Finding("idle-gpus", Severity.WARNING, f"GPUs do nothing: {idle}.", steps)
 
 
 def not_finite(case: Case) -> Finding | None:

@@ -77,7 +77,7 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
         ("kill x", 'there is no verb "kill" (did you mean "cancel"?). See'),
         ("rm x", 'there is no verb "rm" (did you mean "delete"?). See'),
         ("run train.py", 'there is no verb "run" (did you mean "submit"?). See'),
-        ("top", 'there is no verb "top" (did you mean "status"?). See'),
+        ("usage", 'there is no verb "usage" (did you mean "top"?). See'),
         ("delet x", 'there is no verb "delet" (did you mean "delete"?). See'),
         ("config get", 'there is no verb "get" (did you mean "get-contexts"?). See'),
         ("local stop", 'there is no verb "stop" (did you mean "down"?). See'),

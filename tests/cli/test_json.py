@@ -14,11 +14,14 @@ from referencing import Registry, Resource
 
 from elasticctl.api import validation
 from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.framework.output import DATA_VERSION
+from elasticctl.cli.views.usage import usage_data
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.cli import Run
 from tests.support.jobs import shell_job
 from tests.support.train.losses import damage, fill
+from tests.support.usage_samples import BARE, BUSY, IDLE, sample
 from tests.support.verbs import FAMILIES, VERBS
 from tests.support.waiting import wait_until
 
@@ -89,6 +92,12 @@ def test_reading_a_job(run: Run, troubled: str) -> None:
     assert (len(history["interruptions"]), len(history["scalings"])) == (1, 1)
     for verb in ("status", "describe", "explain", "events", "history"):
         assert yaml.safe_load(run(verb, troubled, "-o", "yaml").out)["kind"]
+
+
+def test_machines_in_use(run: Run, troubled: str) -> None:
+    jobs = [ElasticJob.from_manifest(sample(BUSY, IDLE, BARE))]
+    check(json.dumps({"apiVersion": DATA_VERSION, "kind": "Usage", **usage_data(jobs)}))
+    assert check(run("top", troubled, "-o", "json").out)["jobs"][0]["measured"] == 0
 
 
 def test_what_is_pruned(run: Run, troubled: str) -> None:

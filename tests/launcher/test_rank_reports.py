@@ -115,3 +115,13 @@ def test_metrics_are_stored_and_not_forwarded(inbox: RankReports, service: Servi
     wait_until(lambda: bool(service.messages))
     assert stored == ['{"step": 1}']
     assert [message["kind"] for message in service.messages] == ["progress"]
+
+
+def test_what_the_worker_uses_goes_along_and_only_the_newest_counts(inbox: RankReports, service: Service) -> None:
+    inbox.note_usage({"kind": "usage", "cpus_used": 1.0})
+    inbox.note_usage({"kind": "usage", "cpus_used": 2.0})
+    service.answers.set()
+    wait_until(lambda: len(service.messages) == 1)
+    send(inbox, {"step": 1})
+    wait_until(lambda: len(service.messages) == 2)
+    assert [message.get("cpus_used") for message in service.messages] == [2.0, None]

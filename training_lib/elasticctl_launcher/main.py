@@ -30,6 +30,7 @@ from elasticctl_launcher.service.client import client_from_environment
 from elasticctl_launcher.service.heartbeat import Heartbeat
 from elasticctl_launcher.states import LauncherState
 from elasticctl_launcher.system import OrphanReaper, raise_file_limit
+from elasticctl_launcher.usage.watch import UsageWatch
 from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
 from elasticctl_launcher.workspace import unpack_workspace
 from elasticctl_store import storage
@@ -120,7 +121,9 @@ def _train(
         spot_notice.NoticeWatch(source, agent.give_notice).start()
     reaper = OrphanReaper(agent.own_pids)
     reaper.start()
-    with contextlib.closing(agent), contextlib.closing(reaper):
+    usage = UsageWatch(agent.note_usage, alone=not heartbeat.client.endpoint.startswith("unix:"))
+    usage.start()
+    with contextlib.closing(agent), contextlib.closing(reaper), contextlib.closing(usage):
         failure = None
         try:
             agent.run()

@@ -54,6 +54,7 @@ class RankReports:
         self._every_s = FLUSH_S
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
+        self._usage: dict[str, Any] | None = None
         self.newest_generation = -1
         self.finished_generation = -1
         self._stepped_generation = -1
@@ -83,7 +84,8 @@ class RankReports:
             with self._lock:
                 events, self._pending = self._pending, []
                 furthest, self._furthest = self._furthest, None
-            messages = events if furthest is None else [*events, furthest]
+                usage, self._usage = self._usage, None
+            messages = [*events, *(latest for latest in (furthest, usage) if latest is not None)]
             if messages:
                 answer = self._client.call("report", {"messages": messages}, timeout_s=patience_s)
                 every_s = answer.get("every_s")
@@ -149,6 +151,11 @@ class RankReports:
         """Forward a message of the launcher itself, at once; from any thread."""
         with self._lock:
             self._add(message)
+
+    def note_usage(self, message: dict[str, Any]) -> None:
+        """Forward what the worker uses with the next report; only the newest counts. From any thread."""
+        with self._lock:
+            self._usage = message
 
     def _add(self, message: dict[str, Any]) -> None:
         """Forward it at once; called with the lock held."""

@@ -136,6 +136,10 @@ class Agent(SimpleElasticAgent):
         """The processes that this agent has started and waits for."""
         return self._ranks.own_pids()
 
+    def note_usage(self, used: Mapping[str, Any]) -> None:
+        """Report what this worker uses of its machine, with what is reported next; from any thread."""
+        self._ranks.reports.note_usage({"kind": "usage", "uid": self._handler.identity.uid, **used})
+
     def close(self) -> None:
         """Send the ranks' last reports, stop listening for more, and remove the folders of this launcher."""
         self._ranks.close()

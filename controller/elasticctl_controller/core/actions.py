@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elasticctl.api.goal import PoolStatus
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
+from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.notices import Notice
 
 
@@ -31,12 +32,12 @@ class Observed:
 
     `pods` may include pods that are not the job's. `lost_nodes` are gone or NotReady. What the rendezvous service
     knows: `progress`, `checkpoint`, `generations` (oldest first), `silent` (uids of workers that are alive but gave no
-    sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet) and
-    `activity` (what the group does); all empty for a job that brings its own rendezvous. `share`, `leave`, `moves` and
-    `nodes` are the job's `Allotment`; None and empty when the job is not shared. `refused` says why the last worker
-    could not be created; None while none has been tried. `notices` say which workers that run will have to go, and
-    why, by uid; `avoid` are nodes that workers have to leave. `pools` are those of new workers, if the job has a
-    goal; `evidence` is what jobs like it have seen of pools.
+    sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet), `activity`
+    (what the group does) and `usage` (what its workers use of their machines); all empty for a job that brings its own
+    rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
+    shared. `refused` says why the last worker could not be created; None while none has been tried. `notices` say which
+    workers that run will have to go, and why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
+    of new workers, if the job has a goal; `evidence` is what jobs like it have seen of pools.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -47,6 +48,7 @@ class Observed:
     silent: frozenset[str] = frozenset()
     growth: str = ""
     activity: Activity | None = None
+    usage: JobUsage | None = None
     share: ShareStatus | None = None
     leave: frozenset[str] = frozenset()
     moves: frozenset[str] = frozenset()

@@ -182,6 +182,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         checkpoint=_merge_checkpoint(status.checkpoint, observed.checkpoint),
         growth=observed.growth,
         activity=None if observed.activity is None else _as_stored(observed.activity),
+        usage=observed.usage,
     )
 
 
@@ -221,6 +222,7 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
             progress=ProgressStatus(),
             curve=Curve(),
             checkpoint=CheckpointStatus(),
+            usage=None,
             generations=generations,
             last_reconcile_time=None,
         )

@@ -45,6 +45,7 @@ from elasticctl_controller.core.group_states import (
 from elasticctl_controller.core.growth import decide_growth, measure_growth, payback_s, stopped_share
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.notices import Notice, Notices, Replacements, lead_s, who_leaves
+from elasticctl_controller.core.usage import UsageReports
 
 FIRST_SETTLE_S = 30.0
 """How long the first generation, and one after the loss of all members, waits for workers that are alive but have not
@@ -136,6 +137,7 @@ class Group:
     stays: bool = False
     preparing: set[str] = field(default_factory=set)
     notices: Notices = field(default_factory=Notices)
+    usage: UsageReports = field(default_factory=UsageReports)
     history: TrainingHistory = field(default_factory=TrainingHistory)
 
     @classmethod
@@ -192,6 +194,7 @@ class Group:
         for uids in (self.gone, self.silent, self.overdue, self.preparing):
             uids.intersection_update(alive)
         self.notices.keep(alive.keys())
+        self.usage.keep(alive.keys())
         for known in (self.signs, self.unreachable):
             for uid in known.keys() - alive.keys():
                 del known[uid]

@@ -136,6 +136,7 @@ def _fill_status(
         training=counted.training,
         share=None if decision.phase.terminal else status.share,
         activity=None if decision.phase.terminal else status.activity,
+        usage=None if decision.phase.terminal else status.usage,
         desired=job.desired,
         min=job.min,
         max=job.max,

@@ -267,6 +267,7 @@ class Controller:
             silent=view.silent,
             growth=view.growth,
             activity=view.activity,
+            usage=view.usage,
             notices=notices if given is None else {},
             avoid=tuple(sorted(left)),
         )

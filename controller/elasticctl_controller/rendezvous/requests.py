@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elasticctl.api.codec import Timestamp
+from elasticctl.api.codec import Timestamp, camel, from_json, to_rfc3339
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, RankFailure
+from elasticctl.api.usage import WorkerUsage
 from elasticctl_controller.core.blame import RanksEnd
 from elasticctl_controller.core.classify import parse_failure
 from elasticctl_controller.core.group_states import GroupWorld, Member
@@ -27,6 +28,7 @@ MAX_TEXT = 512
 MAX_MEMBERS = 10_000
 MAX_SLOTS = 4096
 MAX_RANKS = 100_000
+MAX_GPUS = 32
 MAX_PLACE = 80
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
@@ -170,6 +172,8 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         reason = _clean(str(message.get("reason") or "")[:MAX_TEXT])
         group.obstacle, group.unsaved = (reason, "") if kind == "waiting" else ("", reason)
         return True
+    if kind == "usage":
+        return _note_usage(group, message, now)
     if generation is None or step is None:
         return False
     if kind == "hang":
@@ -207,6 +211,22 @@ def _note_resumed(group: Group, generation: int, step: int, message: Mapping[str
         why_not,
         _clean(str(message.get("source_because") or "")[:MAX_TEXT]),
     )
+
+
+def _note_usage(group: Group, message: Mapping[str, Any], now: float) -> bool:
+    """Record what a worker uses of its machine."""
+    uid = str(message.get("uid"))
+    if uid not in group.alive:
+        return False
+    gpus = message.get("gpus")
+    columns = gpus.items() if isinstance(gpus, Mapping) else ()
+    told = {camel(str(name)): value for name, value in message.items()} | {
+        "worker": group.alive[uid],
+        "at": to_rfc3339(now),
+        "noGpus": _clean(str(message.get("no_gpus") or "")[:MAX_TEXT]),
+        "gpus": {camel(str(name)): column[:MAX_GPUS] for name, column in columns if isinstance(column, list)},
+    }
+    return group.usage.note(uid, from_json(WorkerUsage, told), now)
 
 
 def _note_places(group: Group, generation: int, ranks: object) -> bool:

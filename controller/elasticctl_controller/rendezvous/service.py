@@ -36,6 +36,7 @@ from aiohttp import web
 
 from elasticctl.api.objects import as_mapping, as_text
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, Phase, ProgressStatus
+from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.core.group_states import GroupState, GroupWorld
 from elasticctl_controller.core.membership import Group
@@ -81,8 +82,8 @@ class GroupView:
     """What the service knows of a job, for its status.
 
     `silent`: the uids of workers that are alive but did not join again when the group re-formed. `growth`: why
-    newcomers that are ready are not taken in yet. `activity`: what the group does. `notices`: what launchers say of
-    workers that have to go and have not been told to yet, by uid.
+    newcomers that are ready are not taken in yet. `activity`: what the group does. `usage`: what workers use of their
+    machines. `notices`: what launchers say of workers that have to go and have not been told to yet, by uid.
     """
 
     progress: ProgressStatus | None = None
@@ -91,6 +92,7 @@ class GroupView:
     silent: frozenset[str] = frozenset()
     growth: str = ""
     activity: Activity | None = None
+    usage: JobUsage | None = None
     notices: Mapping[str, Notice] = field(default_factory=dict)
 
 
@@ -205,6 +207,7 @@ class RendezvousService:
                 silent,
                 group.growth,
                 describe_activity(group),
+                group.usage.of_group(group.alive),
                 dict(group.notices.told),
             )
 

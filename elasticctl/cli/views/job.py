@@ -22,6 +22,7 @@ from elasticctl.api.observed.history import (
     steps_per_s,
 )
 from elasticctl.api.observed.outlook import outlook_text
+from elasticctl.api.observed.usage import idle_text, usage_text
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
@@ -64,6 +65,8 @@ def status_table(
         ("Waiting", waiting_text(job)),
         *progress_facts(status, now, bar_encoding=bar_encoding),
         ("On a loss", on_a_loss(status)),
+        ("In use", usage_text(status.usage)),
+        ("Idle", idle_text(status.usage, job.name)),
         ("Goal", outlook_text(job, now)),
         ("Cost", cost_text(job, now)),
         ("Storage", hardware(job).storage),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from elasticctl.api.codec import from_json, to_json
 from elasticctl.api.observed.standstill import describe_standstill
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
+from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.core.membership import Group
@@ -177,3 +178,37 @@ def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> 
     assert (group.copied_every_steps, group.copies_lack) == (7, "no room")
     again = told(resumed | {"source": "copies"}, copied, copied | {"generation": 2, "every_steps": 1}).generations[-1]
     assert (again.resumed_from, again.copied_every_steps, again.copies_lack) == ("copies", 7, "")
+
+
+def usage_of(message: Any) -> JobUsage | None:
+    group = Group("j", alive={"u0": "digits-worker-0"})
+    note_report(group, {"kind": "usage", "uid": "u0", **message}, NOW)
+    return group.usage.of_group(group.alive)
+
+
+def test_what_a_worker_uses_is_taken_over() -> None:
+    gpus = {"percent": [97, None], "memory_bytes": [1, 2], "memory_total_bytes": [3, 3], "idle_s": [0, 9.5]}
+    usage = usage_of({"cpus_used": 3, "memory_bytes": 5, "worker": "another", "no_gpus": "", "gpus": gpus})
+    assert usage is not None
+    (worker,) = usage.workers
+    assert (worker.worker, worker.at, worker.cpus_used, worker.memory_bytes) == ("digits-worker-0", NOW, 3.0, 5)
+    assert (worker.gpus.percent, worker.gpus.idle_s) == ((97.0, None), (0.0, 9.5))
+    check_storable(JobStatus(usage=usage))
+
+
+def test_a_worker_that_is_not_alive_uses_nothing() -> None:
+    assert usage_of({"uid": "another"}) is None
+
+
+@given(st.dictionaries(st.sampled_from(["cpus_used", "memory_bytes", "no_gpus", "gpus", "at", "uid"]), JSON))
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_worker_says_that_it_uses_can_be_stored(message: Any) -> None:
+    usage = usage_of(message)
+    check_storable(JobStatus(usage=usage))
+
+
+def test_a_machine_has_so_many_gpus_and_no_more() -> None:
+    usage = usage_of({"gpus": {"percent": [1.0] * 1000, "idle_s": "none"}, "no_gpus": "x" * 10_000})
+    assert usage is not None
+    assert len(usage.workers[0].gpus.percent) == 32
+    assert len(usage.workers[0].no_gpus) <= 512

@@ -1,0 +1,153 @@
+"""Machines in use, in words, from `status.usage`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from elasticctl.api.text import plural, span
+from elasticctl.api.usage import GpuUsage, JobUsage, WorkerUsage
+
+IDLE_S = 600.0
+"""A GPU that has done nothing for this long is told of: loading data or a checkpoint takes less, as a rule."""
+STALE_S = 60.0
+"""What was measured longer ago is told with its age: launchers measure every 10 s."""
+SPREAD = 10.0
+"""GPUs that are used less evenly than this, in percent, are told by the least and the most."""
+MOST_IDLE = 3
+GIB, MB = 1 << 30, 1e6
+_COLUMNS = tuple(each.name for each in fields(GpuUsage))
+
+
+def total_usage(usage: JobUsage) -> WorkerUsage:
+    """What all workers that are known use together, with their GPUs in a row.
+
+    How much there is of processors and memory is left out: several workers may share a machine.
+    """
+
+    def total(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    workers = usage.workers
+    columns = (tuple(value for each in workers for value in _column(each.gpus, name)) for name in _COLUMNS)
+    return WorkerUsage(
+        at=max((each.at for each in workers if each.at is not None), default=None),
+        cpus_used=total(each.cpus_used for each in workers),
+        memory_bytes=sum(each.memory_bytes or 0 for each in workers) or None,
+        received_bytes_per_s=total(each.received_bytes_per_s for each in workers),
+        sent_bytes_per_s=total(each.sent_bytes_per_s for each in workers),
+        gpus=GpuUsage(*columns),
+    )
+
+
+def _column(gpus: GpuUsage, name: str) -> list[float | None]:
+    """A column that is as long as there are GPUs, whatever a launcher has sent."""
+    values: Sequence[float | None] = getattr(gpus, name)
+    return [*values, *[None] * gpus.count][: gpus.count]
+
+
+def cpu_text(used: WorkerUsage) -> str:
+    """`3.1 of 8`, in processors."""
+    return "" if used.cpus_used is None else f"{used.cpus_used:.1f}{_of(used.cpus)}"
+
+
+def memory_text(used: WorkerUsage) -> str:
+    """`12.3 of 64 GiB`."""
+    whole = used.memory_total_bytes
+    if used.memory_bytes is None:
+        return ""
+    return f"{used.memory_bytes / GIB:.1f}{_of(whole / GIB if whole else None)} GiB"
+
+
+def network_text(used: WorkerUsage) -> str:
+    """`12.0 in, 3.4 out MB/s`."""
+    rates = [used.received_bytes_per_s, used.sent_bytes_per_s]
+    if None in rates:
+        return ""
+    received, sent = (f"{(rate or 0.0) / MB:,.1f}" for rate in rates)
+    return f"{received} in, {sent} out MB/s"
+
+
+def gpu_text(gpus: GpuUsage) -> str:
+    """`97%` of one GPU, `8 x 93%` of several, `8 x 81% (12-99)` where they differ."""
+    known = [percent for percent in gpus.percent if percent is not None]
+    number = f"{gpus.count} x " if gpus.count > 1 else ""
+    if not known:
+        return f"{number}?" if gpus.count else ""
+    low, high = min(known), max(known)
+    apart = f" ({low:.0f}-{high:.0f})" if high - low > SPREAD else ""
+    return f"{number}{sum(known) / len(known):.0f}%{apart}"
+
+
+def gpu_memory_text(gpus: GpuUsage) -> str:
+    """`61.2 of 80 GiB`, of the fullest GPU."""
+    pairs = zip(_column(gpus, "memory_bytes"), _column(gpus, "memory_total_bytes"), strict=True)
+    known = [(used, whole) for used, whole in pairs if used is not None]
+    if not known:
+        return ""
+    used, whole = max(known, key=lambda pair: pair[0] / (pair[1] or pair[0] or 1.0))
+    return f"{used / GIB:.1f}{_of(whole / GIB if whole else None)} GiB"
+
+
+def power_text(gpus: GpuUsage) -> str:
+    """`4,980 W` in all."""
+    known = [power for power in gpus.power_w if power is not None]
+    return f"{sum(known):,.0f} W" if known else ""
+
+
+def temperature_text(gpus: GpuUsage) -> str:
+    """`71 C`, of the hottest."""
+    known = [degrees for degrees in gpus.temperature_c if degrees is not None]
+    return f"{max(known):.0f} C" if known else ""
+
+
+def _of(whole: float | None) -> str:
+    return "" if whole is None else f" of {whole:,.1f}".removesuffix(".0")
+
+
+def usage_text(usage: JobUsage | None) -> str:
+    """What all workers use together, in a line: `GPU 8 x 93%, 61.2 of 80 GiB, 4,980 W; CPU 12.1; memory ...`."""
+    if usage is None or not usage.workers:
+        return ""
+    used = total_usage(usage)
+    gpus = ", ".join(filter(None, (gpu_text(used.gpus), gpu_memory_text(used.gpus), power_text(used.gpus))))
+    parts = [(f"GPU {gpus}" if gpus else ""), f"CPU {cpu_text(used)}", f"memory {memory_text(used)}"]
+    least = f"the {len(usage.workers)} least used workers: " if usage.measured > len(usage.workers) else ""
+    return least + "; ".join(part for part in parts if part and not part.endswith(" "))
+
+
+@dataclass(frozen=True, slots=True)
+class IdleGpus:
+    """GPUs of a worker that do nothing, of `of` that it has, and for how long the last of them to work has not."""
+
+    worker: str
+    numbers: tuple[int, ...]
+    of: int
+    idle_s: float
+
+    @property
+    def text(self) -> str:
+        """`GPU 3 of worker-1 idle for 12m00s`, `all 8 GPUs of worker-1 idle for 12m00s`."""
+        which = "GPUs " + ", ".join(map(str, self.numbers)) if len(self.numbers) > 1 else f"GPU {self.numbers[0]}"
+        if len(self.numbers) == self.of:
+            which = f"all {self.of} GPUs" if self.of > 1 else "the GPU"
+        return f"{which} of {self.worker} idle for {span(self.idle_s)}"
+
+
+def idle_gpus(workers: Iterable[WorkerUsage], job: str) -> list[IdleGpus]:
+    """The GPUs that have done nothing for `IDLE_S`, by worker."""
+    found = []
+    for worker in workers:
+        idle = {number: idle_s for number, idle_s in enumerate(worker.gpus.idle_s) if (idle_s or 0.0) >= IDLE_S}
+        if idle:
+            least = min(idle_s or 0.0 for idle_s in idle.values())
+            found.append(IdleGpus(worker.worker.removeprefix(f"{job}-"), tuple(idle), worker.gpus.count, least))
+    return found
+
+
+def idle_text(usage: JobUsage | None, job: str) -> str:
+    """Which GPUs do nothing, in a line; empty while all work."""
+    idle = idle_gpus(usage.workers, job) if usage is not None else []
+    more = [f"and GPUs of {plural(len(idle) - MOST_IDLE, 'more worker')}"] if len(idle) > MOST_IDLE else []
+    return "; ".join([*(each.text for each in idle[:MOST_IDLE]), *more])

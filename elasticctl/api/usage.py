@@ -1,0 +1,77 @@
+"""`status.usage`: what the workers of a job use of their machines, as their launchers have measured it last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from elasticctl.api.codec import Timestamp
+
+MOST_WORKERS = 64
+"""Of more workers than this, those that use their GPUs (without any, their processors) least are kept: a status has to
+stay small, and who looks at machines in use looks for those that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """The GPUs of a worker, as columns; None is what a GPU does not tell.
+
+    `percent` is how much of the time it worked, `idle_s` for how many seconds it has done next to nothing.
+    """
+
+    percent: tuple[float | None, ...] = ()
+    memory_bytes: tuple[float | None, ...] = ()
+    memory_total_bytes: tuple[float | None, ...] = ()
+    power_w: tuple[float | None, ...] = ()
+    temperature_c: tuple[float | None, ...] = ()
+    idle_s: tuple[float | None, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many GPUs there are."""
+        return len(self.idle_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUsage:
+    """One worker at the moment `at`. `no_gpus` says why there are none; None is what is not known.
+
+    `cpus_used` of `cpus` were busy on average since the moment before; rates are over the same time.
+    """
+
+    worker: str = ""
+    at: Timestamp | None = None
+    cpus_used: float | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    received_bytes_per_s: float | None = None
+    sent_bytes_per_s: float | None = None
+    gpus: GpuUsage = GpuUsage()
+    no_gpus: str = ""
+
+    @property
+    def at_work(self) -> float:
+        """How much of it is in use, to tell busy workers from idle ones: percent of its least used GPU, or of CPUs."""
+        known = [percent for percent in self.gpus.percent if percent is not None]
+        if known:
+            return min(known)
+        return 100 * (self.cpus_used or 0.0) / (self.cpus or 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobUsage:
+    """The workers that have been measured: all `measured` of them, or as many as a status keeps, in their order."""
+
+    measured: int = 0
+    workers: tuple[WorkerUsage, ...] = ()
+
+    @classmethod
+    def of(cls, workers: Iterable[WorkerUsage]) -> JobUsage:
+        """What a status keeps of these workers, which are in their order."""
+        found = tuple(workers)
+        if len(found) <= MOST_WORKERS:
+            return cls(len(found), found)
+        kept = sorted(nsmallest(MOST_WORKERS, range(len(found)), key=lambda index: found[index].at_work))
+        return cls(len(found), tuple(found[index] for index in kept))

@@ -1,0 +1,92 @@
+"""`top` and the line of `status`: machines in use, GPUs that do nothing, and those that are not there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.framework.output import format_tabs
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.usage import usage_of_jobs, worker_table
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.diagnosis import Case, diagnose
+from tests.support.cli import Run
+from tests.support.job_samples import AT, drawn
+from tests.support.jobs import shell_job
+from tests.support.usage_samples import BARE, BUSY, IDLE, sample
+from tests.support.waiting import wait_until
+
+NOW = AT + 60.0
+
+
+def shown(*workers: dict[str, Any], gpus: int = 2, **options: bool) -> list[list[str]]:
+    table = worker_table(ElasticJob.from_manifest(sample(*workers, gpus=gpus)), NOW, **options)
+    return [line.split("\t") for line in format_tabs(table).split("\n")]
+
+
+def test_a_row_for_each_worker() -> None:
+    header, busy, idle, bare = shown(BUSY, IDLE, BARE)
+    assert header == ["WORKER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "POWER", "TEMP", "NETWORK", "NOTE"]
+    assert busy == [
+        "worker-0", "12.3 of 64", "61.0 of 256 GiB", "2 x 95%", "61.0 of 80 GiB", "1,212 W", "71 C",
+        "12.0 in, 3.4 out MB/s", "-",
+    ]  # fmt: skip
+    assert (idle[3], idle[5], idle[8]) == ("2 x 48% (0-95)", "600 W", "GPU 1 idle for 12m05s")
+    assert bare == ["worker-2", *["-"] * 7, "NVML: Driver Not Loaded; measured 2m00s ago"]
+    assert shown(BARE, gpus=0)[1][-1] == "measured 2m00s ago"
+
+
+def test_wide_is_a_row_for_each_gpu() -> None:
+    rows = shown(IDLE, each_gpu=True)
+    assert [row[0] for row in rows[1:]] == ["worker-1", "gpu 0", "gpu 1"]
+    assert rows[3][1:] == ["-", "-", "0%", "60.0 of 80 GiB", "-", "69 C", "-", "-"]
+
+
+def test_jobs_are_summed_up_and_status_says_the_same() -> None:
+    manifest = sample(BUSY, IDLE, gpus=2)
+    jobs = [ElasticJob.from_manifest(manifest)]
+    cells = format_tabs(usage_of_jobs(jobs)).split("\n")[1].split("\t")
+    assert cells[:5] == ["digits", "2", "24.7", "122.0 GiB", "4 x 71% (0-97)"]
+    facts = format_tabs(status_table(manifest, [], NOW)).split("\n")
+    assert "In use\tGPU 4 x 71% (0-97), 61.0 of 80 GiB, 1,812 W; CPU 24.7; memory 122.0 GiB" in facts
+    assert "Idle\tGPU 1 of worker-1 idle for 12m05s" in facts
+    assert not any(line.startswith("Idle") for line in format_tabs(status_table(sample(BUSY), [], NOW)).split("\n"))
+
+
+def test_idle_gpus_are_a_finding_and_many_are_counted() -> None:
+    every = {**BUSY["gpus"], "idleS": [601, 900]}
+    workers = [{**BUSY, "worker": f"digits-worker-{n}", "gpus": every} for n in range(5)]
+    found = {each.rule: each for each in diagnose(Case(ElasticJob.from_manifest(sample(*workers)), (), NOW))}
+    assert found["idle-gpus"].text == (
+        "GPUs do nothing: all 2 GPUs of worker-0 idle for 10m01s; all 2 GPUs of worker-1 idle for 10m01s; "
+        "all 2 GPUs of worker-2 idle for 10m01s; and GPUs of 2 more workers."
+    )
+    assert found["idle-gpus"].mends[0].command == "elasticctl stacks digits"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_it_fits_the_terminal(width: int) -> None:
+    lines = drawn(worker_table(ElasticJob.from_manifest(sample(BUSY, IDLE, gpus=2)), NOW), width)
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert "12.3 of 64" in "\n".join(lines)
+
+
+def test_columns_of_different_length_are_no_trouble() -> None:
+    """A launcher is beside the user's code: whatever it sends is shown as far as it makes sense."""
+    odd = {**BUSY, "gpus": {"percent": [1, 2, 3], "idleS": [None, 700], "memoryBytes": []}}
+    assert shown(odd, each_gpu=True)[2][3] == "1%"
+    assert usage_of_jobs([ElasticJob.from_manifest(sample(odd, BUSY))]).rows[0][4].startswith("4 x")
+
+
+def test_what_there_is_to_see_before_anything_is_measured(run: Run, local_cluster: LocalCluster) -> None:
+    assert run("top").err == "no job runs. Next: elasticctl list\n"
+    local_cluster.create_job(shell_job("digits", "sleep 60", 1))
+    wait_until(lambda: local_cluster.get_job("default", "digits").get("status", {}).get("active") == 1)
+    assert json.loads(run("top", "-o", "json").out)["jobs"][0]["measured"] == 0
+    assert json.loads(run("top", "digits", "-o", "json").out)["jobs"][0]["name"] == "digits"
+    assert run("top", "digits").err.startswith("nothing is measured yet")
+    assert run("top").out.splitlines()[1].split("\t")[-1] == "nothing measured yet"
+    assert run("top", "nothere").code == 3

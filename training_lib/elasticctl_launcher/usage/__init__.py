@@ -1,0 +1,1 @@
+"""What this worker uses of its machine: processors, memory, network and GPUs, measured beside training."""

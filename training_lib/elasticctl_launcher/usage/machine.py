@@ -1,0 +1,131 @@
+"""Processors, memory and network of this worker, from /proc and its control group.
+
+In a container of its own, a worker's memory is what its control group counts (what the kernel would kill it for), and
+its network interfaces are its own. On a machine that it shares, memory is that of its processes, and what it sends and
+receives is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl_launcher.hangs.vitals import family, read_vitals
+
+CGROUP = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+UNLIMITED = 1 << 60
+"""A control group of version 1 says "no limit" with a number like this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Counters and levels at one moment; `cpu_s` and the network's bytes only grow.
+
+    `cpus` and `memory_total_bytes` are what there is for this worker; None is what the system does not tell.
+    """
+
+    cpu_s: float
+    cpus: float
+    memory_bytes: int
+    memory_total_bytes: int | None
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+
+
+def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = PROC) -> Machine | None:
+    """Look at the process `pid` and all that it has started; None where there is no /proc.
+
+    `alone`: they are the only ones in their container.
+    """
+    vitals = read_vitals(pid)
+    if vitals is None:
+        return None
+    used, limit = _group_memory(cgroup) if alone else (None, None)
+    received, sent = _traffic(proc / "net/dev") if alone else (None, None)
+    return Machine(
+        cpu_s=vitals.cpu_s,
+        cpus=_cpus(cgroup if alone else None),
+        memory_bytes=sum(_private_memory(proc, member) for member in family(pid)) if used is None else used,
+        memory_total_bytes=limit or _memory_of_machine(proc),
+        received_bytes=received,
+        sent_bytes=sent,
+    )
+
+
+def _group_memory(cgroup: Path) -> tuple[int | None, int | None]:
+    """(used without the cache that can be dropped, limit) of the container's control group, version 2 or 1."""
+    for used, limit, folder in (
+        ("memory.current", "memory.max", cgroup),
+        ("memory.usage_in_bytes", "memory.limit_in_bytes", cgroup / "memory"),
+    ):
+        whole = _number(folder / used)
+        if whole is not None:
+            cache = _named(folder / "memory.stat", "inactive_file", "total_inactive_file")
+            most = _number(folder / limit)
+            return max(0, whole - cache), most if most is not None and most < UNLIMITED else None
+    return None, None
+
+
+def _private_memory(proc: Path, pid: int) -> int:
+    """What only this process holds in memory, in bytes: files that are mapped are cache, and shared by all ranks."""
+    return _named(proc / str(pid) / "status", "RssAnon", "RssShmem", add=True) * 1024
+
+
+def _memory_of_machine(proc: Path) -> int | None:
+    return _named(proc / "meminfo", "MemTotal") * 1024 or None
+
+
+def _cpus(cgroup: Path | None) -> float:
+    """How many processors there are for this process."""
+    count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if cgroup is None:
+        return count
+    quota = _read(cgroup / "cpu.max").split() or [
+        _read(cgroup / "cpu/cpu.cfs_quota_us").strip(),
+        _read(cgroup / "cpu/cpu.cfs_period_us").strip(),
+    ]
+    with suppress(ValueError, ZeroDivisionError, IndexError):
+        limit = int(quota[0]) / int(quota[1])  # "max" is no number, and -1 no limit
+        return min(count, limit) if limit > 0 else count
+    return count
+
+
+def _traffic(table: Path) -> tuple[int | None, int | None]:
+    """(received, sent) bytes over all interfaces but the loopback."""
+    rows = [line.partition(":") for line in _read(table).splitlines()[2:]]
+    counters = [values.split() for name, _, values in rows if name.strip() != "lo"]
+    counted = [(int(row[0]), int(row[8])) for row in counters if len(row) > 8]
+    if not counted:
+        return None, None
+    return sum(row[0] for row in counted), sum(row[1] for row in counted)
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _named(path: Path, *names: str, add: bool = False) -> int:
+    """The value of the last of `names` that the file has, or their sum; 0 if it has none."""
+    found = dict(_pairs(path))
+    values = [found[name] for name in names if name in found]
+    return sum(values) if add else (values[-1] if values else 0)
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, int]]:
+    for line in _read(path).splitlines():
+        pair = re.match(r"(\w+):?\s+(\d+)", line)
+        if pair:
+            yield pair[1], int(pair[2])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
