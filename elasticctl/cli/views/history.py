@@ -121,8 +121,8 @@ def _kind(item: Interruption) -> str:
 
 
 def _cause(item: Interruption) -> str:
-    """Why, with what the worker has said of it."""
-    return ": ".join(filter(None, (item.cause or "", shorten(item.message))))
+    """Why; where ranks failed, with what was said of it. What ended a worker says no more than its cause does."""
+    return ": ".join(filter(None, (item.cause or "", "" if item.uid else shorten(item.message))))
 
 
 def _requester(item: Scaling) -> str:

@@ -205,7 +205,7 @@ export class JobView {
   #tell({ interruptions, scalings, workers, workersInAll, timeline, runs }, now) {
     const cost = (item) => [item.recoveryS === null ? "–" : span(item.recoveryS), item.stepsRedone === null ? "–" : count(item.stepsRedone)];
     const rows = [
-      ...interruptions.map((item) => [item.at, item.stayed ? "Ranks failed" : "Interruption", item.worker, [item.cause, item.message].filter(Boolean).join(": "), ...cost(item)]),
+      ...interruptions.map((item) => [item.at, item.stayed ? "Ranks failed" : "Interruption", item.worker, [item.cause, item.stayed && item.message].filter(Boolean).join(": "), ...cost(item)]),
       ...scalings.map((item) => [item.at, "Scaling", `${item.from} → ${item.to} workers`, item.by ? `by ${item.by}` : "", ...cost(item)]),
     ].sort((one, other) => (other[0] ?? 0) - (one[0] ?? 0));
     show(this.sections.disturbances, rows.length > 0);
