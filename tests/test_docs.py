@@ -135,7 +135,7 @@ def test_the_quickstart_works_as_written(home: Path, local_cluster: LocalCluster
 
 ELSEWHERE = re.compile(r"elasticctl (submit|install|doctor|dashboard|move|config)|--context|[A-Z]{2,}| N\b")
 TYPED = {
-    "simulate.md": 1, "json.md": 3, "sharing.md": 5, "notifications.md": 1, "cli.md": 3, "local-cluster.md": 1,
+    "simulate.md": 1, "json.md": 3, "sharing.md": 8, "notifications.md": 1, "cli.md": 3, "local-cluster.md": 1,
 }  # fmt: skip
 
 
