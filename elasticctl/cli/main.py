@@ -40,6 +40,7 @@ _JOBS = {
     "describe": ("inspect.describe", "Show everything about a job"),
     "events": ("inspect.events", "Show what happened to a job, in order"),
     "history": ("inspect.events", "Show a job's interruptions and scalings, and what they cost"),
+    "compare": ("inspect.compare", "Show how two jobs differ: arguments, code, results, cost"),
     "simulate": ("inspect.simulate", "Forecast time, cost and goodput on other numbers of GPUs"),
     "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs in a browser"),
     "checkpoints": ("inspect.checkpoints", "List, verify, fetch and delete the checkpoints of a job"),

@@ -100,6 +100,11 @@ def test_machines_in_use(run: Run, troubled: str) -> None:
     assert check(run("top", troubled, "-o", "json").out)["jobs"][0]["measured"] == 0
 
 
+def test_two_jobs_side_by_side(run: Run, troubled: str) -> None:
+    told = check(run("compare", troubled, troubled, "-o", "json").out)
+    assert (len(told["jobs"]), told["settings"]) == (2, [])
+
+
 def test_what_is_pruned(run: Run, troubled: str) -> None:
     assert run("cancel", troubled).code == 0
     assert run("wait", troubled, "--timeout", "120s").code == 4

@@ -230,6 +230,16 @@ def test_a_damaged_pack_is_found(desk: Desk, tmp_path: Path, cut: slice) -> None
     desk.storage.put(pack, [desk.storage.get(pack)[cut]])
     with pytest.raises(DamagedError):
         unpack(desk.storage, listing.digest, fresh(tmp_path))
+    kept = transfer.find(desk.storage, listing.digest)
+    with pytest.raises(DamagedError):
+        transfer.read_files(desk.storage, kept, [item for item in listing.items if isinstance(item, File)])
+
+
+def test_some_files_are_read_without_a_folder(desk: Desk) -> None:
+    listing, _ = desk.send({**CODE, "empty": b""})
+    wanted = [item for item in listing.items if isinstance(item, File) and item.path in ("train.py", "empty")]
+    found = transfer.read_files(desk.storage, transfer.find(desk.storage, listing.digest), wanted)
+    assert found == {sha256(data): data for data in (CODE["train.py"], b"")}
 
 
 @given(st.data())

@@ -11,7 +11,7 @@ from elasticctl.api.text import did_you_mean
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     "apply": ("submit", "set-context"),
     "attach": ("logs",),
-    "compare": ("history",),
+    "diff": ("compare",),
     "connect": ("shell",),
     "cost": ("history",),
     "create": ("submit", "set-context", "new", "set"),

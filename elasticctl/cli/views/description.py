@@ -87,7 +87,7 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
     each = plural(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
     ranks = plural(found.ranks_per_worker, "rank")
-    env = [f"{name}={_public(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
+    env = [f"{name}={public(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
     return [
         ("Command", shlex.join(found.command)),
         ("Image", found.image),
@@ -104,7 +104,7 @@ def _workspace(found: Hardware) -> str:
     return f"{digest[:12]} of {source}" if digest and source else digest[:12]
 
 
-def _public(name: str, value: str) -> str:
+def public(name: str, value: str) -> str:
     """The value, unless its name says that it is nobody's business: people show their screens."""
     return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else value
 

@@ -31,6 +31,7 @@ from elasticctl_store.workspace.packing import (
     Pack,
     Packer,
     PackRange,
+    Part,
     Places,
     decompress_piece,
     is_digest,
@@ -213,6 +214,18 @@ def unpack(
     return kept.listing
 
 
+def read_files(storage: Storage, kept: Kept, files: Iterable[File]) -> dict[str, bytes]:
+    """The contents of some of its files, by sha256. Raises MissingError, DamagedError, StorageError."""
+    contents = {file.sha256: bytearray(file.size_bytes) for file in files}
+    for run in pack_ranges(kept.places, contents):
+        for part, data in _pieces(storage, run):
+            contents[part.content][part.offset : part.offset + len(data)] = data
+    for sha256, content in contents.items():
+        if digest_of([bytes(content)]) != sha256:
+            raise DamagedError(f"{storage.url}: a file of the workspace is damaged")
+    return {sha256: bytes(content) for sha256, content in contents.items()}
+
+
 def _make_folders(folder: Path, listing: Listing) -> None:
     for item in listing.items:
         path = folder / item.path
@@ -224,13 +237,18 @@ def _create(path: Path, file: File) -> None:
     os.close(os.open(path, flags, 0o755 if file.executable else 0o644))
 
 
-def _fill(storage: Storage, run: PackRange, folder: Path, files: dict[str, list[File]]) -> None:
-    """Read some pieces and write them to where they belong, to each of the files that have the same content."""
+def _pieces(storage: Storage, run: PackRange) -> Iterator[tuple[Part, bytes]]:
+    """Read some pieces in one go."""
     stored = memoryview(bytearray(run.stored_bytes))
     storage.read_into(f"{PACKS}/{run.pack}", run.start, stored)
     for part in run.parts:
         start = part.piece.start - run.start
-        data = decompress_piece(part.piece, stored[start : start + part.piece.stored_bytes])
+        yield part, decompress_piece(part.piece, stored[start : start + part.piece.stored_bytes])
+
+
+def _fill(storage: Storage, run: PackRange, folder: Path, files: dict[str, list[File]]) -> None:
+    """Read some pieces and write them to where they belong, to each of the files that have the same content."""
+    for part, data in _pieces(storage, run):
         for file in files[part.content]:
             _write(folder / file.path, part.offset, data)
 

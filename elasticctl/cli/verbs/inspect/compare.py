@@ -1,0 +1,94 @@
+"""`compare`: two jobs side by side."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+import typer
+
+from elasticctl.api.errors import JobStorageError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.text import plural
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import emit, print_data, print_table, say
+from elasticctl.cli.framework.target import reach
+
+MAX_LINES = 200
+
+app = new_app()
+
+Form = Literal["table", "json", "yaml"]
+
+
+@verb(app, "compare")
+def compare(
+    job: options.Job,
+    other: Annotated[str, typer.Argument(metavar="OTHER", autocompletion=options.complete_job)],
+    *,
+    output: Annotated[Form, typer.Option("-o", "--output", help="A table with a diff of the code, or data.")] = "table",
+    no_code: Annotated[bool, typer.Option("--no-code", help="Leave out how the code differs.")] = False,
+    all_lines: Annotated[
+        bool, typer.Option("--all-lines", help=f"All lines of the diff, not {MAX_LINES} at most.")
+    ] = False,
+    where: Where,
+) -> None:
+    """Show how OTHER differs from JOB: arguments, code, last and best values of the metrics, cost.
+
+    \b
+      elasticctl compare train train-2
+      elasticctl compare train train-2 --no-code
+    """
+    from elasticctl.cli.submit.code_changes import CodeChanges, code_changes
+    from elasticctl.cli.views.comparison import comparison_data, comparison_table
+
+    target = reach(where)
+    jobs = [ElasticJob.from_manifest(target.find(name)) for name in (job, other)]
+    results, now = [_results(each) for each in jobs], time.time()
+    code = CodeChanges() if no_code else code_changes(*jobs)
+    if output != "table":
+        shown = {"unknown": code.unknown} if code.unknown else {}
+        paths = {"changed": list(code.changed), "new": list(code.new), "gone": list(code.gone)}
+        told = {} if no_code else {"code": {**paths, "diff": list(code.lines), **shown}}
+        print_data("Comparison", {**comparison_data(jobs, results, now), **told}, output)
+        return
+    print_table(comparison_table(jobs, results, now))
+    if no_code:
+        return
+    emit(f"\ncode: {_in_words(code)}")
+    lines = code.lines if all_lines else code.lines[:MAX_LINES]
+    if lines:
+        emit("\n".join(lines))
+    if len(lines) < len(code.lines):
+        say(f"{plural(len(code.lines) - len(lines), 'more line')}: --all-lines")
+
+
+def _in_words(code: Any) -> str:
+    if code.unknown:
+        return f"not known: {code.unknown}"
+    if code.same:
+        return "the same"
+    parts = (("changed", code.changed), ("new", code.new), ("gone", code.gone))
+    return ", ".join(f"{plural(len(paths), 'file')} {word}" for word, paths in parts if paths)
+
+
+def _results(job: ElasticJob) -> dict[str, dict[str, Any]]:
+    """Last, lowest and highest values of each metric: of all that is stored, else of what the status keeps."""
+    from elasticctl.cluster.stored_metrics import StoredMetrics
+    from elasticctl.dashboard.curves import RATE, STEP, Curves, curves_of_status
+
+    curves = Curves()
+    try:
+        curves.add(StoredMetrics(job).read_new())
+    except JobStorageError as e:
+        say(f"{job.name}: lowest and highest of what its status keeps: {e}")
+    told = curves if curves.names else curves_of_status(job.status)
+    found = {}
+    for name in told.names:
+        series = told.series(name, STEP)
+        if series is not None and name != RATE:
+            summary = series.summary()
+            found[name] = {**{key: summary[key] for key in ("last", "min", "max")}, "lost": summary["lostNow"]}
+    return found
