@@ -161,7 +161,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             jobs.append(manifest)
         return manifest
 
-    double = SimpleNamespace(create_job=create_job, list_jobs=lambda namespace: [])
+    double = SimpleNamespace(create_job=create_job, list_jobs=lambda namespace: [], list_quotas=list)
     monkeypatch.setattr("elasticctl.cli.verbs.run.submit.connect", lambda context: double)
     return jobs
 

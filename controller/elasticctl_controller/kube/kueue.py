@@ -231,9 +231,10 @@ class KueueQueueing:
         for done, extras in (("released", growth.release), ("deleted", growth.delete), ("ready", growth.ready)):
             if extras:
                 names = ", ".join(extra["metadata"]["name"] for extra in extras)
-                log.info("job %s: %s for Kueue: %s", placed.key, done, names)
+                log.info("job %s: %s for Kueue: %s", placed.key, done, names, extra={"job": placed.key})
         if growth.create:
-            log.info("job %s: asks Kueue for workers %s", placed.key, ", ".join(map(str, growth.create)))
+            wanted = ", ".join(map(str, growth.create))
+            log.info("job %s: asks Kueue for workers %s", placed.key, wanted, extra={"job": placed.key})
         for extra in growth.release:
             self._objects.patch_status(extra, build_release(extra, self._clock()))
         for extra in growth.delete:

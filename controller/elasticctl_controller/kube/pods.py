@@ -185,7 +185,7 @@ class OwnedObjects:
         try:
             self._ensure_object(job, group)
         except ElasticctlError as e:
-            log.warning("job %s: its PodGroup is not up to date: %s", job.key, e)
+            log.warning("job %s: its PodGroup is not up to date: %s", job.key, e, extra={"job": job.key})
 
     def forget(self, job_uid: str) -> None:
         """Forget a job that is gone, and with it all that it owned."""
