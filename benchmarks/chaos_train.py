@@ -11,6 +11,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,8 +61,8 @@ class Record:
         """Note what every restore finds; the generation is that of the storage's journal."""
         restore = Checkpointer.restore
 
-        def restore_and_note(checkpoints: Checkpointer, like: Like | None = None) -> Restored | None:
-            restored = restore(checkpoints, like)
+        def restore_and_note(checkpoints: Checkpointer, like: Like | None = None, *more: Any) -> Restored | None:
+            restored = restore(checkpoints, like, *more)
             self._generation = checkpoints.generation
             self.add("resumed", step=restored.commit.step if restored else 0)
             return restored
