@@ -82,7 +82,7 @@ def leaders(api: Connection) -> list[str]:
 def test_a_second_time_changes_nothing(installer: Installer, api: Connection) -> None:
     said: list[str] = []
     Installer(api, said.append).apply(manifests())
-    assert {line.rpartition(": ")[2] for line in said} == {"unchanged", "kept"}
+    assert [line for line in said if not line.endswith((": unchanged", ": kept"))] == []
 
 
 @pytest.mark.parametrize(

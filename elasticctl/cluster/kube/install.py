@@ -113,7 +113,7 @@ class Installer:
                 raise
             self._say(f"{name_of(manifest)}: left out, as this cluster has no admission policies (Kubernetes 1.30)")
             return
-        done = "created" if before is None else "unchanged" if _version(before) == _version(after) else "updated"
+        done = "created" if before is None else "unchanged" if _content(before) == _content(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")
 
     def _create_key(self, namespace: str) -> None:
@@ -215,5 +215,7 @@ def _is_ours(namespace: Manifest) -> bool:
     return labels.get(installation.LABEL_MANAGER) == FIELD_MANAGER
 
 
-def _version(manifest: Manifest) -> str:
-    return str(manifest["metadata"]["resourceVersion"])
+def _content(found: Manifest) -> Manifest:
+    """An object without what changes by itself, and by applying it once more: who wrote it when, and its status."""
+    kept = {key: value for key, value in found["metadata"].items() if key not in ("resourceVersion", "managedFields")}
+    return {**{key: value for key, value in found.items() if key != "status"}, "metadata": kept}
