@@ -84,7 +84,7 @@ def test_karpenter_moves_no_worker_that_is_to_stay(trainer: Trainer, api: Connec
     changed = {"spec": {"template": {"metadata": {"labels": {"example.com/image": "2"}}}}}
     api.request("PATCH", POOL, changed, content_type=MERGE_PATCH)  # now the nodes are not what the pool would make
     wait_until(lambda: all(map(is_drifted, node_claims(api))), 60, every_s=0.5)
-    wait_until(lambda: STAYS in blocked(api), 60, every_s=0.5)
+    wait_until(lambda: STAYS in blocked(api), 180, every_s=0.5)  # it gives a node one reason in two minutes
     assert (trainer.job().status.generation, trainer.uids()) == (generation, uids)
 
 
