@@ -41,7 +41,7 @@ export class JobView {
     ]);
     this.workers = table("Workers", [["Worker", ""], ["State", ""], ["Node", ""], ["Since", ""]]);
     this.more = el("p", { class: "muted" });
-    this.plan = new PlanView();
+    this.plan = null; // most jobs have none
     this.stacks = new Stacks(readStacks);
     this.events = el("ol", { class: "events", tabindex: "0", "aria-label": "What happened" });
     this.runs = el("dl", { class: "runs" });
@@ -59,7 +59,7 @@ export class JobView {
     );
     this.sections = Object.fromEntries(
       [
-        ["plan", "Plan", ...this.plan.nodes],
+        ["plan", "Plan"],
         ["course", "Course", key, ...this.curves.nodes],
         ["logs", "Log", ...this.logs.nodes],
         ["disturbances", "Interruptions and scalings", this.disturbances.node],
@@ -92,6 +92,14 @@ export class JobView {
     return this.#known?.job.uid ?? null;
   }
 
+  #showPlan(known, now) {
+    if (this.plan === null) {
+      this.plan = new PlanView();
+      this.sections.plan.append(...this.plan.nodes);
+    }
+    this.plan.update(known, now);
+  }
+
   hide() {
     show(this.body, false);
     show(this.empty, false);
@@ -119,7 +127,7 @@ export class JobView {
     this.#far(known.job, now);
     this.#fill(known, now);
     show(this.sections.plan, known.plan !== null);
-    if (known.plan !== null) this.plan.update(known, now);
+    if (known.plan !== null) this.#showPlan(known, now);
     this.curves.update(known, now);
     this.logs.update(known);
     this.stacks.update(known, ended(known.job));
