@@ -152,12 +152,17 @@ BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
 @pytest.mark.parametrize(
     ("story", "name", "wrong", "failure"),
     [
-        (LOSS, "core.membership.SILENT_S", 0.5, "replaced as unresponsive, but it called all the time"),
-        (LOSS, "core.membership.Group.join", lambda *args: None, "no steps are made though everything is in order"),
+        (LOSS, "core.group.membership.SILENT_S", 0.5, "replaced as unresponsive, but it called all the time"),
+        (
+            LOSS,
+            "core.group.membership.Group.join",
+            lambda *args: None,
+            "no steps are made though everything is in order",
+        ),
         (LOSS, "rendezvous.service.describe_activity", lambda group: Activity("hung"), "status says 'hung', but"),
         (LOSS, "core.reconcile.count_ends", lambda job, status, ends, finishing: status, "restarts grew by 0"),
         (LOSS, "core.workers.classify", blame_whoever_ends, "but its ranks never failed by themselves"),
-        (STAYING, "core.membership.Group.has_to_prepare", lambda *args: False, "waited for the start of"),
+        (STAYING, "core.group.membership.Group.has_to_prepare", lambda *args: False, "waited for the start of"),
         (BUG, "core.phase.fatal_failure", lambda *args: None, "the budget allows 4"),
         (BUG, "core.phase.describe_failure", lambda failure: "an error", "which does not name the bug"),
     ],

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit.gathering import collect_files, pieces_of
-from elasticctl.cli.submit.ignore_rules import DEFAULTS
+from elasticctl.cli.submit.upload.gathering import collect_files, pieces_of
+from elasticctl.cli.submit.upload.ignore_rules import DEFAULTS
 from elasticctl_store.workspace.packing import File, Folder, Link
 
 LIMIT = 1_000_000
@@ -190,7 +190,7 @@ def test_a_file_that_is_always_written_to_is_refused(tmp_path: Path, monkeypatch
             file.write(f"{next(writes)}\n")
         return fstat(descriptor)
 
-    monkeypatch.setattr("elasticctl.cli.submit.workspace.os.fstat", touched)
+    monkeypatch.setattr("elasticctl.cli.submit.upload.workspace.os.fstat", touched)
     with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again. FIX: leave it out"):
         collect_files(tmp_path, LIMIT)
     assert next(writes) == 6

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from elasticctl_controller.core import group_states
+from elasticctl_controller.core.group import group_states
 from elasticctl_controller.local import lifecycle
 from elasticctl_launcher import states as launcher_states
 

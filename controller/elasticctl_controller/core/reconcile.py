@@ -19,7 +19,7 @@ from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareS
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
-from elasticctl_controller.core.goals import plan_workers
+from elasticctl_controller.core.goal.goals import plan_workers
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
 from elasticctl_controller.core.phase import (

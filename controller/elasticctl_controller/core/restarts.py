@@ -28,8 +28,8 @@ from elasticctl.api.status import (
     ScalingPhase,
 )
 from elasticctl.api.text import shorten, span
-from elasticctl_controller.core.blame import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.classify import APPLICATION, COLLATERAL
+from elasticctl_controller.core.group.blame import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
 BY_SHARING, BY_PLAN = "sharing", "plan"

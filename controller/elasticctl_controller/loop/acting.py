@@ -15,10 +15,10 @@ from elasticctl.api.errors import BusyError, ConflictError, CredentialsError, El
 from elasticctl.api.spec import ElasticJob, worker_name
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob, DeleteWorker
+from elasticctl_controller.core.goal.placement import ask_for_pool, avoid_nodes, prefer_node, require_node_types
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import WARNING
-from elasticctl_controller.core.placement import ask_for_pool, avoid_nodes, prefer_node, require_node_types
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
 """Errors that say nothing about the worker that is to be created."""

@@ -6,8 +6,8 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.standstill import describe_standstill
 from elasticctl.api.status import Activity
 from elasticctl.api.text import plural
-from elasticctl_controller.core.group_states import FormingGroup, GroupState
-from elasticctl_controller.core.membership import EXPORTING, Group
+from elasticctl_controller.core.group.group_states import FormingGroup, GroupState
+from elasticctl_controller.core.group.membership import EXPORTING, Group
 
 HUNG, STOPPING, PREPARING = "hung", "stopping", "preparing"
 

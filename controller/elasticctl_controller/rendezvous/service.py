@@ -37,9 +37,9 @@ from aiohttp import web
 from elasticctl.api.objects import as_mapping, as_text
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, Phase, ProgressStatus
 from elasticctl.api.usage import JobUsage
-from elasticctl_controller.core.blame import GroupRules
-from elasticctl_controller.core.group_states import GroupState, GroupWorld
-from elasticctl_controller.core.membership import Group
+from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_states import GroupState, GroupWorld
+from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections

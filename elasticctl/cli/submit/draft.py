@@ -30,7 +30,7 @@ from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
     from elasticctl.cli.submit.commands import Command
-    from elasticctl.cli.submit.workspace import Workspace
+    from elasticctl.cli.submit.upload.workspace import Workspace
     from elasticctl.cluster.base import Manifest
 
 
@@ -123,7 +123,7 @@ def from_file(
         if workspace is not None:
             workspace.send() if send else workspace.say_plan()
         elif send and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
-            from elasticctl.cli.submit.workspace import send_named_workspace
+            from elasticctl.cli.submit.upload.workspace import send_named_workspace
 
             send_named_workspace(manifest)
 
@@ -157,7 +157,7 @@ def _check_secrets(spec: JobSpec, context: Context) -> None:
 def _plan_workspace(command: Command, request: JobFlags, context: Context) -> Workspace | None:
     """What goes along; None: nothing."""
     if not request.no_workspace:
-        from elasticctl.cli.submit.workspace import (
+        from elasticctl.cli.submit.upload.workspace import (
             plan_workspace,  # the rules of ignoring, and more that other verbs need not
         )
 

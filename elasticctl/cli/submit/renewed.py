@@ -15,8 +15,8 @@ from elasticctl.api.text import plural, quote
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit.asked.flags import WORKSPACE_LIMIT_BYTES
 from elasticctl.cli.submit.copies import set_variable
-from elasticctl.cli.submit.gathering import collect_files, left_out_line
-from elasticctl.cli.submit.workspace import QUICK, Workspace
+from elasticctl.cli.submit.upload.gathering import collect_files, left_out_line
+from elasticctl.cli.submit.upload.workspace import QUICK, Workspace
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage
 from elasticctl_store.errors import DamagedError, MissingError, TrainError

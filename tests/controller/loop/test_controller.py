@@ -15,7 +15,7 @@ from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, U
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.core.group_states import Member
+from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload

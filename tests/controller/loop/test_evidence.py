@@ -11,8 +11,8 @@ from elasticctl.api.goal import SPOT, Goal, PlanStatus, PoolStatus
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import Observed
-from elasticctl_controller.core.goals import plan_workers
-from elasticctl_controller.core.pools import seen_of
+from elasticctl_controller.core.goal.goals import plan_workers
+from elasticctl_controller.core.goal.pools import seen_of
 from elasticctl_controller.loop import evidence
 from elasticctl_controller.loop.evidence import PoolEvidence
 from tests.support.controller.goal_world import GRACE, a_goal_job

@@ -19,8 +19,8 @@ from elasticctl.api.codec import Timestamp, from_json
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus
-from elasticctl_controller.core.group_states import Member
-from elasticctl_controller.core.membership import Group
+from elasticctl_controller.core.group.group_states import Member
+from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload

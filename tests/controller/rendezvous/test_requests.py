@@ -16,8 +16,8 @@ from elasticctl.api.observed.standstill import describe_standstill
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
-from elasticctl_controller.core.membership import Group
 from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
 from tests.support.anything import HUGE, JSON
 

@@ -19,7 +19,7 @@ from unittest import mock
 from yarl import URL
 
 from elasticctl.api.errors import ConflictError, ElasticctlError
-from elasticctl_controller.core.membership import Group, Sign
+from elasticctl_controller.core.group.membership import Group, Sign
 from elasticctl_controller.loop import controller as loop_module
 from elasticctl_controller.loop.acting import Workload
 from elasticctl_controller.loop.controller import Controller

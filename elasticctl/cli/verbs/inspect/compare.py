@@ -41,7 +41,7 @@ def compare(
       elasticctl compare train train-2
       elasticctl compare train train-2 --no-code
     """
-    from elasticctl.cli.submit.code_changes import CodeChanges, code_changes
+    from elasticctl.cli.submit.upload.code_changes import CodeChanges, code_changes
     from elasticctl.cli.views.comparison import comparison_data, comparison_table
 
     target = reach(where)

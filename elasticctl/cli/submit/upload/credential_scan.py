@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import join_and, quote
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.submit.credential_rules import by_content, by_name
-from elasticctl.cli.submit.ignore_rules import OWN_RULES
+from elasticctl.cli.submit.upload.credential_rules import by_content, by_name
+from elasticctl.cli.submit.upload.ignore_rules import OWN_RULES
 
 _OVERLAP_BYTES = 4096
 """More than any credential is long that is searched for."""

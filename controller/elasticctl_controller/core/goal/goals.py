@@ -23,9 +23,7 @@ from elasticctl.planning.expect import Expected, expect
 from elasticctl.planning.safety import least_usd
 from elasticctl.planning.terms import Held, Pool, Reason, Situation, Speeds
 from elasticctl_controller.core.actions import Observed
-from elasticctl_controller.core.history import fold_reports
-from elasticctl_controller.core.manifests import grace_s
-from elasticctl_controller.core.pools import (
+from elasticctl_controller.core.goal.pools import (
     Present,
     costs_as_kept,
     look_at_pools,
@@ -35,6 +33,8 @@ from elasticctl_controller.core.pools import (
     placed,
     present_workers,
 )
+from elasticctl_controller.core.history import fold_reports
+from elasticctl_controller.core.manifests import grace_s
 from elasticctl_controller.core.restarts import BY_PLAN
 
 MAX_STEPS = 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_controller.core.growth import Batching, GrowthOption, decide_growth, expected_quiet_s, speedup
+from elasticctl_controller.core.group.growth import Batching, GrowthOption, decide_growth, expected_quiet_s, speedup
 
 GROUP = GrowthOption(size=4, ready=4, coming=0, ready_since=0.0, reform_cost_s=10.0)
 LINEAR = {4: 400.0, 8: 800.0}

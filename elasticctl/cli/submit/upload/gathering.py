@@ -13,8 +13,8 @@ from pathlib import Path
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import join_and, quote
 from elasticctl.cli import job_storage
-from elasticctl.cli.submit.credential_scan import ContentScan, Finding, findings_by_name, refuse_credentials
-from elasticctl.cli.submit.ignore_rules import OWN_RULES, IgnoreRules, is_environment, rules_above
+from elasticctl.cli.submit.upload.credential_scan import ContentScan, Finding, findings_by_name, refuse_credentials
+from elasticctl.cli.submit.upload.ignore_rules import OWN_RULES, IgnoreRules, is_environment, rules_above
 from elasticctl_store.workspace.packing import (
     MAX_ITEMS,
     PIECE_BYTES,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
-from elasticctl_controller.core.blame import GroupRules, RanksEnd
-from elasticctl_controller.core.group_states import (
+from elasticctl_controller.core.group.blame import GroupRules, RanksEnd
+from elasticctl_controller.core.group.group_states import (
     FormingGroup,
     GroupEvent,
     GroupState,
@@ -21,7 +21,7 @@ from elasticctl_controller.core.group_states import (
     RestoredGroup,
     transition,
 )
-from elasticctl_controller.core.membership import (
+from elasticctl_controller.core.group.membership import (
     ADOPT_S,
     CULPRIT_S,
     FIRST_SETTLE_S,

@@ -25,8 +25,8 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.observed.workers import is_member
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
-from elasticctl_controller.core.blame import GroupRules, Judgement, RanksEnd, first_to_blame
-from elasticctl_controller.core.group_states import (
+from elasticctl_controller.core.group.blame import GroupRules, Judgement, RanksEnd, first_to_blame
+from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
     DrainingGroup,
     FormingGroup,
@@ -42,7 +42,7 @@ from elasticctl_controller.core.group_states import (
     TrainingGroup,
     transition,
 )
-from elasticctl_controller.core.growth import decide_growth, measure_growth, payback_s, stopped_share
+from elasticctl_controller.core.group.growth import decide_growth, measure_growth, payback_s, stopped_share
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.notices import Notice, Notices, Replacements, lead_s, who_leaves
 from elasticctl_controller.core.usage import UsageReports

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.submit.workspace import QUICK
+from elasticctl.cli.submit.upload.workspace import QUICK
 from elasticctl.cluster.job_storages import open_job_storage
 from elasticctl_store.errors import TrainError
 from elasticctl_store.storage import Storage

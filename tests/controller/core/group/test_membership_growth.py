@@ -6,11 +6,11 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, ProgressStatus
-from elasticctl_controller.core.blame import GroupRules
-from elasticctl_controller.core.group_states import Member
-from elasticctl_controller.core.growth import UNMEASURED_COST_S, measure_growth, reform_cost_s
+from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_states import Member
+from elasticctl_controller.core.group.growth import UNMEASURED_COST_S, measure_growth, reform_cost_s
+from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.history import WARMUP_S
-from elasticctl_controller.core.membership import Group
 
 NOW = 1_000.0
 
