@@ -164,7 +164,7 @@ def test_the_commands_of_other_pages_run(home: Path, local_cluster: LocalCluster
             here = command if shutil.which("jq") else re.sub(r"\| jq.*", "", command)
             if " checkpoints rm " in command:  # a job that trains deletes old ones itself, between list and rm
                 local_cluster.patch_job("default", "digits", {"spec": {"suspend": True}})
-                wait_until(lambda: status().phase == "Suspended")
+                wait_until(lambda: status().phase == "Suspended" and not status().active)
             done = run(["bash", "-c", f"set -o pipefail; {here}{asked}"], home, CUDA_VISIBLE_DEVICES="")
             assert done.returncode == 0, f"{name}: {command}\n{done.stdout}"
             printed[command] = done.stdout

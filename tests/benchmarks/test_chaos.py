@@ -71,6 +71,14 @@ def test_a_commit_that_was_passed_over_is_found() -> None:
     assert lost_commits(JOURNAL, record, []) == ["rank 0 of generation 3 began at 0, not 2"]
 
 
+def test_a_copy_in_memory_may_be_newer_than_the_commit_but_not_than_what_was_trained() -> None:
+    record = history()
+    record.resumes[2] = replace(record.resumes[2], step=4)
+    assert lost_commits(JOURNAL, record, []) == []
+    record.resumes[2] = replace(record.resumes[2], step=5)
+    assert lost_commits(JOURNAL, record, []) == ["rank 0 of generation 3 began at 5, not 2"]
+
+
 def test_a_commit_that_has_vanished_is_found_by_who_saw_it() -> None:
     assert lost_commits(JOURNAL, history(), [(150.0, 3)]) == ["step 3 was committed, but generation 3 began at 2"]
 
