@@ -1,8 +1,9 @@
 """What `chaos` has to prove, from what the training script recorded and what the storage's journal says.
 
 The journal orders everything: a generation that takes over fences all before it and begins at the newest commit that is
-before it in the journal, or at a copy in workers' memory that is newer. So the *committed line* of history is, of each generation that committed, its steps from where
-it began to its last commit. Whatever was trained beyond that was undone, and done again by a later generation.
+before it in the journal, or at a copy in workers' memory that is newer. So the *committed line* of history is, of each
+generation that committed, its steps from where it began to its last commit. Whatever was trained beyond that, and is in
+no such copy, was undone, and done again by a later generation.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def committed_line(entries: Iterable[Entry]) -> list[Stretch]:
 def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterable[tuple[float, int]]) -> list[str]:
     """Faults if any generation began before the newest commit it could have begun at, or where nobody had been.
 
-    Beyond that commit it may begin at a step that had been trained, of which there was a copy in memory. `acknowledged` are (time, step): the newest commit that was there at that time; who begins later begins there at
+    Beyond that commit it may begin at a step that had been trained, of which there was a copy in memory.
+    `acknowledged` are (time, step): the newest commit that was there at that time; who begins later begins there at
     least.
     """
     newest, begins = 0, dict[int, int]()
