@@ -4,9 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest
-# How many: tests/support/ordering.py; whoever is done takes from another's end. A test that takes too long ends its process,
-# wherever it hangs, and another process goes on with the rest.
-SPREAD := -n logical --dist worksteal --timeout-method=thread
+# How many: tests/support/ordering.py; whoever is done takes from the end of another. What halts: tests/support/watching.py.
+SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
 
 .PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup clean

@@ -36,6 +36,7 @@ pytest_plugins = [
     "tests.support.launcher_lab",
     "tests.support.ordering",
     "tests.support.slow",
+    "tests.support.watching",
 ]
 
 
