@@ -143,7 +143,9 @@ def test_more_gpus_than_the_machine_has(run: Run, folder: Path, monkeypatch: pyt
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run("submit", "--dry-run", "train.py", "--gpus", "4")
     assert done.code == 0
-    assert done.err.count("this machine has no GPU: the job runs on 4 CPU ranks instead\n") == 1
+    assert done.err.count("this machine has no GPU, and 4 ranks would share its CPUs. FIX: choose a cluster") == 1
+    done = run("submit", "--dry-run", "train.py", "--gpus", "1")
+    assert done.err.count("this machine has no GPU: the job runs on 1 CPU rank instead\n") == 1
 
 
 def test_many_ranks_are_not_started_on_a_machine_without_gpus(run: Run, folder: Path) -> None:
@@ -154,6 +156,7 @@ def test_many_ranks_are_not_started_on_a_machine_without_gpus(run: Run, folder: 
         "error: this machine has no GPU, and 16 ranks would share its CPUs. FIX: choose a cluster with --context,"
         " or say --workers 16 without GPUs to mean CPU ranks"
     )
+    assert "runs on" not in done.err
     assert not (folder / "home").exists()
 
 

@@ -69,7 +69,9 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
     spec = dataclasses.replace(spec, command=_words(command, context, workspace))
     if workspace is not None:
         spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
-    for note in (*command.notes, size.note, plan.unused_note(request, context), *lines_without_checkpoints(command)):
+    doubt = plan.doubt_of(size, request)
+    notes = (*command.notes, "" if doubt else size.note, plan.unused_note(request, context))
+    for note in (*notes, *lines_without_checkpoints(command)):
         if note:
             say(note)
 
@@ -86,9 +88,7 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
             say(line)
         return manifest
 
-    return Draft(
-        name, not request.name, make, _delivery_of(workspace, context, shape.name), plan.doubt_of(size, request)
-    )
+    return Draft(name, not request.name, make, _delivery_of(workspace, context, shape.name), doubt)
 
 
 def from_file(

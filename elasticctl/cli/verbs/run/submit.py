@@ -223,8 +223,8 @@ def submit(
             return code_of_followed(target, manifest) if how.detach else code
         context = search.cheapest(places, plan)
     draft = draft_in(context)
-    if draft.doubt and not how.dry_run:
-        _confirm(draft.doubt)
+    if draft.doubt:
+        _confirm(draft.doubt, dry_run=how.dry_run is not None)
     return _submit_to(context, draft, how)
 
 
@@ -292,8 +292,11 @@ def _save(ctx: typer.Context, path: str, command: Command) -> None:
     hint(f"Next: submit it: elasticctl submit -f {path}")
 
 
-def _confirm(doubt: str) -> None:
-    """Ask whether to go on; UsageError where nobody can answer, or where the answer is no."""
+def _confirm(doubt: str, *, dry_run: bool) -> None:
+    """Ask whether to go on; UsageError where nobody can answer, or where the answer is no. A dry run only says it."""
+    if dry_run:
+        say(doubt)
+        return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(doubt)
     if not typer.confirm(f"{doubt.partition(' FIX: ')[0]} Run it there anyway?", err=True):
