@@ -181,11 +181,12 @@ def describe_failure(failure: RankFailure) -> str:
 def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     """Record a change of the desired number of workers since the last pass.
 
-    A job that has waited for a share since, or has been kept waiting by Kueue, has not been scaled. Nor has one that
-    was suspended just now, whose share no longer counts; one that is suspended already is changed by its owner only.
+    A job that has waited for a share since, or has been kept waiting by Kueue, has not been scaled, however many of
+    its workers begin. Nor has one that was suspended just now, whose share no longer counts; one that is suspended
+    already is changed by its owner only.
     """
     first_pass = not status.conditions
-    still_none = not job.desired and not status.active
+    still_none = not status.active and (not job.desired or (bool(job.queue) and status.start_time is None))
     asleep = status.phase is Phase.SUSPENDED and status.desired and status.share is None and not job.queue
     if first_pass or status.desired == job.desired or still_none or (job.suspend and not asleep):
         return status

@@ -234,6 +234,14 @@ class TestScaling:
         told = [(s.from_workers, s.to_workers, s.by, s.phase, s.recovery_s) for s in job.status.scalings]
         assert told == [(3, 2, "ada", ScalingPhase.DONE, None)]
 
+    def test_a_job_that_a_queue_admits_with_fewer_has_not_been_scaled(self):
+        job, _ = a_step(a_job(queue="ml", suspend=True), [])
+        job, _ = a_step(replace(job, suspend=False, desired=2, scaled_by="kueue"), [], NOW + 60)
+        job, _ = a_step(job, [a_pod(0), a_pod(1)], NOW + 70)
+        assert job.status.scalings == ()
+        job, _ = a_step(replace(job, desired=3), [a_pod(0), a_pod(1)], NOW + 80)
+        assert [(s.from_workers, s.to_workers, s.by) for s in job.status.scalings] == [(2, 3, "kueue")]
+
     def test_in_takes_workers_first_that_do_not_train_yet(self):
         members = ("digits-worker-1", "digits-worker-2")
         group = replace(a_generation(4, 0, formed_at=Timestamp(NOW - 5)), workers=members)
