@@ -29,6 +29,7 @@ _JOBS = {
     "logs": ("inspect.logs", "Print the output of a job's workers"),
     "exec": ("enter.commands", "Run a command in a worker"),
     "shell": ("enter.commands", "Open a shell in a worker"),
+    "debug": ("enter.debug", "Open a shell in a worker like those of a job that failed"),
     "cp": ("enter.copy", "Copy files to or from a worker"),
     "port-forward": ("enter.forward", "Make ports of a worker reachable on this machine"),
     "top": ("inspect.top", "Show what jobs use of their machines: CPUs, memory, GPUs"),

@@ -1,4 +1,4 @@
-"""`exec`, `shell` and `port-forward`: which worker is meant, and what they do in a real one."""
+"""`exec`, `shell`, `debug` and `port-forward`: which worker is meant, and what they do in a real one."""
 
 from __future__ import annotations
 
@@ -142,6 +142,28 @@ def test_a_shell_on_a_terminal(job: str, terminal: Spawn, tmp_path: Path) -> Non
     child.expect("\r\n")
     child.wait()
     assert child.exitstatus == 3
+
+
+def test_a_worker_to_look_around_in(
+    local_cluster: LocalCluster, run: Run, start: Start, terminal: Spawn, light_spares: None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('no')")
+    assert run("submit", str(tmp_path / "train.py"), "--workers", "2", "--name", "bad", "--env", "MARK=here").code == 1
+    look = ("sh", "-c", "cat train.py; echo; echo $MARK $ELASTICCTL_WORKER$ELASTICCTL_STORAGE; exit 5")
+    process = start("debug", "bad", "--for", "10m", "--", *look)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (5, "raise SystemExit('no')\nhere bad-debug-worker-0\n")
+    assert "bad-debug: a worker like those of bad, for 10m00s at most; it ends with its shell\n" in err
+    assert [job["metadata"]["name"] for job in local_cluster.list_jobs("default")] == ["bad"]
+
+    child = terminal("debug", "bad")
+    child.expect_exact("the job's command: ")
+    child.sendline("echo in $ELASTICCTL_WORKER$((40 + 2))")
+    child.expect_exact("in bad-debug-worker-042", timeout=120)
+    local_cluster.patch_job("default", "bad-debug", {"spec": {"cancel": True}})  # as when its time is over
+    child.expect_exact("bad-debug has ended: ", timeout=120)
+    child.wait()
+    assert [job["metadata"]["name"] for job in local_cluster.list_jobs("default")] == ["bad"]
 
 
 class Page(BaseHTTPRequestHandler):

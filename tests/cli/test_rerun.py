@@ -13,7 +13,7 @@ import pytest
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
-from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_manifest, sibling_url
+from elasticctl.cli.submit.copies import Rerun, debug_manifest, next_name, original_name, rerun_manifest, sibling_url
 from elasticctl.cli.submit.plan import child_url
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
@@ -78,6 +78,28 @@ def test_where_it_starts_is_this_runs_alone() -> None:
     fresh = rerun_manifest(started, Rerun("digits-3", "file:///c"))
     assert environment(fresh) == {"ELASTICCTL_STORAGE": "file:///c"}
     assert original_name(fresh) == "digits"
+
+
+def test_a_worker_to_look_around_in_runs_nothing_and_keeps_nothing() -> None:
+    old = used()
+    old["spec"] |= {"goal": {"budget": 5}, "maxReplicas": 9, "backoffLimit": 7}
+    (container,) = old["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container |= {"command": ["elasticctl-launch", "--nproc-per-node", "2", "--"], "args": ["python", "train.py"]}
+    made = debug_manifest(old, "digits-debug", 600)
+    assert made["metadata"] == {
+        "name": "digits-debug",
+        "namespace": "default",
+        "labels": {"team": "vision"},
+        "annotations": {"note": "mine"},
+    }
+    spec = made["spec"]
+    assert {"goal", "minReplicas", "maxReplicas", "suspend"}.isdisjoint(spec)
+    assert (spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (600, 60)
+    worker = spec["replicaSpecs"]["Worker"]
+    assert (worker["replicas"], worker["restartPolicy"]) == (1, "Never")
+    (idle,) = worker["template"]["spec"]["containers"]
+    assert (idle["command"], idle["args"]) == ([*container["command"], "sleep", "600"], [])
+    assert environment(made) == {}
 
 
 def test_names_count_up_from_the_first_job() -> None:

@@ -92,6 +92,25 @@ def rerun_manifest(manifest: Manifest, rerun: Rerun) -> Manifest:
     return made
 
 
+_NOT_FOR_ONE_WORKER = ("minReplicas", "maxReplicas", "sharing", "goal", "policy", "rdzvEndpoint")
+KEPT_AFTER_DEBUG_S = 60
+
+
+def debug_manifest(manifest: Manifest, name: str, limit_s: int) -> Manifest:
+    """A job of one worker like those of another, which runs nothing, keeps no state, and ends after `limit_s`."""
+    made = rerun_manifest(manifest, Rerun(name))
+    for ours in (ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF):
+        made["metadata"]["annotations"].pop(ours, None)
+    spec = {key: value for key, value in made["spec"].items() if key not in _NOT_FOR_ONE_WORKER}
+    worker = spec["replicaSpecs"]["Worker"]
+    worker |= {"replicas": 1, "restartPolicy": "Never"}
+    found = hardware(ElasticJob.from_manifest(manifest))
+    launch = found.command[: found.command.index("--") + 1] if found.launched and "--" in found.command else ()
+    worker_container(worker["template"]).update(command=[*launch, "sleep", str(limit_s)], args=[])
+    ends = {"activeDeadlineSeconds": limit_s, "ttlSecondsAfterFinished": KEPT_AFTER_DEBUG_S, "cleanPodPolicy": "All"}
+    return {**made, "spec": {**spec, **ends, "policy": {"hangTimeoutSeconds": 0}}}
+
+
 def original_name(manifest: Manifest) -> str:
     """The name of the job that this one, perhaps over several reruns, goes back to."""
     found = at(manifest, "metadata", "annotations", ANNOTATION_RERUN_OF)

@@ -47,7 +47,7 @@ def exec_in_worker(
     if tty and not on_a_terminal():
         say("stdin and stdout are not both a terminal: the command runs without one")
         stdin, tty = True, False
-    return _run(target, pod, command, stdin=stdin or tty, tty=tty)
+    return run_inside(target, pod, command, stdin=stdin or tty, tty=tty)
 
 
 @verb(app, "shell")
@@ -62,7 +62,7 @@ def shell(*, job: options.Job, which: WhichWorker, where: Where) -> int:
     tty = on_a_terminal()
     if tty:
         say(f"a shell in {pod['metadata']['name']}; `exit` leaves it")
-    return _run(target, pod, SHELL, stdin=True, tty=tty)
+    return run_inside(target, pod, SHELL, stdin=True, tty=tty)
 
 
 def on_a_terminal() -> bool:
@@ -70,7 +70,8 @@ def on_a_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _run(target: Target, pod: Manifest, argv: Sequence[str], *, stdin: bool, tty: bool) -> int:
+def run_inside(target: Target, pod: Manifest, argv: Sequence[str], *, stdin: bool, tty: bool) -> int:
+    """Run a command in a worker with this process's streams; returns its exit code."""
     from elasticctl.cluster.inside import Streams
 
     sys.stdout.flush()
