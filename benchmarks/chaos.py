@@ -30,12 +30,12 @@ from rich.table import Table
 from benchmarks.chaos_events import DidNotHappen, Event, Job, Mischief
 from benchmarks.chaos_proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.api.manifests import DEFAULT, find_template, render_manifest
 from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.templates import DEFAULT, find_template, render_manifest
 
 SCRIPT = Path(__file__).with_name("chaos_train.py")
 SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10

@@ -1,1 +1,1 @@
-"""The shipped job templates; `elasticctl.api.manifests` finds them here as package data."""
+"""The shipped job templates; `elasticctl.templates` finds them here as package data."""

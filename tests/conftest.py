@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.api.manifests import DEFAULT, SUFFIX
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.templates import DEFAULT, SUFFIX
 from tests.support.jobs import light_template
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until

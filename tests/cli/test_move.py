@@ -18,7 +18,6 @@ import pytest
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.manifests import render_manifest
 from elasticctl.api.objects import at
 from elasticctl.api.observed.cost import rate_of
 from elasticctl.api.podtemplate import capacity, hardware, node_labels
@@ -30,6 +29,7 @@ from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl.settings.contexts import LOCAL, Context
+from elasticctl.templates import render_manifest
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Moved

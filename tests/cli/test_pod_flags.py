@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.manifests import find_template, render_manifest
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.pod_flags import read_env_file, toleration
 from elasticctl.cli.submit.plan import job_spec, size_of, unused_note
 from elasticctl.settings.contexts import Context
+from elasticctl.templates import find_template, render_manifest
 from tests.support.cli import Run
 
 FLAGS = JobFlags(

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.manifests import Template, find_template, render_manifest
 from elasticctl.api.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, JobSpec
 from elasticctl.cluster.base import Manifest
+from elasticctl.templates import Template, find_template, render_manifest
 
 LIGHT = ("--preload", "json")
 """Options of the launcher in tests that are not about spares: ranks still come from them, but they have not imported

@@ -51,11 +51,11 @@ class Draft:
 
 def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
     """A job that runs a command; says the plan. Raises UsageError, SpecError or TemplateError."""
-    from elasticctl.api.manifests import find_template, render_manifest
     from elasticctl.cli.submit.asked.plain_script import lines_without_checkpoints
     from elasticctl.cli.submit.commands import refuse_notebook, refuse_other_groups
     from elasticctl.cli.submit.goals import check_goal, price_goal
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
+    from elasticctl.templates import find_template, render_manifest
 
     request = plan.with_asked(request, command.options, command.env)
     size = plan.size_of(request, context, _machine_gpus(context))

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import typer
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.manifests import escape_expansion
 from elasticctl.api.objects import as_mapping, as_text, at
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, worker_container
 from elasticctl.api.spec import GROUP, ElasticJob
 from elasticctl.api.text import plural, quote
 from elasticctl.cluster.base import Manifest
+from elasticctl.templates import escape_expansion
 
 SWEEP_LABEL = f"{GROUP}/sweep"
 ANNOTATION_POINT = f"{GROUP}/sweep-point"

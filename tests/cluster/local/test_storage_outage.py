@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from elasticctl.api.manifests import render_manifest
 from elasticctl.api.spec import JobSpec
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.templates import render_manifest
 from tests.support import servers
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault

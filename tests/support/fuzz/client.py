@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import ConfigError, ElasticctlError, SpecError
-from elasticctl.api.manifests import Template, find_template, render_manifest
 from elasticctl.api.spec import JobSpec
 from elasticctl.api.validation import load_manifest
 from elasticctl.api.yamltext import parse_yaml
 from elasticctl.settings.contexts import load_config
 from elasticctl.settings.kubeconfig import read_contexts
+from elasticctl.templates import Template, find_template, render_manifest
 from tests.support.fuzz.inputs import as_json, changed, changed_bytes
 from tests.support.jobs import GOOD
 

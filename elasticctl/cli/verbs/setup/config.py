@@ -184,7 +184,7 @@ def list_templates(
     ] = "table",
 ) -> None:
     """List the templates; one of your own hides a shipped one of its name."""
-    from elasticctl.api.manifests import available_templates  # and with it Jinja, which `config` need not wait for
+    from elasticctl.templates import available_templates  # and with it Jinja, which `config` need not wait for
 
     found = available_templates(templates_folder())
     if output == "name":
@@ -202,7 +202,7 @@ def list_templates(
 @verb(template, "show")
 def show(name: Annotated[str, typer.Argument(metavar="NAME")] = "default") -> None:
     """Print a template."""
-    from elasticctl.api.manifests import find_template
+    from elasticctl.templates import find_template
 
     emit(find_template(name, templates_folder()).text)
 
@@ -218,7 +218,7 @@ def new(
       elasticctl template new mine
       elasticctl submit train.py --template mine
     """
-    from elasticctl.api.manifests import SUFFIX, find_template
+    from elasticctl.templates import SUFFIX, find_template
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
         raise UsageError(f"{quote(name)}: a template's name is letters, digits, '-' and '_'")
