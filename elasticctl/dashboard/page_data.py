@@ -30,6 +30,7 @@ from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
+from elasticctl.dashboard.machines import idle_count, machines_data
 from elasticctl.diagnosis import Case, Finding, Severity, diagnose
 
 Row = dict[str, Any]
@@ -159,6 +160,7 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "interruptions": _interrupted(status),
         "doing": _doing(status),
         "notFinite": not_finite_text(status)[:MAX_TEXT],
+        "idleGpus": idle_count(job),
         "reason": _reason(status)[:MAX_TEXT],
         "costUsd": round(spent.spent, 2) if spent else None,
         **({"pricesOf": _prices_of(spent.rate)} if spent else {}),
@@ -180,6 +182,7 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         "interruptions": [_interruption(item) for item in status.interruptions],
         "scalings": [_scaling(item) for item in status.scalings],
         "checkpoint": _checkpoint(status),
+        "machines": machines_data(job, now),
         "goodput": _goodput(status, now),
         "plan": _plan(job, now),
         "cost": _cost(job, now),

@@ -65,6 +65,7 @@ _FILES = (
     "job.js",
     "list.js",
     "logs.js",
+    "machines.js",
     "plan.js",
     "projects.js",
     "stacks.js",

@@ -10,6 +10,7 @@ from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.dashboard.looks import see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import CURVE, FAILED, at, job
+from tests.support.usage_samples import BUSY, IDLE
 
 pytestmark = pytest.mark.browser
 
@@ -29,7 +30,7 @@ PLANNED = job(
 PLANNED["spec"]["goal"] = {"finishBy": at(900), "budget": 5.0}
 VIEWS = {
     "#/": "#list li",
-    "#/default/digits?vs=default%2Fdiverged&m=loss&m=accuracy&s=0.9": ".compared li",
+    "#/default/digits?vs=default%2Fdiverged&m=loss&m=accuracy&s=0.9&gpus=each": ".machines td",
     "#/default/diverged?x=step": ".metric-charts canvas",
     "#/default/failed": ".finding pre",
     "#/default/planned": ".plan canvas",
@@ -44,7 +45,7 @@ VIEWS = {
 def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     jobs = [
-        job("digits", curve=CURVE),
+        job("digits", curve=CURVE, usage={"measured": 2, "workers": [BUSY, IDLE]}),
         job("diverged", curve=DIVERGED, progress=LOST),
         job("failed", **FAILED),
         PLANNED,

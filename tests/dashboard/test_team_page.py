@@ -14,6 +14,7 @@ from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.dashboard.looks import see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import FAILED, job
+from tests.support.usage_samples import IDLE
 
 pytestmark = pytest.mark.browser
 HOUR_S = 3600.0
@@ -45,6 +46,7 @@ def test_a_team_sees_what_matters_to_it(visitor: Visitor) -> None:
         of("cy", "broken", "nlp", 40, **{**FAILED, "completionTime": ago(1), "message": "bad learning rate"}),
         of("cy", "long-ago", "nlp", 90, **{**FAILED, "completionTime": ago(60), "message": "another error"}),
         sharing("shares", "speech", 4, "its right"),
+        of("ada", "asleep", "vision", 9, usage={"measured": 1, "workers": [{**IDLE, "worker": "asleep-worker-0"}]}),
     ]
     with hosted(Jobs(*jobs), namespace=None) as host:
         page = visitor.open(host.link)
@@ -54,12 +56,13 @@ def test_a_team_sees_what_matters_to_it(visitor: Visitor) -> None:
             return page.get_by_role("region", name=title, exact=True)
 
         see(part("Needs a look")).to_contain_text("diverged ada · vision loss NaN since step 81, and it goes on")
+        see(part("Needs a look")).to_contain_text("asleep ada · vision 1 GPU does nothing: step 120 of 560")
         see(part("Failed").get_by_role("listitem")).to_have_text(["broken cy · nlp 1h00m ago: bad learning rate"])
         see(part("Waiting")).to_contain_text("queued cy · nlp for 2h00m: the cluster is full")
         see(part("Running").get_by_role("listitem")).to_have_count(2)
         see(part("Shared slots")).to_contain_text("t4 4 of 8 GPUs held, 4 free")
         rows = part("Where the money went").get_by_role("row")
-        see(rows.nth(1)).to_have_text(re.compile(r"^(ada2|cy2)"))
+        see(rows.nth(1)).to_have_text(re.compile(r"^(ada3|cy2)"))
         page.get_by_role("combobox", name="Period", exact=True).select_option("7")
         see(part("Failed").get_by_role("listitem")).to_have_count(2)
         page.get_by_role("combobox", name="Person", exact=True).select_option("cy")

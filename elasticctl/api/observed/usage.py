@@ -1,10 +1,12 @@
-"""Machines in use, in words, from `status.usage`."""
+"""Machines in use, in words, from `status.usage`. `now` is in seconds since the epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import plural, span
 from elasticctl.api.usage import GpuUsage, JobUsage, WorkerUsage
 
@@ -16,6 +18,8 @@ SPREAD = 10.0
 """GPUs that are used less evenly than this, in percent, are told by the least and the most."""
 MOST_IDLE = 3
 GIB, MB = 1 << 30, 1e6
+USES = ("CPU", "Memory", "GPU", "GPU memory", "Power", "Temp", "Network")
+"""What `uses` has."""
 _COLUMNS = tuple(each.name for each in fields(GpuUsage))
 
 
@@ -100,6 +104,34 @@ def temperature_text(gpus: GpuUsage) -> str:
     """`71 C`, of the hottest."""
     known = [degrees for degrees in gpus.temperature_c if degrees is not None]
     return f"{max(known):.0f} C" if known else ""
+
+
+def uses(used: WorkerUsage) -> tuple[str, ...]:
+    """What is in use in a few words each, as `USES` names them; empty is what is not known."""
+    gpus = used.gpus
+    on_gpus = (gpu_text(gpus), gpu_memory_text(gpus), power_text(gpus), temperature_text(gpus))
+    return cpu_text(used), memory_text(used), *on_gpus, network_text(used)
+
+
+def single_gpus(gpus: GpuUsage) -> list[GpuUsage]:
+    """The same GPUs one by one."""
+    columns = [_column(gpus, name) for name in _COLUMNS]
+    return [GpuUsage(*((value,) for value in values)) for values in zip(*columns, strict=True)]
+
+
+def usage_note(job: ElasticJob, worker: WorkerUsage, now: float) -> str:
+    """What to know of a worker: GPUs that do nothing, or are not there, and values of long ago."""
+    idle = "; ".join(each.text.replace(f" of {each.worker}", "") for each in idle_gpus([worker], job.name))
+    absent = worker.no_gpus if hardware(job).gpus_per_worker else ""
+    old_s = 0.0 if worker.at is None else now - worker.at
+    old = f"measured {span(old_s)} ago" if old_s > STALE_S else ""
+    return "; ".join(part for part in (idle, absent, old) if part)
+
+
+def unshown_text(usage: JobUsage) -> str:
+    """That a status keeps some workers only; empty where it has all of them."""
+    more = usage.measured - len(usage.workers)
+    return f"{plural(more, 'worker')} that use their machines more are not shown" if more > 0 else ""
 
 
 def _of(whole: float | None) -> str:

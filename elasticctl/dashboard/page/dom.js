@@ -56,7 +56,14 @@ export function command(text) {
   return el("span", { class: "command" }, el("code", {}, text), copy);
 }
 
-/** A table with a head; `columns` are [title, class or ""]. */
+function fillCell(node, cell) {
+  say(node, cell.text ?? cell);
+  const isBar = (cell.part ?? null) !== null;
+  node.classList.toggle("filled", isBar);
+  if (isBar) node.style.setProperty("--part", cell.part);
+}
+
+/** A table with a head; `columns` are [title, class or ""]. A cell is a text, or { text, part }: how full a bar below it is, or null. */
 export function table(caption, columns) {
   const body = el("tbody");
   const head = el("tr", {}, ...columns.map(([title, kind]) => el("th", { scope: "col", class: kind || null }, title)));
@@ -67,7 +74,7 @@ export function table(caption, columns) {
       rows.map((cells, position) => ({ cells, position })),
       (row) => row.position,
       () => el("tr", {}, ...columns.map(([, kind]) => el("td", { class: kind || null }))),
-      (child, row) => row.cells.forEach((cell, column) => say(child.children[column], cell)),
+      (child, row) => row.cells.forEach((cell, column) => fillCell(child.children[column], cell)),
     );
   return { node: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${caption}, as a table` }, whole), fill };
 }

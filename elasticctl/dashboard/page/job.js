@@ -5,6 +5,7 @@ import { Curves } from "./curves.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
 import { doing, done, ended, left, state } from "./list.js";
 import { Logs } from "./logs.js";
+import { Machines } from "./machines.js";
 import { PlanView } from "./plan.js";
 import { Stacks } from "./stacks.js";
 import { ago, bytes, clock, count, dollars, of, plural, short, span } from "./words.js";
@@ -36,6 +37,7 @@ export class JobView {
     this.progress = { text: el("span"), more: el("span", { class: "muted" }), bar: el("progress", { max: "1", "aria-label": "Progress" }) };
     this.curves = new Curves(others, (at) => this.logs.showAt(at));
     this.logs = new Logs((at) => this.curves.pointAt(at));
+    this.machines = new Machines();
     this.disturbances = table("Interruptions and scalings", [
       ["When", ""], ["What", ""], ["Who", ""], ["Why", "wide"], ["Training after", "number"], ["Steps redone", "number"],
     ]);
@@ -61,6 +63,7 @@ export class JobView {
       [
         ["plan", "Plan"],
         ["course", "Course", key, ...this.curves.nodes],
+        ["machines", "Machines in use", ...this.machines.nodes],
         ["logs", "Log", ...this.logs.nodes],
         ["disturbances", "Interruptions and scalings", this.disturbances.node],
         ["workers", "Workers", this.workers.node, this.more, this.stacks.node],
@@ -129,6 +132,8 @@ export class JobView {
     show(this.sections.plan, known.plan !== null);
     if (known.plan !== null) this.#showPlan(known, now);
     this.curves.update(known, now);
+    show(this.sections.machines, !ended(known.job) && (known.machines !== null || known.job.active > 0));
+    this.machines.update(known);
     this.logs.update(known);
     this.stacks.update(known, ended(known.job));
     this.#tell(known, now);

@@ -71,10 +71,10 @@ export class TeamView {
     const wanted = jobs.filter((job) => (!this.user.value || job.user === this.user.value)
       && (!this.project.value || job.namespace === this.project.value) && (!ended(job) || (job.endedAt ?? 0) >= since));
     const kinds = {
-      look: wanted.filter((job) => !ended(job) && job.notFinite),
+      look: wanted.filter((job) => !ended(job) && needsLook(job)),
       failed: wanted.filter((job) => job.phase === "Failed"),
       waiting: wanted.filter((job) => job.phase === "Pending" || job.phase === "Restarting"),
-      running: wanted.filter((job) => job.phase === "Running" && !job.notFinite),
+      running: wanted.filter((job) => job.phase === "Running" && !needsLook(job)),
       succeeded: wanted.filter((job) => job.phase === "Succeeded"),
     };
     for (const [kind, found] of Object.entries(kinds)) this.#list(kind, found);
@@ -109,7 +109,7 @@ export class TeamView {
   #list(kind, found) {
     const { node, items, more } = this.lists[kind];
     show(node, found.length > 0);
-    const words =  { look: this.#lost, failed: this.#why, waiting: this.#why, running: this.#far, succeeded: this.#end }[kind];
+    const words =  { look: this.#wrong, failed: this.#why, waiting: this.#why, running: this.#far, succeeded: this.#end }[kind];
     keyed(items, found.slice(0, MOST), (job) => job.uid,
       (job) => el("li", {}, el("a", { href: href(job) }, job.name), el("span", { class: "muted" }), el("span")),
       ({ children: [, whose, told] }, job) => {
@@ -119,8 +119,10 @@ export class TeamView {
     say(more, found.length > MOST ? `and ${plural(found.length - MOST, "other job")}` : "");
   }
 
-  #lost(job) {
-    return `${job.notFinite}, and it goes on: step ${of(job.step ?? 0, job.totalSteps)}`;
+  #wrong(job) {
+    const idle = job.idleGpus ? `${plural(job.idleGpus, "GPU")} ${job.idleGpus > 1 ? "do" : "does"} nothing` : "";
+    const wrong = [job.notFinite && `${job.notFinite}, and it goes on`, idle].filter(Boolean).join("; ");
+    return `${wrong}: step ${of(job.step ?? 0, job.totalSteps)}`;
   }
 
   #why(job) {
@@ -193,6 +195,9 @@ export function spread(job, since, now) {
   }
   return days;
 }
+
+/** Does something go on that ought not to: a loss that is no number, GPUs that do nothing? */
+const needsLook = (job) => Boolean(job.notFinite || job.idleGpus);
 
 const total = (days) => [...(days?.values() ?? [])].reduce((sum, usd) => sum + usd, 0);
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/dashboard.md, from a run of real jobs on a local cluster of its own.
+"""The pictures of docs/dashboard.md: from a run of real jobs on a local cluster of its own, and of made-up GPUs.
 
 python -m tests.support.dashboard.screenshots           # writes docs/images/dashboard-*.png; takes four minutes
 """
@@ -9,13 +9,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
+from tests.support.dashboard.cluster import Jobs
 from tests.support.dashboard.process import Dashboard
-from tests.support.dashboard.visitor import CHROMIUM, FLAGS, Visitor
+from tests.support.dashboard.visitor import CHROMIUM, FLAGS, Visitor, hosted
 from tests.support.jobs import FOREVER, shell_job
+from tests.support.usage_samples import BUSY, IDLE, sample
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -93,6 +97,16 @@ def share(cluster: LocalCluster) -> None:
     wait_until(lambda: workers("nlp", "bert") == 0)
 
 
+def machines(visitor: Visitor) -> None:
+    """GPUs, which the machine that takes pictures need not have."""
+    now = to_rfc3339(time.time())
+    with hosted(Jobs(sample({**BUSY, "at": now}, {**IDLE, "at": now}, gpus=2))) as host:
+        page = visitor.open(host.link, width=1400)
+        page.goto(page.url + "#/default/digits?gpus=each")
+        page.locator(".machines td").first.wait_for()
+        page.locator(".machines").screenshot(path=IMAGES / "dashboard-machines.png")
+
+
 def main() -> None:
     """Run it, and take the pictures."""
     from playwright.sync_api import sync_playwright
@@ -103,6 +117,7 @@ def main() -> None:
         try:
             tell(LocalCluster())
             with Visitor(playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))) as visitor:
+                machines(visitor)
                 for name, width, height, dark in (("light", 1280, 940, False), ("dark", 400, 860, True)):
                     page = visitor.open(dashboard.link(), width=width, height=height, dark=dark)
                     page.goto(page.url + "#/default/digits")

@@ -1,0 +1,74 @@
+"""What the workers of a job use of their machines, for the page: what `top` prints, and how much of what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticctl.api.observed.usage import (
+    USES,
+    idle_gpus,
+    single_gpus,
+    total_usage,
+    unshown_text,
+    usage_note,
+    usage_text,
+    uses,
+)
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.usage import GpuUsage, WorkerUsage
+
+MAX_TEXT = 500
+MAX_GPUS = 32
+"""Of one worker: how many are shown one by one."""
+
+
+def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
+    """The workers that have been measured, and their GPUs one by one; None before any has been."""
+    usage = job.status.usage
+    if usage is None or not usage.workers:
+        return None
+    reasons = dict.fromkeys(each.no_gpus for each in usage.workers if each.no_gpus)
+    are_absent = not hardware(job).gpus_per_worker and not any(each.gpus.count for each in usage.workers)
+    return {
+        "at": total_usage(usage).at,
+        "summary": usage_text(usage),
+        "uses": USES,
+        "absent": f"No GPUs: {'; '.join(reasons)}."[:MAX_TEXT] if are_absent and reasons else "",
+        "unshown": unshown_text(usage),
+        "workers": [
+            {
+                "name": worker.worker.removeprefix(f"{job.name}-")[:MAX_TEXT],
+                **_in_use(worker),
+                "note": usage_note(job, worker, now)[:MAX_TEXT],
+                "gpus": [_in_use(WorkerUsage(gpus=gpu)) for gpu in single_gpus(worker.gpus)[:MAX_GPUS]],
+            }
+            for worker in usage.workers
+        ],
+    }
+
+
+def idle_count(job: ElasticJob) -> int:
+    """How many GPUs of a job have done nothing for long."""
+    return sum(len(each.numbers) for each in idle_gpus(job.status.usage.workers, job.name)) if job.status.usage else 0
+
+
+def _in_use(used: WorkerUsage) -> dict[str, Any]:
+    """In words as `USES` has them, and beside each how much of what there is, from 0 to 1; None: not known."""
+    known = [percent for percent in used.gpus.percent if percent is not None]
+    parts = [
+        _part(used.cpus_used, used.cpus),
+        _part(used.memory_bytes, used.memory_total_bytes),
+        _part(sum(known), 100.0 * len(known)),
+        _fullest(used.gpus),
+    ]
+    return {"words": uses(used), "parts": parts}
+
+
+def _fullest(gpus: GpuUsage) -> float | None:
+    pairs = zip(gpus.memory_bytes, gpus.memory_total_bytes, strict=False)
+    return max((part for part in (_part(used, whole) for used, whole in pairs) if part is not None), default=None)
+
+
+def _part(used: float | None, whole: float | None) -> float | None:
+    return round(min(1.0, max(0.0, used / whole)), 3) if used is not None and whole else None

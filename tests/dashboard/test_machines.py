@@ -1,0 +1,108 @@
+"""Machines in use: what the page is told, and what it shows of workers, their GPUs, and GPUs that are not there."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.spec import ElasticJob
+from elasticctl.dashboard.machines import machines_data
+from elasticctl.dashboard.page_data import MAX_TEXT, job_row
+from tests.support.dashboard.cluster import Jobs
+from tests.support.dashboard.looks import MARKUP, see
+from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.job_samples import AT, job
+from tests.support.usage_samples import BARE, BUSY, IDLE, sample
+
+NOW = AT + 60.0
+NO_GPUS = {**BUSY, "gpus": {}, "noGpus": "no GPU is visible"}
+
+
+def told(*workers: dict[str, Any], gpus: int = 0) -> dict[str, Any]:
+    found = machines_data(ElasticJob.from_manifest(sample(*workers, gpus=gpus)), NOW)
+    assert found is not None
+    return found
+
+
+def test_the_page_is_told_what_top_prints() -> None:
+    found = told(BUSY, IDLE, BARE, gpus=2)
+    assert found["summary"].startswith("GPU 4 x 71% (0-97), 61.0 of 80 GiB, 1,812 W; CPU 24.7")
+    busy, idle, bare = found["workers"]
+    assert (busy["name"], busy["words"][2], busy["note"]) == ("worker-0", "2 x 95%", "")
+    assert busy["parts"] == [0.193, 0.238, 0.95, 0.762]
+    assert (idle["note"], idle["gpus"][1]["words"][2], idle["gpus"][1]["parts"][2]) == (
+        "GPU 1 idle for 12m05s",
+        "0%",
+        0,
+    )
+    assert bare["note"] == "NVML: Driver Not Loaded; measured 2m00s ago"
+    assert bare["parts"] == [None] * 4
+    assert found["absent"] == ""
+
+
+def test_gpus_that_are_not_there_are_said_to_be_absent() -> None:
+    assert told(NO_GPUS)["absent"] == "No GPUs: no GPU is visible."
+    assert told(NO_GPUS, gpus=1)["workers"][0]["note"] == "no GPU is visible"
+    assert len(told({**NO_GPUS, "noGpus": "x" * 9999})["absent"]) == MAX_TEXT
+    assert machines_data(ElasticJob.from_manifest(job()), NOW) is None
+
+
+def test_the_list_is_told_of_idle_gpus_without_their_seconds() -> None:
+    rows = [job_row(ElasticJob.from_manifest(sample(BUSY, idle)), NOW) for idle in (IDLE, {**IDLE, "at": BUSY["at"]})]
+    assert rows[0] == rows[1]
+    assert rows[0]["idleGpus"] == 1
+
+
+def test_columns_of_different_length_are_no_trouble() -> None:
+    odd = {**BUSY, "gpus": {"percent": [1, 200, 3], "idleS": [None, 700], "memoryBytes": [], "memoryTotalBytes": [0]}}
+    found = told(odd)["workers"][0]
+    assert [gpu["words"][2] for gpu in found["gpus"]] == ["1%", "200%"]
+    assert found["gpus"][1]["parts"][2] == 1.0
+
+
+@pytest.mark.browser
+def test_machines_in_use_are_live_with_each_gpu_on_demand(visitor: Visitor) -> None:
+    cluster = Jobs(sample(BUSY, gpus=2))
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
+        part = page.get_by_role("region", name="Machines in use", exact=True)
+        rows = part.get_by_role("row")
+        see(rows).to_have_count(2)
+        see(rows.nth(1)).to_have_text(
+            re.compile("^worker-0measured .* ago12.3 of 6461.0 of 256 GiB2 x 95%61.0 of 80 GiB1,212 W71 C12.0 in")
+        )
+        cluster.change("digits", usage={"measured": 66, "workers": [BUSY, IDLE]})
+        see(rows).to_have_count(3)
+        see(rows.nth(2)).to_contain_text("2 x 48% (0-95)")
+        see(rows.nth(2)).to_contain_text("GPU 1 idle for 12m05s")
+        see(page.locator(".finding")).to_contain_text("GPUs do nothing: GPU 1 of worker-1 idle for 12m05s.")
+        see(part).to_contain_text("64 workers that use their machines more are not shown")
+        part.get_by_role("button", name="Each GPU").click()
+        see(rows).to_have_count(7)
+        see(rows.nth(6)).to_have_text(re.compile("GPU 10%60.0 of 80 GiB69 C$"))
+        page.reload()
+        see(rows).to_have_count(7)
+        idle_bar, busy_bar = (
+            rows.nth(n).locator("td").nth(4).evaluate("(cell) => cell.style.getPropertyValue('--part')") for n in (6, 5)
+        )
+        assert (idle_bar, busy_bar) == ("0", "0.95")
+        cluster.change("digits", usage=None)
+        see(part).to_contain_text("Nothing is measured yet")
+        cluster.change("digits", phase="Succeeded")
+        see(page.locator(".badge")).to_have_text("Succeeded")
+        see(part).to_be_hidden()
+
+
+@pytest.mark.browser
+def test_a_job_on_cpus_has_no_empty_columns_and_says_that_there_are_no_gpus(visitor: Visitor) -> None:
+    now = to_rfc3339(time.time())
+    with hosted(Jobs(sample({**NO_GPUS, "at": now, "noGpus": MARKUP, "worker": f"digits-{MARKUP}"}))) as host:
+        page = visitor.open(host.link)
+        part = page.get_by_role("region", name="Machines in use", exact=True)
+        see(part).to_contain_text(f"No GPUs: {MARKUP}.")
+        see(part.get_by_role("columnheader")).to_have_text(["Worker", "CPU", "Memory", "Network"])
+        see(part.get_by_role("button", name="Each GPU")).to_be_hidden()
