@@ -42,7 +42,7 @@ SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10
 POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 5.0, "stragglerSeconds": 5.0}
 EPOCHS_TO_GO = 3
 """How far ahead the end is set: far enough to reach every rank before it is there."""
-GOES_ON_TIMEOUT_S, END_TIMEOUT_S = 60.0, 180.0
+GOES_ON_TIMEOUT_S, END_TIMEOUT_S = 240.0, 480.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def run(argv: list[str], cwd: Path, **environ: str) -> subprocess.CompletedProce
     settings = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200", "NO_COLOR": "1", **environ}
     return subprocess.run(
         argv, cwd=cwd, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=100, check=False,
+        timeout=300, check=False,
     )  # fmt: skip
 
 

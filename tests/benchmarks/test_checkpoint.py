@@ -357,7 +357,7 @@ def test_a_run_that_is_interrupted_shows_what_it_has_found(tmp_path: Path) -> No
         wait_until(lambda: " elasticctl  #0 " in said.read_text())
         below = wait_until(lambda: saving(benchmark.pid))
         os.killpg(benchmark.pid, signal.SIGINT)
-        shown, _ = benchmark.communicate(timeout=60)
+        shown, _ = benchmark.communicate(timeout=240)
         left = [process for process in below if process.is_running()]
     finally:
         processes.kill_trees([benchmark.pid, *(process.pid for process in below if process.is_running())])

@@ -116,7 +116,7 @@ def test_a_real_job_described_and_its_events_followed(
     data = json.loads(run("describe", "told", "-o", "json").out)
     assert (data["kind"], data["object"]["metadata"]["name"], len(data["pods"])) == ("Description", "told", 2)
     gate.touch()
-    out, err = watcher.communicate(timeout=30)
+    out, err = watcher.communicate(timeout=240)
     rows = [line.split("\t") for line in out.splitlines()]
     assert (rows[-1][1], watcher.returncode, err) == ("succeeded", 0, "")
     assert len({tuple(row) for row in rows}) == len(rows)

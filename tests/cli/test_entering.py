@@ -91,7 +91,7 @@ def job(local_cluster: LocalCluster, tmp_path: Path) -> str:
 def test_commands_in_a_worker(job: str, run: Run, start: Start, local_cluster: LocalCluster, tmp_path: Path) -> None:
     def printed(*words: str) -> tuple[int, str, str]:
         process = start(*words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         return process.returncode, out, err
 
     script = 'echo "$MARK $ELASTICCTL_WORKER $PWD"; exit 7'

@@ -52,7 +52,7 @@ def test_a_verb_that_follows_a_job_fails_with_it(words: tuple[str, ...], start: 
     with pytest.raises(subprocess.TimeoutExpired):
         follower.wait(timeout=1.5)  # it does follow
     gate.touch()
-    out, err = follower.communicate(timeout=60)
+    out, err = follower.communicate(timeout=240)
     assert follower.returncode == 1, (out, err)
 
 
@@ -63,7 +63,7 @@ def test_scale_fails_with_the_job_that_it_waits_for(
     workers = local_cluster.get_job
     wait_until(lambda: workers("default", job)["spec"]["replicaSpecs"]["Worker"]["replicas"] == 20)
     gate.touch()  # before all of them run
-    out, err = scaling.communicate(timeout=60)
+    out, err = scaling.communicate(timeout=240)
     assert scaling.returncode == 1, (out, err)
 
 

@@ -287,7 +287,7 @@ def test_an_interrupted_search_leaves_nothing(place: Make, number: signal.Signal
     with submitting(*WHAT, "--context", "cheap,dear") as process:
         wait_until(cheap.live)
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=240)
     assert process.returncode == 130, said
     assert (cheap.names(), cheap.live(), dear.api.requests) == ([], [], [])
     assert "cheap: interrupted; withdrawing it" in said
@@ -300,7 +300,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing(place: Make) -> None:
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         wait_until(cheap.live)
         process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     assert (process.returncode, cheap.names(), dear.names()) == (0, [], ["train"])
 
 
@@ -320,7 +320,7 @@ def test_interrupted_while_it_is_being_created(place: Make) -> None:
         assert begun.wait(20)
         process.send_signal(signal.SIGINT)
         interrupted.set()
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)
     assert process.returncode == 130
     assert any(path.startswith(JOBS) and request_kind == "DELETE" for request_kind, path in _asked(cheap))
     assert (cheap.names(), dear.api.requests) == ([], [])
@@ -334,7 +334,7 @@ def test_interrupted_twice_it_is_deleted_at_once(place: Make) -> None:
         process.send_signal(signal.SIGINT)
         wait_until(lambda: ("PATCH", f"{JOBS}/train") in _asked(stuck))
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)
     assert process.returncode == 130
     assert stuck.names() == []
 

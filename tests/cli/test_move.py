@@ -235,7 +235,7 @@ def test_killed_while_it_copies_the_next_one_goes_on(
     with subprocess.Popen([*argv, *order], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: len(held) >= 2)
         process.kill()
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=240)
     gs.gate.faults = lambda seen: None
     assert "copied" not in said
     assert world.phase(world.east) == "Suspended"

@@ -156,7 +156,7 @@ def test_logs_are_followed_to_the_end(submit: Callable[..., str], start: Start, 
     begun = {follower.stdout.readline() for _ in range(2)}
     assert begun == {"worker-0 | begun\n", "worker-1 | begun\n"}
     gate.touch()
-    out, err = follower.communicate(timeout=30)
+    out, err = follower.communicate(timeout=240)
     assert sorted(out.splitlines()) == ["worker-0 | done", "worker-1 | done"]
     assert (follower.returncode, err) == (0, "")
 
@@ -170,13 +170,13 @@ def test_ctrl_c_lets_go_of_a_job_and_leaves_it_running(
     assert attached.stdout is not None
     assert attached.stdout.readline() == "worker-0 | begun\n"
     attached.send_signal(signal.SIGINT)
-    _, err = attached.communicate(timeout=20)
+    _, err = attached.communicate(timeout=240)
     assert attached.returncode == 130
     assert err.endswith("detached: kept keeps running. Next: elasticctl logs -f kept, or elasticctl cancel kept\n")
     assert job(local_cluster, "kept")["status"]["active"] == 1
     gate.touch()
     again = start("wait", "kept")
-    assert again.wait(timeout=30) == 0
+    assert again.wait(timeout=240) == 0
 
 
 def test_watching_in_a_pipe_prints_changes_only(submit: Callable[..., str], start: Start, gate: Path) -> None:
@@ -188,7 +188,7 @@ def test_watching_in_a_pipe_prints_changes_only(submit: Callable[..., str], star
     while "\tRunning\t" not in lines[-1]:
         lines.append(watcher.stdout.readline())
     gate.touch()
-    out, _ = watcher.communicate(timeout=30)
+    out, _ = watcher.communicate(timeout=240)
     lines += out.splitlines()
     assert lines[-1].split("\t")[:2] == ["seen", "Succeeded"]
     assert len(lines) < 12
@@ -199,7 +199,7 @@ def test_a_reader_that_leaves_is_no_error(submit: Callable[..., str], gate: Path
     gate.touch()
     name = submit("chatty", 1, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); echo line $i; done")
     command = f"{__import__('sys').executable} -m elasticctl.cli logs -f {name} | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout == "worker-0 | line 1\n"
     assert done.stderr == ""
 
@@ -246,5 +246,5 @@ def test_completion_knows_jobs_and_contexts(
     for words, found in wanted.items():
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-        out, _ = start().communicate(timeout=30)
+        out, _ = start().communicate(timeout=240)
         assert found in out

@@ -38,7 +38,7 @@ class Printed:
         return group
 
     def end(self) -> Rank:
-        return self.exits.get(timeout=60)
+        return self.exits.get(timeout=240)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ for generation in range(20):
         starter.wait_until_warm(30)
     group.start([(rank, dict(os.environ)) for rank in range(2)])
     if generation % 3:
-        ended.get(timeout=60)
+        ended.get(timeout=240)
     group.stop(1.0)
     if generation == 0:
         before = descriptors()

@@ -264,7 +264,7 @@ def test_usage_errors_are_one_line(arguments: tuple[str, ...], line: str) -> Non
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 2

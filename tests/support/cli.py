@@ -118,7 +118,7 @@ def terminal() -> Iterator[Spawn]:
             ["-m", "elasticctl.cli", *args],
             env={**env, "TERM": "xterm-256color", **environ},
             encoding="utf-8",
-            timeout=30,
+            timeout=240,
             dimensions=(40, width),
         )
         spawned.append(child)

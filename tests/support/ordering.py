@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
-WAITING = 4
-"""How many workers there are beyond the processors, where tests wait: on two, 12 minutes instead of the 20 with one."""
+WAITING = 2
+"""How many workers there are beyond the processors, where tests wait. With more, what they start is so slow that tests
+which measure time fail."""
 QUICK_SHARE, QUICK_LEAST = 6, 10
 """`make quick` tries a sixth of the examples of a property, and so many at least."""
 

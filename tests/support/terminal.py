@@ -58,7 +58,7 @@ class Terminal:
             program[0],
             [*program[1:], *args],
             env={**inherited, "TERM": "xterm-256color", **environ},
-            timeout=30,
+            timeout=240,
             dimensions=(lines, columns),
         )
         self._screen = _Screen(columns, lines)

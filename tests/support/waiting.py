@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 120.0, *, every_s: float = 0.02) -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 240.0, *, every_s: float = 0.02) -> T:
     """Return the first true value of `condition()`, asked `every_s`; fails with the last value after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:

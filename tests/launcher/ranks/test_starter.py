@@ -80,7 +80,7 @@ def environment() -> dict[str, str]:
 
 
 def run(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     return process.returncode, output.decode()
 
 

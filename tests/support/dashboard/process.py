@@ -50,7 +50,7 @@ class Dashboard:
 
     def end_by_itself(self) -> tuple[int, str]:
         """Wait for its end; its exit code, and what it still had to say."""
-        said = self.process.communicate(timeout=20)[1]
+        said = self.process.communicate(timeout=240)[1]
         return self.process.returncode, said
 
 

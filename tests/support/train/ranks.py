@@ -33,7 +33,7 @@ def start(program: Callable[..., None], world_size: int, *arguments: Any) -> lis
     return processes
 
 
-def run(program: Callable[..., None], world_size: int, *arguments: Any, timeout_s: float = 60) -> list[int | None]:
+def run(program: Callable[..., None], world_size: int, *arguments: Any, timeout_s: float = 240) -> list[int | None]:
     """Start, wait, and return the exit codes in order of rank; kills what is not done in time (code None)."""
     processes = start(program, world_size, *arguments)
     codes = []

@@ -43,6 +43,11 @@ class Workers:
     def train_to(self, step: int) -> None:
         self.lab.until(lambda: self.ledger().furthest >= step)
 
+    def begin(self, steps: int) -> None:
+        """Until all train together, and have made so many steps."""
+        self.lab.until(lambda: any(row["of"] == len(self.names) for row in self.ledger().made))
+        self.train_to(self.ledger().furthest + steps)
+
     def lose(self, name: str) -> None:
         """A machine is gone, with all that ran on it."""
         self.lab.kill(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import math
@@ -21,7 +22,7 @@ import torch
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import DATA, Commit, folder_of
 from elasticctl_store.errors import FencedError, StateError, StorageError
-from elasticctl_store.storage import all_keys
+from elasticctl_store.storage import all_keys, local
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import fence
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
@@ -388,7 +389,21 @@ def test_a_state_that_grows_gets_new_buffers(tmp_path: Path) -> None:
         assert same(restored.state, state)
 
 
+def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+
+    def sweep(path: Path, parts: object) -> int:
+        monkeypatch.undo()
+        Checkpointer(LocalStorage(tmp_path))
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(local, "_write_and_sync", sweep)
+    checkpoints.save(state_of(1), Label(1))
+    with pytest.raises(FencedError, match="a younger run"):
+        checkpoints.settle()
+
+
 def test_ranks_whose_shares_a_younger_run_has_swept_end_fenced_at_once(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
-    assert ranks.run(sharded.outlive, 2, url, outcome, timeout_s=60) == [0, 0]
+    assert ranks.run(sharded.outlive, 2, url, outcome) == [0, 0]
     assert all("a younger run" in Path(f"{outcome}-{rank}").read_text() for rank in range(2))

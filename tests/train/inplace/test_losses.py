@@ -28,7 +28,7 @@ def test_whoever_dies_wherever_the_others_go_on(lab: Lab, point: str, victim: st
 
 def test_a_machine_is_gone_and_another_comes(lab: Lab) -> None:
     workers = Workers(lab, 3, ENDLESS, SCRIPT_SLOW_S="1", STEP_S="0.03")
-    workers.train_to(10)
+    workers.begin(10)
     workers.lose("w1")
     gone = time.time()
     lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
@@ -48,7 +48,7 @@ def test_a_machine_is_gone_and_another_comes(lab: Lab) -> None:
 def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_newcomer(lab: Lab) -> None:
     endpoint = f"http://{lab.site.address}"
     workers = Workers(lab, 3, ENDLESS, STEP_S="0.02", ELASTICCTL_RDZV_ENDPOINT=endpoint)
-    workers.train_to(100)  # for two seconds and more: what a step takes is known then
+    workers.begin(100)  # for two seconds and more: what a step takes is known then
     pids = vanish(lab.workers["w1"].pid)
     gone = time.time()
     lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
@@ -68,7 +68,7 @@ def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_
 
 def test_a_worker_that_has_to_go_is_missed_by_nobody(lab: Lab) -> None:
     workers = Workers(lab, 3, ENDLESS, STEP_S="0.02")
-    workers.train_to(10)
+    workers.begin(10)
     lab.workers["w2"].send_signal(signal.SIGTERM)
     assert lab.wait("w2") == 143
     workers.names.remove("w2")
@@ -102,10 +102,10 @@ def test_accumulated_gradients_and_saves_in_between(lab: Lab) -> None:
 
 def test_two_at_once_and_one_while_the_group_forms_again(lab: Lab) -> None:
     workers = Workers(lab, 4, ENDLESS, STEP_S="0.02")
-    workers.train_to(10)
+    workers.begin(10)
     workers.lose("w1")
     workers.lose("w0")
-    workers.train_to(20)
+    workers.train_to(workers.ledger().furthest + 10)
     assert len(workers.ledger().pids) == 4
     for name in ("w4", "w5"):
         lab.add(name)

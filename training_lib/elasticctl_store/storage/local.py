@@ -273,7 +273,9 @@ def _sync_folder(folder: Path) -> None:
 def _as_error(verb: str, path: Path, error: OSError) -> StorageError:
     fix = _FIXES.get(error.errno or 0, "check the path and the filesystem")
     kind = StorageError
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno == errno.ENOENT:  # its folder, for one that is written: somebody has deleted it just now
+        kind = MissingError
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         kind = FullError
     elif verb == "read" and error.errno in _UNREADABLE:
         kind = DamagedError

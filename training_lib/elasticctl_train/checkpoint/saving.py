@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from elasticctl_store.checkpoints import entries, repair
 from elasticctl_store.checkpoints.commits import CommitWriter
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.checkpoints.retention import Keeper
-from elasticctl_store.errors import FencedError, FullError, NoMemoryError, StorageError
+from elasticctl_store.errors import FencedError, FullError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import shares
 from elasticctl_train.checkpoint.memory.copies import Copies
@@ -89,6 +90,14 @@ class Committer:
             not_finite=found.not_finite,
             bases=found.bases,
         )
+
+    def younger_run(self) -> FencedError | None:
+        """The error to end with, if a younger run has taken over."""
+        try:
+            self.writer.check_fence()
+        except FencedError as e:
+            return e
+        return None
 
     @property
     def damaged(self) -> int:
@@ -214,15 +223,24 @@ class Saves:
                 self.committed = self.number
                 self._committer.committed(commit, time.monotonic() - started_s)
                 self._snapshots.keep()
-        except FencedError as e:
-            self.fenced = e
-            log.error("%s", e)
         except Exception as e:  # noqa: BLE001 - the edge of a thread: whatever it is must reach the log and finish()
+            fenced = self._as_fenced(e)
+            if fenced is not None:
+                self.fenced = fenced
+                log.error("%s", fenced)
+                return
             self.error, self.failed = e, self.number
             self._snapshots.unchanged.forget()
             if self._committer is not None:
                 self._committer.sweep_again()
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
+
+    def _as_fenced(self, error: Exception) -> FencedError | None:
+        """The error of a run that is over, if this is one; also if a younger run has swept what was being written."""
+        if isinstance(error, MissingError) and self._committer is not None:
+            with suppress(StorageError):
+                return self._committer.younger_run()
+        return error if isinstance(error, FencedError) else None
 
     def _with_room(self, share: shares.Share, write: Callable[[], tuple[ObjectRef, ...]]) -> tuple[ObjectRef, ...]:
         """What `write` returns, done again while the storage is full and something goes. Rank 0 makes the room."""
