@@ -1,7 +1,7 @@
-"""The metrics of a run as curves: by step or by time, thinned without losing a spike. Pure.
+"""The metrics of a run as curves: by step, by samples or by time, thinned without losing a spike. Pure.
 
-Training that goes back to a checkpoint repeats steps. By step, what is repeated replaces what was there; by time, all
-that ever was is shown.
+Training that goes back to a checkpoint repeats steps. By step or samples, what is repeated replaces what was there; by
+time, all that ever was is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from elasticctl.api.status import JobStatus
 
 Row = Mapping[str, Any]
-STEP, TIME = "step", "time"
+STEP, TIME, SAMPLES = "step", "time", "samples"
 RATE = "samples/s"
 MAX_METRICS = 100
 MAX_NAME = 100
@@ -125,6 +125,7 @@ class Curves:
 
     def __init__(self) -> None:
         self._by: dict[str, dict[str, Series]] = {}
+        self._samples = Series(replaces=True)
 
     @property
     def names(self) -> list[str]:
@@ -135,9 +136,12 @@ class Curves:
         """Add rows in order of time: `step`, `at` and metrics."""
         for row in rows:
             step, at = float(row["step"]), float(row["at"])
+            samples = _number(row.get(SAMPLES))
+            if samples is not None:
+                self._samples.add(step, at, samples)
             for name, told in row.items():
                 value = _number(told)
-                if name in (STEP, "at") or value is None:
+                if name in (STEP, "at", SAMPLES) or value is None:
                     continue
                 series = self._by.get(name)
                 if series is None:
@@ -146,6 +150,43 @@ class Curves:
                     series = self._by[name] = {STEP: Series(replaces=True), TIME: Series(replaces=False)}
                 series[STEP].add(step, at, value)
                 series[TIME].add(at, step, value)
+
+    @property
+    def has_samples(self) -> bool:
+        """Is it known how many samples were trained on at some step?"""
+        return bool(self._samples.y)
+
+    def picture(self, name: str, over: str, low: float, high: float, points: int) -> dict[str, Any] | None:
+        """`Series.picture` of a metric over STEP, TIME or SAMPLES; None if it has not been reported."""
+        series = self.series(name, STEP if over == SAMPLES else over)
+        if series is None:
+            return None
+        if over != SAMPLES:
+            return series.picture(low, high, points)
+        known = self._samples
+        if not known.y:
+            return {"x": [], "other": [], "y": [], "low": None, "high": None, "lost": []}
+        first, last = min(bisect_left(known.y, low), len(known.y) - 1), max(bisect_right(known.y, high) - 1, 0)
+        return self._by_samples(series.picture(known.x[first], known.x[last], points))
+
+    def _by_samples(self, picture: dict[str, Any]) -> dict[str, Any]:
+        """A picture over steps, over samples: without the steps before the first whose samples are known."""
+        known, top = self._samples, -math.inf
+        first = bisect_left(picture["x"], known.x[0])
+        kept = {name: column and column[first:] for name, column in picture.items() if name != "lost"}
+        for place, step in enumerate(kept["x"]):
+            top = kept["x"][place] = max(top, self._samples_at(step))
+        lost = [(self._samples_at(step), word) for step, word in picture["lost"] if step >= known.x[0]]
+        return {**kept, "lost": lost}
+
+    def _samples_at(self, step: float) -> float:
+        """Those of a step, or in proportion between the steps beside it; of one behind the last, those of the last."""
+        known = self._samples
+        place = bisect_right(known.x, step) - 1
+        if known.x[place] == step or place + 1 == len(known.x):
+            return known.y[place]
+        part = (step - known.x[place]) / (known.x[place + 1] - known.x[place])
+        return known.y[place] + part * (known.y[place + 1] - known.y[place])
 
     def series(self, name: str, over: str) -> Series | None:
         """One metric over STEP or TIME; None if it has not been reported."""

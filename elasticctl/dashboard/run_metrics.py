@@ -14,7 +14,7 @@ from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.stored_metrics import Row, StoredMetrics
-from elasticctl.dashboard.curves import STEP, TIME, Curves, curves_of_status
+from elasticctl.dashboard.curves import RATE, SAMPLES, STEP, TIME, Curves, curves_of_status
 
 READ_EVERY_S = 2.0
 AGAIN_AFTER_S = 60.0
@@ -29,7 +29,7 @@ MAX_COMMAND = 500
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is looked at: `names` of `over` (STEP or TIME) from `low` to `high`, in about so many points."""
+    """What is looked at: `names` of `over` (STEP, TIME or SAMPLES) from `low` to `high`, in about so many points."""
 
     names: tuple[str, ...]
     over: str = TIME
@@ -46,9 +46,13 @@ class View:
             points = int(query.get("points", POINTS))
         except ValueError as e:
             raise UsageError(f"not a part of a curve: {e}") from e
-        if over not in (STEP, TIME) or not low <= high or not 1 <= points <= MAX_POINTS:
+        if over not in (STEP, TIME, SAMPLES) or not low <= high or not 1 <= points <= MAX_POINTS:
             raise UsageError("not a part of a curve")
         return cls(tuple(names[:MAX_CHOSEN]), over, low, high, points)
+
+
+Results = Mapping[str, Mapping[str, Any]]
+"""By metric: `last`, `min` and `max`, None where there is no finite value, and `lost`: ("NaN", since step) or None."""
 
 
 class Source(Protocol):
@@ -90,9 +94,24 @@ class RunMetrics:
                     if seen is not None
                 },
                 "stored": bool(run.curves.names),
+                "samples": run.curves.has_samples,
                 "trouble": run.trouble,
                 "command": " ".join(hardware(job).command)[:MAX_COMMAND],
             }
+
+    def results(self, job: ElasticJob) -> tuple[Results, str]:
+        """What came of a run's metrics: of all that is stored, else of what its status keeps; and why not of all."""
+        run = self._run(job)
+        with run.lock:
+            self._read(run, job)
+            told = run.curves if run.curves.names else curves_of_status(job.status)
+            found: dict[str, dict[str, Any]] = {}
+            for name in told.names:
+                series = told.series(name, STEP)
+                if series is not None and name != RATE:
+                    summary = series.summary()
+                    found[name] = {**{key: summary[key] for key in ("last", "min", "max")}, "lost": summary["lostNow"]}
+            return found, run.trouble
 
     def table(self, job: ElasticJob) -> Iterable[str]:
         """All that is stored of it, as lines of CSV; of a run without a storage what its status keeps."""
@@ -126,10 +145,8 @@ class RunMetrics:
 
 
 def _seen(name: str, curves: Curves, view: View) -> dict[str, Any] | None:
-    seen, by_step = curves.series(name, view.over), curves.series(name, STEP)
-    if seen is None or by_step is None:
-        return None
-    return {**seen.picture(view.low, view.high, view.points), **by_step.summary()}
+    seen, by_step = curves.picture(name, view.over, view.low, view.high, view.points), curves.series(name, STEP)
+    return None if seen is None or by_step is None else {**seen, **by_step.summary()}
 
 
 def _lost_now(name: str, job: ElasticJob) -> dict[str, Any]:

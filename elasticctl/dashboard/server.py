@@ -4,8 +4,9 @@
     GET  /BASE/                              the page, and its files beside it
     GET  /BASE/events                        server-sent events: hello, jobs, projects, trouble, well, alive
     GET  /BASE/jobs/{namespace}/{name}       everything about one job
+    GET  /BASE/jobs/{namespace}/{name}/compare        how another job differs: ?with=namespace/name
     GET  /BASE/jobs/{namespace}/{name}/logs           lines: ?worker=…&find=…&since=…&until=…&all=1
-    GET  /BASE/jobs/{namespace}/{name}/metrics        its curves: ?m=loss&m=lr&x=step|time&from=…&to=…&points=…
+    GET  /BASE/jobs/{namespace}/{name}/metrics        its curves: ?m=loss&m=lr&x=step|samples|time&from=…&to=…&points=…
     GET  /BASE/jobs/{namespace}/{name}/metrics.csv    every value
     POST /BASE/jobs/{namespace}/{name}/stacks         where its ranks are: a look into its workers
     POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
@@ -40,7 +41,7 @@ from elasticctl.dashboard.access import COOKIE, ChangeRequest, Gate, ScalePatch,
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.logs import Page
 from elasticctl.dashboard.page_data import Projects, job_details
-from elasticctl.dashboard.run_metrics import RunMetrics, View
+from elasticctl.dashboard.run_metrics import Results, RunMetrics, View
 from elasticctl.dashboard.stacks import stacks_data
 
 _TYPES = {
@@ -60,6 +61,7 @@ _FILES = (
     "course.js",
     "curves.js",
     "dialogs.js",
+    "differences.js",
     "dom.js",
     "feed.js",
     "job.js",
@@ -69,6 +71,7 @@ _FILES = (
     "plan.js",
     "projects.js",
     "stacks.js",
+    "svg.js",
     "team.js",
     "words.js",
     "vendor/uPlot.esm.js",
@@ -97,6 +100,9 @@ _HEADERS = {
 }
 _STATUSES: Mapping[type[ElasticctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
 _NOT_LET_IN = "Open this page with the link that `elasticctl dashboard` prints; each link works once.\n"
+
+Compare = Callable[[Sequence[ElasticJob], Sequence[Results]], Mapping[str, Any]]
+"""Returns what `elasticctl compare` prints of two jobs, as JSON: `rows`, `code`, `lines`, how many `more`. Blocks."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
@@ -145,6 +151,7 @@ class Dashboard:
 
     place: Scope
     scaled: ScalePatch
+    compared: Compare
     on_entry: Callable[[], None] = lambda: None
     gate: Gate = field(default_factory=Gate)
     poll_s: float = 2.0
@@ -169,6 +176,7 @@ class Dashboard:
             [
                 web.get(base + "events", self._events, allow_head=False),
                 web.get(job, self._details),
+                web.get(job + "/compare", self._compare),
                 web.get(job + "/logs", self._logs),
                 web.get(job + "/metrics", self._metrics),
                 web.get(job + "/metrics.csv", self._table),
@@ -281,6 +289,21 @@ class Dashboard:
         if job is None:
             raise NotFoundError(f"the job {name} no longer exists")
         return job
+
+    async def _compare(self, request: web.Request) -> web.Response:
+        namespace, _, name = request.query.get("with", "").partition("/")
+        other = self.feed.job((namespace, name))
+        if other is None:
+            raise NotFoundError(f"the job {name} no longer exists")
+        jobs = [self._job(request), other]
+
+        def answer() -> Mapping[str, Any]:
+            results = [self._run_metrics.results(job) for job in jobs]
+            troubles = [f"{job.name}: {trouble}" for job, (_, trouble) in zip(jobs, results, strict=True) if trouble]
+            return {**self.compared(jobs, [found for found, _ in results]), "troubles": troubles}
+
+        async with self._calls:
+            return web.json_response(await run_in_thread(answer))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         job, view = self._job(request), View.parse(request.query, request.query.getall("m", []))

@@ -10,7 +10,9 @@ import pytest
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.framework.output import format_tabs
+from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.views.comparison import arguments, comparison_table, differences
+from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
 from tests.support.job_samples import AT, job
 
@@ -68,7 +70,7 @@ def test_only_what_differs_of_the_settings_and_all_of_the_results() -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_two_jobs_of_a_folder_that_has_changed(run: Run, tmp_path: Path) -> None:
+def test_two_jobs_of_a_folder_that_has_changed(run: Run, tmp_path: Path, local_cluster: LocalCluster) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "train.py").write_text("lr = 0.1\nprint(lr)\n")
@@ -90,3 +92,8 @@ def test_two_jobs_of_a_folder_that_has_changed(run: Run, tmp_path: Path) -> None
     assert (told["kind"], told["code"]["gone"]) == ("Comparison", ["old.py"])
     assert {"name": "--epochs", "values": ["", "3"]} in told["settings"]
     assert run("compare", "one", "nothere").code == 3
+    jobs = [ElasticJob.from_manifest(local_cluster.get_job("default", name)) for name in ("one", "two")]
+    page = compared(jobs, [{}, {}])
+    assert (page["code"], page["more"]) == ("1 file changed, 1 file new, 1 file gone", 0)
+    assert "+lr = 0.2" in page["lines"]
+    assert ("--epochs", "", "3") in page["rows"]

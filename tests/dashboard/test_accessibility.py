@@ -30,7 +30,7 @@ PLANNED = job(
 PLANNED["spec"]["goal"] = {"finishBy": at(900), "budget": 5.0}
 VIEWS = {
     "#/": "#list li",
-    "#/default/digits?vs=default%2Fdiverged&m=loss&m=accuracy&s=0.9&gpus=each": ".machines td",
+    "#/default/digits?vs=default%2Fdiverged&m=loss&s=0.9&gpus=each&diff=default%2Fdiverged": ".differences td",
     "#/default/diverged?x=step": ".metric-charts canvas",
     "#/default/failed": ".finding pre",
     "#/default/planned": ".plan canvas",

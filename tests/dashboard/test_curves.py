@@ -7,7 +7,7 @@ import math
 import random
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.dashboard.curves import RATE, STEP, TIME, Curves, Series, curves_of_status
+from elasticctl.dashboard.curves import RATE, SAMPLES, STEP, TIME, Curves, Series, curves_of_status
 from tests.support.job_samples import at, job
 
 
@@ -100,3 +100,33 @@ def test_the_table_is_csv() -> None:
     curves = Curves()
     curves.add([{"step": 1, "at": 1.5, 'a "b", c': 0.25}, {"step": 2, "at": 2.5, 'a "b", c': "NaN"}])
     assert list(csv.reader(curves.table())) == [["metric", "step", "at", "value"], ['a "b", c', "1", "1.500", "0.25"]]
+
+
+def test_over_samples_each_step_stands_where_its_samples_are() -> None:
+    curves = Curves()
+    curves.add([{"step": 0, "at": 0.0, "loss": 9.0}])  # of a version that did not say so
+    curves.add([{"step": step, "at": float(step), "samples": 8 * step, "loss": 1 / step} for step in range(1, 101)])
+    curves.add([{"step": 51, "at": 200.0, "samples": 500, "loss": 0.5}])  # repeated by a group twice as large
+    curves.add([{"step": 53, "at": 202.0, "samples": 532, "loss": "NaN"}, {"step": 54, "at": 203.0, "loss": 0.25}])
+    assert curves.names == ["loss"]
+    whole = curves.picture("loss", SAMPLES, -math.inf, math.inf, 600)
+    assert whole is not None
+    assert whole["x"] == [*(8 * step for step in range(1, 51)), 500, 532, 532]
+    assert whole["y"][-3:] == [0.5, None, 0.25]
+    assert whole["lost"] == [(532, "NaN")]
+    part = curves.picture("loss", SAMPLES, 41, 63, 600)
+    assert part is not None
+    assert [at for at in part["x"] if 41 <= at <= 63] == [48, 56]
+    assert part["other"][part["x"].index(48)] == 6.0
+    between = Curves()
+    between.add([{"step": 10, "at": 0.0, "samples": 100}, {"step": 15, "at": 1.0, "loss": 1.0}])
+    between.add([{"step": 20, "at": 2.0, "samples": 300}])
+    assert (between.picture("loss", SAMPLES, 0, 999, 9) or {})["x"] == [200]
+    assert (curves_of_status(ElasticJob.from_manifest(job()).status).picture("loss", SAMPLES, 0, 1, 9)) is None
+
+
+def test_without_samples_there_is_nothing_over_them() -> None:
+    curves = Curves()
+    curves.add(rows((1, 1.0, 2.0)))
+    assert not curves.has_samples
+    assert (curves.picture("loss", SAMPLES, 0, 9, 9) or {})["x"] == []

@@ -17,6 +17,7 @@ from aiohttp import ClientResponse, ClientSession, CookieJar
 from aiohttp.test_utils import TestServer
 
 from elasticctl.api.errors import UnreachableError
+from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
@@ -82,7 +83,7 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
         cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
         namespace, inside = settings.pop("namespace", "default"), settings.pop("inside", None)
         place = Scope(cluster, "local", namespace, inside)  # type: ignore[arg-type]
-        page = Dashboard(place, patch_to_scale, poll_s=0.02, **settings)
+        page = Dashboard(place, patch_to_scale, compared, poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
             await browser.enter()
@@ -498,5 +499,12 @@ def test_curves_come_from_the_storage_or_else_from_the_status(tmp_path: Path) ->
             for wrong in ("x=moon", "from=a", "from=nan", "from=3&to=2", "points=0", "points=99999"):
                 assert (await browser.get(f"jobs/default/kept/metrics?m=loss&{wrong}")).status == 400
             assert (await browser.get("jobs/default/unknown/metrics")).status == 404
+            compared = await (await browser.get("jobs/default/kept/compare?with=default/gone")).json()
+            assert ["grad last", "0.5", ""] in compared["rows"]
+            assert ["loss last", "", "0.9"] in compared["rows"]
+            assert compared["code"] == "not known: both run what is in their image or on this machine"
+            assert "gone: " in compared["troubles"][0]
+            for unknown in ("default/unknown", "", "gone"):
+                assert (await browser.get(f"jobs/default/kept/compare?with={unknown}")).status == 404
 
     browse(story, kept, keeps_in(job("gone", curve=curve), tmp_path / "gone"))

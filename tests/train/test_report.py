@@ -119,8 +119,8 @@ def test_rank_0_sends_every_value_once(listener: socket.socket) -> None:
         progress = Progress(reporter)
         progress.metrics.restore(9, {"loss": 7.0})
         for step, loss in enumerate([0.5, torch.tensor(float("nan")), float("-inf"), 0.25], start=10):
-            progress.metrics.add_loss(step, loss)
-        progress.metrics.note(13, {"accuracy": torch.tensor(0.5), "step": 1.0})
+            progress.metrics.add_loss(step, loss, 8 * step if step < 12 else None)
+        progress.metrics.note(13, {"accuracy": torch.tensor(0.5), "step": 1.0, "samples": 2.0})
         progress.metrics.note(13, {"accuracy": 0.75})
         progress.send_rows()
         progress.metrics.note(14, {"long": 1.0, "x" * 300: 1.0})
@@ -134,11 +134,23 @@ def test_rank_0_sends_every_value_once(listener: socket.socket) -> None:
         rows += map(json.loads, received(listener, rows=True)["rows"])
     assert all(row.pop("at") > 0 for row in rows)
     assert rows[:6] == [
-        {"step": 10, "loss": 0.5}, {"step": 11, "loss": "NaN"}, {"step": 12, "loss": "-Infinity"},
+        {"step": 10, "samples": 80, "loss": 0.5}, {"step": 11, "samples": 88, "loss": "NaN"},
+        {"step": 12, "loss": "-Infinity"},
         {"step": 13, "loss": 0.25, "accuracy": 0.5}, {"step": 13, "accuracy": 0.75},
         {"step": 14, "long": 1.0, "x" * 300: 1.0},
     ]  # fmt: skip
     assert [row["step"] for row in rows[6:]] == list(range(15, 315))
+
+
+def test_rows_say_how_many_samples_there_were_in_all(listener: socket.socket) -> None:
+    reporter = Reporter(0, environment(listener))
+    progress = Progress(reporter)
+    for cursor in (Cursor(4, 1, 8, 20), Cursor(5, 1, 16, 20), Cursor(6, 2, 8, None)):
+        progress.step(cursor, 8, 0.5)
+    progress.send_rows(surely=True)
+    rows = [json.loads(row) for _ in range(2) for row in received(listener, rows=True)["rows"]]
+    assert [(row["step"], row.get("samples")) for row in rows] == [(4, 28), (5, 36), (6, None)]
+    reporter.close()
 
 
 def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ import torch
 
 LOSS = "loss"
 Row = dict[str, float | str]
-"""`step`, `at` (seconds since the epoch) and the metrics of that moment; what is not finite, as a word."""
-RESERVED = ("step", "at")
+"""`step`, `at` (seconds since the epoch), `samples` where they are known, and the metrics of that moment; what is not
+finite, as a word."""
+RESERVED = ("step", "at", "samples")
 
 _LOOK_EVERY_S = 0.5
 _MAX_UNREAD = 256
@@ -41,15 +42,15 @@ class Metrics:
         self.finite: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self._rows: list[Row] = []
-        self._unread: list[tuple[int, float, torch.Tensor]] = []
+        self._unread: list[tuple[int, float, int | None, torch.Tensor]] = []
         self._looked_s = -math.inf
 
-    def add_loss(self, step: int, loss: torch.Tensor | float) -> bool:
-        """Take the loss of a step; True if it is time to report metrics."""
+    def add_loss(self, step: int, loss: torch.Tensor | float, samples: int | None = None) -> bool:
+        """Take the loss of a step, after so many `samples` in all; True if it is time to report metrics."""
         if isinstance(loss, torch.Tensor) and _is_elsewhere(loss):
-            self._keep(step, loss.detach())
+            self._keep(step, samples, loss.detach())
         else:
-            self._take(LOSS, step, time.time(), _number(loss))
+            self._take(LOSS, step, time.time(), _number(loss), samples)
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return False
@@ -57,11 +58,11 @@ class Metrics:
         self.look()
         return True
 
-    def note(self, step: int, metrics: Mapping[str, torch.Tensor | float]) -> None:
-        """Take other numbers at this step."""
+    def note(self, step: int, metrics: Mapping[str, torch.Tensor | float], samples: int | None = None) -> None:
+        """Take other numbers at this step, after so many `samples` in all."""
         now = time.time()
         for name, value in metrics.items():
-            self._take(name, step, now, _number(value))
+            self._take(name, step, now, _number(value), samples)
 
     def restore(self, step: int, metrics: Mapping[str, float]) -> None:
         """What they were at the checkpoint from which training goes on: nothing new."""
@@ -78,30 +79,30 @@ class Metrics:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        values = torch.stack([loss.reshape(()) for _, _, loss in unread]).tolist()
-        for (step, at, _), value in zip(unread, values, strict=True):
-            self._take(LOSS, step, at, value)
+        values = torch.stack([loss.reshape(()) for *_, loss in unread]).tolist()
+        for (step, at, samples, _), value in zip(unread, values, strict=True):
+            self._take(LOSS, step, at, value, samples)
 
     def as_data(self) -> dict[str, Any]:
         """All of them as JSON, which has no word for NaN."""
         lost = {name: {"value": item.value, "since_step": item.step} for name, item in self.not_finite.items()}
         return {**self.finite, **lost}
 
-    def _keep(self, step: int, loss: torch.Tensor) -> None:
+    def _keep(self, step: int, samples: int | None, loss: torch.Tensor) -> None:
         if self._unread and (
             len(self._unread) >= _MAX_UNREAD
-            or (self._unread[-1][2].device, self._unread[-1][2].dtype) != (loss.device, loss.dtype)
+            or (self._unread[-1][-1].device, self._unread[-1][-1].dtype) != (loss.device, loss.dtype)
         ):
             self.look()
-        self._unread.append((step, time.time(), loss))
+        self._unread.append((step, time.time(), samples, loss))
 
-    def _take(self, name: str, step: int, at: float, value: float) -> None:
+    def _take(self, name: str, step: int, at: float, value: float, samples: int | None) -> None:
         self._judge(name, step, value)
         if name in RESERVED:
             return
         last = self._rows[-1] if self._rows else None
         if last is None or last["step"] != step or name in last:
-            last = {"step": step, "at": round(at, 3)}
+            last = {"step": step, "at": round(at, 3), **({} if samples is None else {"samples": samples})}
             self._rows.append(last)
             del self._rows[:-_MAX_ROWS]
         last[name] = value if math.isfinite(value) else _JSON_WORDS[_word(value)]

@@ -139,7 +139,7 @@ class Progress:
         self._marks.append((now_s, self._samples))
         while now_s - self._marks[0][0] > _RATE_WINDOW_S:
             self._marks.popleft()
-        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss)
+        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss, cursor.samples)
         to_go = self._steps_to_go(cursor, samples)
         self._expected = None if to_go is None else cursor.step + to_go
         self.send(cursor, with_metrics=is_time)

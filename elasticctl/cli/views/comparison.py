@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.podtemplate import hardware
@@ -14,8 +14,9 @@ from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.description import public
 from elasticctl.cli.views.job import part_of, rate
 
-Results = Mapping[str, Mapping[str, Any]]
-"""By metric: `last`, `min` and `max`, None where there is no finite value, and `lost`: ("NaN", since step) or None."""
+if TYPE_CHECKING:
+    from elasticctl.dashboard.run_metrics import Results
+
 _NUMBER = re.compile(r"-\.?[0-9]")
 _OURS = "ELASTICCTL_"
 ARGUMENT = "argument {}"

@@ -15,8 +15,13 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 const ALONG = {
   time: (_, moments, axis, space, apartS) => moments.map((at) => tick(at, apartS)),
   elapsed: (_, ages) => ages.map((age) => (age < 0 ? "" : span(age))),
-  step: (_, steps) => steps.map((step) => (Number.isInteger(step) ? short(step) : "")),
+  step: wholes,
+  samples: wholes,
 };
+
+function wholes(_, numbers) {
+  return numbers.map((number) => (Number.isInteger(number) ? short(number) : ""));
+}
 
 /** A chart with a title and a reading: of its end, or of what is under the cursor. */
 export class Chart {
@@ -52,8 +57,13 @@ export class Chart {
     return this.#title.textContent;
   }
 
+  /** What is drawn, and where. */
+  get drawing() {
+    return { plot: this.#plot, drawn: this.#drawn, stepped: Boolean(this.kind.stepped) };
+  }
+
   /**
-   * Draw `columns` over `x` in `range`, `over` time, elapsed or step, with an `axis` below or without; `lines` says how each column looks, `bands` which two
+   * Draw `columns` over `x` in `range`, `over` time, elapsed, step or samples, with an `axis` below or without; `lines` says how each column looks, `bands` which two
    * columns enclose a ground. `moments` are where the cursor stops, `words(x)` what is read there (null: at the end),
    * `label` the whole in words. `none` is said where there is nothing.
    */
@@ -274,7 +284,7 @@ export function nearest(numbers, x) {
 const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 const MINUTES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800];
 const HOURS = [1, 2, 3, 6, 12, 24, 48, 96, 240, 480, 960].map((hours) => hours * 3600);
-const APART = { elapsed: [...MINUTES, ...HOURS], step: WHOLE };
+const APART = { elapsed: [...MINUTES, ...HOURS], step: WHOLE, samples: WHOLE };
 const whole = (_, splits) => splits.map(short);
 
 /** On a logarithmic axis powers of ten are told, or all where there are fewer than two of them. */

@@ -3,10 +3,12 @@
 import { remember, route } from "./address.js";
 import { Chart, colour, last, nearest } from "./charts.js";
 import { marks, range, smoothed, spansDecades, together } from "./course.js";
+import { Differences } from "./differences.js";
 import { el, keyed, say, show, table } from "./dom.js";
 import { curves, tablePath } from "./feed.js";
 import { href } from "./list.js";
-import { clock, count, number, span } from "./words.js";
+import { sheet } from "./svg.js";
+import { clock, count, number, plural, span } from "./words.js";
 
 import uPlot from "./vendor/uPlot.esm.js";
 
@@ -15,6 +17,8 @@ const MAX_SHOWN = 12;
 const MAX_COMPARED = 4;
 const SMOOTH = { "": "None", 0.6: "Light", 0.9: "Medium", 0.97: "Strong" };
 const NO_CURVE = "No steps reported yet. Scripts that use the training library report steps and metrics.";
+const COUNTED = { step: "Steps", samples: "Samples" };
+const NO_SAMPLES = "How many samples its steps had is not known: only run.loader tells, and of what is kept in a storage.";
 const UNKEPT = "Only about a hundred points of each curve are known: ";
 
 export class Curves {
@@ -34,7 +38,7 @@ export class Curves {
     this.onPick = onPick;
     this.chips = el("div", { class: "choice", role: "group", "aria-label": "Which metrics" });
     this.tools = {
-      over: choice("Over", { "": "Time", step: "Steps" }, () => this.#set({ x: this.tools.over.value, from: null, to: null }, true)),
+      over: choice("Over", { "": "Time", ...COUNTED }, () => this.#set({ x: this.tools.over.value, from: null, to: null }, true)),
       scale: choice("Scale", { "": "Automatic", linear: "Linear", log: "Logarithmic" }, () => this.#set({ y: this.tools.scale.value })),
       smooth: choice("Smoothing", SMOOTH, () => this.#set({ s: this.tools.smooth.value })),
       compare: choice("Compare with", { "": "Another run …" }, () => this.#compare()),
@@ -48,8 +52,10 @@ export class Curves {
       el("span", { class: "group", role: "group", "aria-label": "What is in view" },
         button("+", "Zoom in", () => first()?.zoom(1 / 2)), button("−", "Zoom out", () => first()?.zoom(2)),
         button("‹", "Earlier", () => first()?.pan(-0.5)), button("›", "Later", () => first()?.pan(0.5)), this.all),
-      el("span", { class: "group" }, this.csv, button("PNG", "The charts as a picture", () => this.#picture())));
+      el("span", { class: "group" }, this.csv, button("PNG", "The charts as a picture", () => this.#picture()),
+        button("SVG", "The charts as a drawing that can be enlarged", () => this.#drawing())));
     this.runs = el("ul", { class: "compared", "aria-label": "Runs that are compared" });
+    this.differences = new Differences();
     this.note = el("p", { class: "muted small-note" });
     this.place = el("div", { class: "metric-charts" });
     const on = { zoom: (part) => this.#zoomTo(part), pick: (x) => this.#pick(x) };
@@ -61,7 +67,7 @@ export class Curves {
     });
     this.values = table("Values", [["Run", ""], ["Metric", ""], ["Last", "number"], ["Lowest", "number"], ["Highest", "number"]]);
     this.details = el("details", { class: "values" }, el("summary", {}, "Values as a table"), this.values.node);
-    this.nodes = [this.chips, this.bar, this.runs, this.note, this.place, this.none, this.step.node, this.workers.node, this.details];
+    this.nodes = [this.chips, this.bar, this.runs, this.differences.node, this.note, this.place, this.none, this.step.node, this.workers.node, this.details];
     addEventListener("hashchange", () => this.#known && this.#restore());
   }
 
@@ -78,7 +84,8 @@ export class Curves {
   }
 
   get #over() {
-    if (route().settings.get("x") === "step") return "step";
+    const x = route().settings.get("x");
+    if (x in COUNTED) return x;
     return this.#compared.length ? "elapsed" : "time";
   }
 
@@ -110,7 +117,7 @@ export class Curves {
     this.#chosen = settings.has("m") ? settings.getAll("m") : null;
     const [low, high] = [settings.get("from"), settings.get("to")].map((text) => (text === null ? NaN : Number(text)));
     this.#zoom = low < high ? [low, high] : null;
-    this.tools.over.value = settings.get("x") === "step" ? "step" : "";
+    this.tools.over.value = settings.get("x") ?? "";
     this.tools.scale.value = settings.get("y") ?? "";
     this.tools.smooth.value = settings.get("s") ?? "";
     for (const tool of Object.values(this.tools)) if (tool.selectedIndex < 0) tool.value = "";
@@ -171,7 +178,7 @@ export class Curves {
       const shift = over === "elapsed" ? this.#begin(run) : 0;
       const part = this.#zoom?.map((x) => x + shift);
       const known = this.#answers.get(run.uid);
-      const ask = (names) => curves(run, { over: over === "step" ? "step" : "time", names, part, points }, signal);
+      const ask = (names) => curves(run, { over: over === "elapsed" ? "time" : over, names, part, points }, signal);
       let told = await ask(this.#names(known));
       if (told && this.#names(told).some((name) => !(name in told.series))) told = await ask(this.#names(told));
       return told && { ...told, over, shift };
@@ -225,9 +232,9 @@ export class Curves {
 
   #drawMetric(name, runs, over, timed, isLast) {
     const chart = this.#chart(name);
-    const found = runs.flatMap((run) => (run.told.series[name] ? [{ ...run, ...run.told.series[name], shift: run.told.shift }] : []));
+    const found = runs.flatMap((run) => (run.told.series[name]?.x.length ? [{ ...run, ...run.told.series[name], shift: run.told.shift }] : []));
     if (!found.length) {
-      chart.update(name, null, "Not reported by this run.");
+      chart.update(name, null, over === "samples" && !runs.some(({ told }) => told.samples) ? NO_SAMPLES : "Not reported by this run.");
       return;
     }
     const wish = this.tools.scale.value;
@@ -325,18 +332,24 @@ export class Curves {
     show(this.runs, rows.length > 0);
     const words = rows.map((run) => (this.#answers.get(run.uid)?.command ?? "").split(/\s+/).filter(Boolean));
     const common = new Set(words[0]?.filter((word) => words.every((others) => others.includes(word))));
-    const drop = (run) => this.#set({ vs: route().settings.getAll("vs").filter((name) => name !== `${run.namespace}/${run.name}`) }, true);
+    const key = (run) => `${run.namespace}/${run.name}`;
+    const drop = (run) => this.#set({ vs: route().settings.getAll("vs").filter((name) => name !== key(run)) }, true);
+    const against = compared.find((run) => key(run) === route().settings.get("diff")) ?? null;
+    const turn = (run) => this.#set({ diff: route().settings.get("diff") === key(run) ? null : key(run) });
     keyed(this.runs, rows.map((run, i) => ({ run, i })), ({ run }) => run.uid, ({ run, i }) => el("li", {},
       el("span", { class: "swatch", "aria-hidden": "true" }),
       i ? el("a", { href: href(run) }, run.name) : el("b", {}, run.name),
       el("span", { class: "muted" }), el("code"),
+      i ? el("button", { type: "button", class: "copy", "aria-label": `How ${run.name} differs`, onclick: () => turn(run) }, "differences") : "",
       i ? el("button", { type: "button", class: "copy", "aria-label": `Take ${run.name} out`, onclick: () => drop(run) }, "remove") : ""),
-    ({ children: [swatch, , phase, code] }, { run, i }) => {
+    ({ children: [swatch, , phase, code, opens] }, { run, i }) => {
       swatch.dataset.run = i;
+      opens?.setAttribute("aria-expanded", String(run.uid === against?.uid));
       say(phase, run.phase);
       const differs = (word) => word !== undefined && !common.has(word);
       say(code, words[i].filter((word, at) => differs(word) || (word.startsWith("-") && differs(words[i][at + 1]))).join(" "));
     });
+    this.differences.update(job, against);
     const missing = own && !own.stored && own.names.length ? (own.trouble || "the job has no storage, or is older than this version.") : "";
     show(this.note, Boolean(missing));
     say(this.note, missing ? UNKEPT + missing : "");
@@ -369,28 +382,53 @@ export class Curves {
 
   /** All charts below each other, with their titles, as a file. */
   #picture() {
-    const charts = [...this.#shownCharts(), this.step, this.workers].filter(({ canvas, node }) => canvas && !node.hidden);
+    const charts = this.#drawnCharts();
     const unit = devicePixelRatio;
     const head = 24 * unit;
     const width = Math.max(...charts.map(({ canvas }) => canvas.width));
     const height = charts.reduce((sum, { canvas }) => sum + canvas.height + head, 0);
-    const sheet = Object.assign(document.createElement("canvas"), { width, height });
-    const pen = sheet.getContext("2d");
+    const page = Object.assign(document.createElement("canvas"), { width, height });
+    const pen = page.getContext("2d");
     pen.fillStyle = colour("surface");
     pen.fillRect(0, 0, width, height);
     pen.font = `${13 * unit}px system-ui, sans-serif`;
     let top = 0;
-    for (const { canvas, title } of charts) {
-      pen.fillStyle = colour("text");
-      pen.fillText(`${this.#known.job.name}: ${title}`, 8 * unit, top + 16 * unit);
+    for (const chart of charts) {
+      const { canvas } = chart;
+      let left = 8 * unit;
+      for (const [words, name] of this.#head(chart)) {
+        pen.fillStyle = colour(name);
+        pen.fillText(words, left, top + 16 * unit);
+        left += pen.measureText(words).width + 12 * unit;
+      }
       pen.drawImage(canvas, 0, top + head);
       top += canvas.height + head;
     }
-    sheet.toBlob((blob) => {
-      const link = el("a", { href: URL.createObjectURL(blob), download: `${this.#known.job.name}.png` });
-      link.click();
-      URL.revokeObjectURL(link.href);
-    });
+    page.toBlob((blob) => this.#save(blob, "png"));
+  }
+
+  /** The same with lines and words that stay such. */
+  #drawing() {
+    const drawings = this.#drawnCharts().map((chart) => ({ ...chart.drawing, head: this.#head(chart) }));
+    this.#save(new Blob([sheet(drawings)], { type: "image/svg+xml" }), "svg");
+  }
+
+  #drawnCharts() {
+    return [...this.#shownCharts(), this.step, this.workers].filter(({ canvas, node }) => canvas && !node.hidden);
+  }
+
+  /** What stands above a chart in a file: [words, colour], with all runs that are in it. */
+  #head(chart) {
+    const { job } = this.#known;
+    const compared = chart === this.step || chart === this.workers ? [] : this.#compared;
+    const runs = compared.map((run, i) => [run.name, `run-${i + 1}`]);
+    return [[`${job.name}: ${chart.title}`, runs.length ? "accent" : "text"], ...runs];
+  }
+
+  #save(blob, extension) {
+    const link = el("a", { href: URL.createObjectURL(blob), download: `${this.#known.job.name}.${extension}` });
+    link.click();
+    URL.revokeObjectURL(link.href);
   }
 }
 
@@ -408,7 +446,7 @@ function extent(series) {
   return some.length ? [low, Math.max(high, low + 1)] : [0, 1];
 }
 
-const place = (over, x) => ({ time: clock, elapsed: span, step: (step) => `step ${count(Math.round(step))}` })[over](x);
+const place = (over, x) => ({ time: clock, elapsed: span, step: (step) => `step ${count(Math.round(step))}`, samples: (samples) => plural(Math.round(samples), "sample") })[over](x);
 const lostWords = ({ lostNow: [step, word] }) => `${word} since step ${count(step)}`;
 const lostAt = ({ lost }, x) => lost.findLast(([at]) => at <= x)?.[1] ?? null;
 

@@ -49,6 +49,13 @@ export async function curves(job, { over, names, part, points }, signal) {
   return answer.json();
 }
 
+/** How `other` differs from a job: { rows, code, lines, more, troubles }; throws an Error with one line that says why not. */
+export async function compare(job, other) {
+  const answer = await fetch(`${path(job)}/compare?${new URLSearchParams({ with: `${other.namespace}/${other.name}` })}`);
+  if (!answer.ok) throw new Error(await reason(answer));
+  return answer.json();
+}
+
 /** Lines of a job's log: { lines, more }; null: it is gone. */
 export async function logs(job, query) {
   const answer = await fetch(`${path(job)}/logs?${new URLSearchParams(query)}`);

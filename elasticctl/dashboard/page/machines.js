@@ -11,7 +11,7 @@ export class Machines {
     this.summary = el("p");
     this.at = el("p", { class: "muted small-note" });
     this.each = el("button", { type: "button", onclick: () => this.#toggle() }, "Each GPU");
-    this.tools = el("div", { class: "choice" }, this.each);
+    this.tools = el("div", { class: "machine-tools" }, this.each);
     this.place = el("div");
     this.notes = el("p", { class: "muted small-note" });
     this.nodes = [this.summary, this.at, this.tools, this.place, this.notes];

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
+from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.server import HOST, Dashboard, Scope
@@ -75,7 +76,8 @@ def hosted(cluster: Any, namespace: str | None = "default", inside: Callable[[],
     thread.start()
 
     async def start() -> tuple[str, web.AppRunner]:
-        dashboard = Dashboard(Scope(cast(Cluster, cluster), "local", namespace, inside), patch_to_scale, poll_s=0.1)
+        place = Scope(cast(Cluster, cluster), "local", namespace, inside)
+        dashboard = Dashboard(place, patch_to_scale, compared, poll_s=0.1)
         runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, HOST, 0).start()

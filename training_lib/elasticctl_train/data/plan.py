@@ -78,6 +78,13 @@ class Cursor:
     shuffle: bool = False
     seed: int = 0
 
+    @property
+    def samples(self) -> int | None:
+        """How many samples are trained on in all epochs, with those that their ends drop; None where nobody tells."""
+        if self.length:
+            return self.epoch * self.length + self.position
+        return self.position if self.position and not self.epoch else None
+
     def next_epoch(self) -> Cursor:
         """The start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, position=0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from elasticctl.api.errors import JobStorageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import plural
 from elasticctl.cli.framework import options
@@ -16,7 +16,11 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, print_data, print_table, say
 from elasticctl.cli.framework.target import reach
 
+if TYPE_CHECKING:
+    from elasticctl.dashboard.run_metrics import Results
+
 MAX_LINES = 200
+MAX_LINES_OF_PAGE, MAX_TEXT = 2_000, 500
 
 app = new_app()
 
@@ -43,10 +47,16 @@ def compare(
     """
     from elasticctl.cli.submit.upload.code_changes import CodeChanges, code_changes
     from elasticctl.cli.views.comparison import comparison_data, comparison_table
+    from elasticctl.dashboard.run_metrics import RunMetrics
 
     target = reach(where)
     jobs = [ElasticJob.from_manifest(target.find(name)) for name in (job, other)]
-    results, now = [_results(each) for each in jobs], time.time()
+    metrics, results, now = RunMetrics(), [], time.time()
+    for each in jobs:
+        found, trouble = metrics.results(each)
+        results.append(found)
+        if trouble:
+            say(f"{each.name}: lowest and highest of what its status keeps: {trouble}")
     code = CodeChanges() if no_code else code_changes(*jobs)
     if output != "table":
         shown = {"unknown": code.unknown} if code.unknown else {}
@@ -65,6 +75,16 @@ def compare(
         say(f"{plural(len(code.lines) - len(lines), 'more line')}: --all-lines")
 
 
+def compared(jobs: Sequence[ElasticJob], results: Sequence[Results]) -> dict[str, Any]:
+    """The same of two jobs whose metrics are known, for the dashboard. Blocks."""
+    from elasticctl.cli.submit.upload.code_changes import code_changes
+    from elasticctl.cli.views.comparison import comparison_table
+
+    rows, code = comparison_table(jobs, results, time.time()).rows, code_changes(*jobs)
+    lines = [line[:MAX_TEXT] for line in code.lines[:MAX_LINES_OF_PAGE]]
+    return {"rows": rows, "code": _in_words(code), "lines": lines, "more": len(code.lines) - len(lines)}
+
+
 def _in_words(code: Any) -> str:
     if code.unknown:
         return f"not known: {code.unknown}"
@@ -72,23 +92,3 @@ def _in_words(code: Any) -> str:
         return "the same"
     parts = (("changed", code.changed), ("new", code.new), ("gone", code.gone))
     return ", ".join(f"{plural(len(paths), 'file')} {word}" for word, paths in parts if paths)
-
-
-def _results(job: ElasticJob) -> dict[str, dict[str, Any]]:
-    """Last, lowest and highest values of each metric: of all that is stored, else of what the status keeps."""
-    from elasticctl.cluster.stored_metrics import StoredMetrics
-    from elasticctl.dashboard.curves import RATE, STEP, Curves, curves_of_status
-
-    curves = Curves()
-    try:
-        curves.add(StoredMetrics(job).read_new())
-    except JobStorageError as e:
-        say(f"{job.name}: lowest and highest of what its status keeps: {e}")
-    told = curves if curves.names else curves_of_status(job.status)
-    found = {}
-    for name in told.names:
-        series = told.series(name, STEP)
-        if series is not None and name != RATE:
-            summary = series.summary()
-            found[name] = {**{key: summary[key] for key in ("last", "min", "max")}, "lost": summary["lostNow"]}
-    return found

@@ -51,6 +51,7 @@ def dashboard(
         raise UsageError(f"--port {port}: ports go up to {MAX_PORT}")
     import asyncio
 
+    from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster import connect, inside_of
     from elasticctl.cluster.ledger import name_client
     from elasticctl.dashboard.server import HOST, Dashboard, Scope, serve
@@ -77,7 +78,7 @@ def dashboard(
         async def run() -> None:
             await serve(page, port, ready)
 
-        page = Dashboard(place, patch_to_scale, let_in)
+        page = Dashboard(place, patch_to_scale, compared, let_in)
         asyncio.run(run())
     say("the dashboard has stopped")
 
