@@ -24,6 +24,9 @@ def test_tensors_are_named_by_their_path() -> None:
     [
         {"$float": "1.5"},
         {"$float": 1.5},
+        {"$bytes": 1},
+        {"$bytes": "AAA"},
+        {"$bytes": "ä==="},
         {"$tuple": 1},
         {"$tuple": [], "more": 1},
         {"$map": {"a": 1}},

@@ -7,6 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharding_spec import (
+    ChunkShardingSpec,
+    EnumerableShardingSpec,
+    ShardingSpec,
+    ShardMetadata,
+)
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.tensor import DTensor
@@ -87,3 +95,37 @@ def refusal(error: dcp.CheckpointException) -> TrainError:
     raised = next(iter(error.failures.values()))[0]
     assert isinstance(raised, TrainError), raised
     return raised
+
+
+def _specs() -> list[ShardingSpec]:
+    """Ways to spread 32 elements over two ranks: evenly, in turns, and in pieces of any length."""
+    chunks = [ChunkShardingSpec(0, [f"rank:{rank}/cpu" for rank in order]) for order in ((0, 1), (0, 1, 1, 0))]
+    pieces = [
+        EnumerableShardingSpec([ShardMetadata([0], [8], "rank:1/cpu"), ShardMetadata([8], [24], "rank:0/cpu")]),
+        EnumerableShardingSpec([ShardMetadata([0], [10], "rank:0/cpu"), ShardMetadata([10], [22], "rank:1/cpu")]),
+    ]
+    return [*chunks, *pieces]
+
+
+def _whole(tensor: ShardedTensor, rank: int) -> torch.Tensor:
+    """What all ranks hold of it, on rank 0."""
+    found = torch.zeros(tensor.size())
+    tensor.gather(out=found if rank == 0 else None)
+    return found
+
+
+def exchange_sharded_tensors(url: str) -> None:
+    """Save a ShardedTensor and a plain one, and load each as the other, for each two ways to spread it."""
+    world = join()
+    for then in _specs():
+        for now in _specs():
+            plain = torch.arange(32.0)
+            saved = {"sharded": sharded_tensor.rand(then, 32), "plain": plain}
+            dcp.save(saved, storage_writer=ElasticWriter(url))
+            loaded = {"sharded": torch.zeros(32), "plain": sharded_tensor.zeros(now, 32)}
+            dcp.load(loaded, storage_reader=ElasticReader(url))
+            sharded, spread = _whole(saved["sharded"], world.rank), _whole(loaded["plain"], world.rank)
+            if world.rank == 0:
+                assert torch.equal(loaded["sharded"], sharded)
+                assert torch.equal(spread, plain)
+    leave(world)

@@ -19,7 +19,7 @@ from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_train.checkpoint import tree as tree_module
-from elasticctl_train.checkpoint.tree import Flattener, leaves
+from elasticctl_train.checkpoint.tree import MAX_BYTES, Flattener, leaves
 from tests.support.train.states import same, through_json, trees
 
 
@@ -131,7 +131,8 @@ class Custom:
     [
         (Custom(), "Custom"),
         (lambda: None, "builtins.function"),
-        (b"bytes", "builtins.bytes"),
+        (bytearray(b"bytes"), "builtins.bytearray"),
+        pytest.param(bytes(MAX_BYTES + 1), "1048577 bytes outside of tensors", id="bytes"),
         ({1, 2}, "builtins.set"),
         (np.float64(1.0), "numpy.float64"),
         (np.ones(3), "numpy.ndarray"),
@@ -209,12 +210,15 @@ def test_large_numbers_survive(number: int) -> None:
     assert through_json([number, {"a": number, number: 1}]) == [number, {"a": number, number: 1}]
 
 
+MARKERS = ("$tensor", "$map", "$tuple", "$counter", "$float", "$bytes")
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["$tensor", "$map", "$tuple", "$counter", "$float", "$new", "dtype", "shape", "a"]),
+            st.sampled_from(
+                ["$tensor", "$map", "$tuple", "$counter", "$float", "$bytes", "$new", "dtype", "shape", "a"]
+            ),
             inner,
             max_size=3,
         )

@@ -27,6 +27,10 @@ def test_a_state_is_loaded_by_other_ranks(
     assert [Path(f"{outcome}-{rank}").read_text() for rank in range(ranks_now)] == ["6"] * ranks_now
 
 
+def test_sharded_tensors_and_plain_ones_are_loaded_as_each_other(tmp_path: Path) -> None:
+    assert ranks.run(dcp_programs.exchange_sharded_tensors, 2, str(tmp_path)) == [0, 0]
+
+
 def test_a_process_of_its_own_can_save(tmp_path: Path) -> None:
     assert ranks.run(dcp_programs.save_in_process, 1, str(tmp_path)) == [0]
     assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [2, 1]

@@ -39,6 +39,7 @@ def some_state() -> dict[str, Any]:
             "$odd": 1,
             "pair": (1, [2.5, True]),
             "list": [1, "a"],
+            "bytes": b"\x00\xff a blob",
         },
         "tensors in a pair": (torch.ones(3, dtype=torch.bfloat16), "and text"),
         "list": [torch.zeros(2), {"deep": torch.ones(2, 2)}],
@@ -130,7 +131,7 @@ def said_of(action: Any, kind: type[TrainError]) -> str:
     return str(raised)
 
 
-@pytest.mark.parametrize("odd", [datetime.timedelta(1), {1, 2}, b"bytes", torch.float32])
+@pytest.mark.parametrize("odd", [datetime.timedelta(1), {1, 2}, bytearray(b"bytes"), torch.float32])
 def test_an_object_is_refused_unless_pickles_are_allowed(tmp_path: Path, odd: Any) -> None:
     state = {"t": torch.ones(2), "deep": {"odd": odd}}
     assert said_of(lambda: save(state, tmp_path), StateError).startswith("deep.odd: a checkpoint cannot hold")

@@ -5,13 +5,14 @@ What JSON lacks is an object with a key that starts with `$`:
     {"$tensor": NAME, "dtype": …, "shape": […]}     two references to one name are one shared tensor
         and, where it is so: "stride": […] if it does not lie row by row, "requires_grad": true, "parameter": true
     {"$map": [[KEY, VALUE], …]}                     a dict with keys that are not text (optimizer states), in order
-    {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}
+    {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}  {"$bytes": BASE64}
 
 Nothing is ever unpickled. `elasticctl_train.checkpoint.tree` writes these trees.
 """
 
 from __future__ import annotations
 
+import binascii
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -128,9 +129,18 @@ def _decode_marked(marker: str, content: Any, on_tensor: OnTensor, depth: int) -
             return tuple([decode(item, on_tensor, depth + 1) for item in content])
         case "$float" if type(content) is str and content in _FLOATS:
             return float(content)
-        case "$tuple" | "$float":
+        case "$bytes" if type(content) is str:
+            return _decode_bytes(content)
+        case "$tuple" | "$float" | "$bytes":
             raise DamagedError(f"not a state tree: {marker} holds something else")
     raise DamagedError(f"not a state tree: {marker!r:.40} is unknown to this version")
+
+
+def _decode_bytes(content: str) -> bytes:
+    try:
+        return binascii.a2b_base64(content, strict_mode=True)
+    except ValueError as e:
+        raise DamagedError(f"not a state tree: $bytes holds something else: {e}") from e
 
 
 def _decode_pairs(content: Any, on_tensor: OnTensor, depth: int) -> dict[Any, Any]:

@@ -1,12 +1,13 @@
 """State trees -> JSON and a flat table of tensors, and torch's side of reading them; see `state_trees` for the JSON.
 
-A tree is made of dicts, lists, tuples, numbers, text, None and tensors: what `state_dict()` returns. Everything but the
-tensors becomes JSON; a tensor becomes a reference by name. Nothing is ever pickled: any other type raises StateError
-with its path in the tree.
+A tree is made of dicts, lists, tuples, numbers, text, bytes, None and tensors: what `state_dict()` returns. Everything
+but the tensors becomes JSON; a tensor becomes a reference by name. Nothing is ever pickled: any other type raises
+StateError with its path in the tree.
 """
 
 from __future__ import annotations
 
+import binascii
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ MAX_CONTAINERS = 1 << 24
 """How many dicts, lists and tuples a state may have: lists of lists of the same list have more than any memory."""
 MAX_INT_BITS = 14_000
 """Python reads no number of more than 4300 digits."""
+
+MAX_BYTES = 1 << 20
+"""Of one `bytes` object: it lies in the JSON, which is read as a whole."""
 
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -59,8 +63,8 @@ class Flattener:
             return value if kind is not int else _checked(value, path)  # type: ignore[arg-type]
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path)
-        if kind is float:
-            return value if math.isfinite(value) else {"$float": str(value)}  # type: ignore[arg-type]
+        if kind is float or kind is bytes:
+            return _encode_unusual(value, path)  # type: ignore[arg-type]
         depth += 1
         self._containers += 1
         if self._containers > MAX_CONTAINERS:
@@ -164,6 +168,18 @@ def _checked(value: int, path: str) -> int:
     if value.bit_length() > MAX_INT_BITS:
         raise StateError(f"{path}: a checkpoint cannot hold an integer of more than {MAX_INT_BITS} bits")
     return value
+
+
+def _encode_unusual(value: float | bytes, path: str) -> Any:
+    """A number that JSON may lack, or bytes."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if len(value) > MAX_BYTES:
+        raise StateError(
+            f"{path}: a checkpoint cannot hold {len(value)} bytes outside of tensors, only {MAX_BYTES}."
+            " FIX: torch.frombuffer(bytearray(...), dtype=torch.uint8)"
+        )
+    return {"$bytes": binascii.b2a_base64(value, newline=False).decode()}
 
 
 def _check_key(key: object, path: str) -> None:
