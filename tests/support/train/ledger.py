@@ -61,6 +61,11 @@ class Ledger:
                 counted[row["epoch"]].update(row["names"])
         return counted
 
+    def redone(self) -> int:
+        """How many steps a process has made that it had made before."""
+        made = Counter((row["pid"], row["step"]) for row in self.made)
+        return sum(count - 1 for count in made.values())
+
     def losses(self) -> dict[tuple[int, int], float]:
         """The loss of each step that was made, by step and the first sample of the rank's part."""
         return {(row["step"], row["names"][0]): row["loss"] for row in self.made if row["names"]}

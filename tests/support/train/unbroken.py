@@ -1,7 +1,7 @@
 """A training script that writes down what it trains on, and kills itself where it is told to.
 
-`$FAULTS` is a list of `POINT:STEP:WORKER`, each heeded once. Each batch is a line in `ledger-PID`, before its step is
-made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
+`$FAULTS` is a list of `POINT:STEP:WORKER`, each heeded once; `+N` is the process's own Nth step. Each batch is a line
+in `ledger-PID`, before its step is made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
 Training ends before the epoch N if there is a file `stop-before-N`.
 """
 
@@ -28,7 +28,7 @@ FAULTS = [each.split(":") for each in E.get("FAULTS", "").split()]
 def strike(point: str, step: int) -> None:
     """Die, if that is to happen here."""
     for fault in FAULTS:
-        if fault == [point, str(step), E["ELASTICCTL_WORKER"]]:
+        if fault in ([point, when, E["ELASTICCTL_WORKER"]] for when in (str(step), f"+{OWN[0]}")):
             try:
                 (FOLDER / f"struck-{'-'.join(fault)}").touch(exist_ok=False)
             except FileExistsError:
@@ -69,6 +69,7 @@ class Marked(torch.autograd.Function):
 
 
 NOW = [0]
+OWN = [0]
 
 
 class Net(nn.Module):
@@ -111,6 +112,7 @@ def main() -> None:
             seen: list[int] = []
             for number, (batch, targets, names) in enumerate(run.loader(dataset, global_batch=BATCH, shuffle=True)):
                 NOW[0] = run.steps_done
+                OWN[0] += 1
                 seen += names.tolist()[: run.own_samples]
                 loss = nn.functional.mse_loss(run.model(batch), targets)
                 is_last = (number + 1) % accumulate == 0
@@ -119,6 +121,7 @@ def main() -> None:
                     "epoch": epoch,
                     "group": int(E["ELASTICCTL_GENERATION"]),
                     "pid": os.getpid(),
+                    "worker": E["ELASTICCTL_WORKER"],
                     "of": run.world_size,
                     "names": seen,
                     "loss": loss.item(),

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from elasticctl_controller.core.group.blame import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
 
@@ -21,6 +28,8 @@ SAMPLES = {SCRIPT: 240, EVERY_KIND: 250}
 ENDLESS = 100_000
 ROOT = Path(__file__).resolve().parents[3]
 PER_JOB = 25
+POINTS = ("forward", "backward", "optimizer", "after", "step")
+"""Places in a step where `unbroken` can be told to die."""
 
 
 class Workers:
@@ -34,8 +43,10 @@ class Workers:
         for name in self.names:
             self.start(name)
 
-    def start(self, name: str) -> None:
-        self.lab.start(name, sys.executable, str(self.script), LAB=str(self.lab.folder), **self.environment)
+    def start(self, name: str, faults: str = "") -> None:
+        known = {"FAULTS": faults} if faults else {}
+        environment: dict[str, Any] = {"LAB": str(self.lab.folder), **self.environment, **known}
+        self.lab.start(name, sys.executable, str(self.script), **environment)
 
     def ledger(self) -> Ledger:
         return Ledger.read(self.lab.folder)
@@ -54,8 +65,9 @@ class Workers:
         self.names.remove(name)
 
     def end_soon(self) -> None:
-        """Let training end with a later epoch that no rank has begun."""
-        self.epochs = self.ledger().epoch + 3
+        """Let training end with a later epoch that no rank has begun, and none will while this is being said."""
+        before, now = self.ledger().epoch, self.ledger().epoch
+        self.epochs = now + 3 + 4 * (now - before)
         (self.lab.folder / f"stop-before-{self.epochs}").touch()
 
     def finish(self) -> list[float]:
@@ -79,46 +91,127 @@ class Workers:
             assert set(samples.values()) == {1}, epoch
 
 
-def lose_at_random(lab: Lab, dice: random.Random, losses: int) -> Workers:
-    """Lose workers at any moment, sometimes several at once, each for a new one; the samples have to be right."""
-    workers = Workers(lab, dice.randint(2, 4), ENDLESS, STEP_S=str(dice.choice((0.0, 0.01, 0.03))))
-    workers.train_to(5)
-    lost = 0
-    while lost < losses:
-        time.sleep(dice.choice((0.02, 0.1, 0.5, 3.0)) * dice.random())
-        if len(workers.names) > 1 and dice.random() < 0.6:
-            workers.lose(dice.choice(workers.names))
-            lost += 1
-        elif len(workers.names) < 5:
-            name = f"n{len(lab.workers)}"
-            lab.add(name)
-            workers.start(name)
-            workers.names.append(name)
+class Storm:
+    """Losses at random: of machines and of ranks, at any moment or at a point of a step, also several at once.
+
+    Newcomers take their places. `largest`: so many workers at most. What no survivor holds is lost rightly, so one
+    worker that trains is always left. `lost` counts what was lost, by kind.
+    """
+
+    def __init__(self, lab: Lab, dice: random.Random, largest: int) -> None:
+        self.lab, self.dice, self.largest = lab, dice, largest
+        lab.rules = GroupRules(limit=ENDLESS)  # ranks that are killed are failures, of which there are many
+        step_s = str(dice.choice((0.0, 0.01, 0.03)))
+        self.workers = Workers(lab, dice.randint(2, largest), ENDLESS, STEP_S=step_s)
+        self.lost: Counter[str] = Counter()
+        self._ranks_killed: Counter[str] = Counter()
+        self._doomed: set[str] = set()
+        self.workers.train_to(5)
+
+    def started_again(self) -> int:
+        """How many processes trained in the place of one that nobody had killed."""
+        trained = Counter(worker for worker, _ in {(row["worker"], row["pid"]) for row in self.workers.ledger().rows})
+        deaths = self._ranks_killed + Counter(self._struck())
+        return sum(max(0, count - 1 - deaths[worker]) for worker, count in trained.items())
+
+    def _struck(self) -> list[str]:
+        """The workers whose ranks have died at their points."""
+        return [file.name.rpartition("-")[2] for file in self.lab.folder.glob("struck-*")]
+
+    def rage(self, losses: int) -> None:
+        """Until so many are lost. Without survivors that train, more are waited for."""
+        while self.lost.total() + len(self._struck()) < losses:
+            time.sleep(self.dice.choice((0.02, 0.1, 0.5, 3.0)) * self.dice.random())
+            if len(self.workers.names) < self.largest and self.dice.random() < 0.5:
+                self._add_one()
+            else:
+                self._lose_one()
+        self.lost["at a point of a step"] = len(self._struck())
+
+    def _lose_one(self) -> None:
+        training = self._training()
+        doomed = self._doomed - set(self._struck())
+        ready = self.dice.random() < 0.9  # else one that gets ready beside the group, if there is one
+        names = [name for name in self.workers.names if (name in training) == ready]
+        names = [name for name in names if set(training) - {name} - doomed]
+        if not names:
+            return
+        name = self.dice.choice(names)
+        if not ready:
+            self.workers.lose(name)
+            self.lost["getting ready"] += 1
+        elif self.dice.random() < 0.5:
+            self._ranks_killed[name] += 1
+            self.lost["rank"] += 1
+            os.kill(training[name], signal.SIGKILL)
+        else:
+            self.workers.lose(name)
+            self.lost["machine"] += 1
+
+    def _add_one(self) -> None:
+        name = f"n{len(self.lab.workers)}"
+        self.lab.add(name)
+        self.workers.names.append(name)
+        fate = ""
+        if self.dice.random() < 0.5:
+            self._doomed.add(name)
+            fate = f"{self.dice.choice(POINTS)}:+{self.dice.randint(2, 100)}:{name}"
+        self.workers.start(name, fate)
+
+    def _training(self) -> dict[str, int]:
+        """The process of each worker that has made the last steps, in the newest group."""
+        made = self.workers.ledger().made[-4 * self.largest :]
+        newest = max((row["group"] for row in made), default=0)
+        found = {row["worker"]: row["pid"] for row in made if row["group"] == newest}
+        return {
+            name: pid for name, pid in found.items() if name in self.workers.names and Path(f"/proc/{pid}").exists()
+        }
+
+
+def lose_at_random(lab: Lab, dice: random.Random, losses: int, largest: int = 5) -> Storm:
+    """Lose workers; no survivor may have made a step again, and the samples have to be right."""
+    storm = Storm(lab, dice, largest)
+    workers = storm.workers
+    storm.rage(losses)
     workers.train_to(workers.ledger().furthest + 10)
     workers.end_soon()
     workers.finish()
     workers.check_samples()
-    return workers
+    assert workers.ledger().redone() == 0
+    return storm
 
 
-def main() -> None:
+def main() -> int:
     """Search."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--losses", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
-    for number in range(-(-flags.losses // PER_JOB)):
-        seed = flags.seed + number
+    failed = 0
+    for seed in range(flags.seed, flags.seed + -(-flags.losses // PER_JOB)):
         with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
             lab = Lab(Path(folder))
             try:
-                workers = lose_at_random(lab, random.Random(seed), PER_JOB)
-                made = workers.ledger().furthest
-                sys.stdout.write(f"seed {seed}: {PER_JOB} losses in {made} steps, none of them lost\n")
-                sys.stdout.flush()
+                story = _told(lose_at_random(lab, random.Random(seed), PER_JOB, largest=8))
+            except (AssertionError, pytest.fail.Exception) as error:
+                failed += 1
+                story = f"FAILED: {str(error).partition(chr(10))[0]}"
             finally:
                 lab.close()
+        sys.stdout.write(f"seed {seed}: {story}\n")
+        sys.stdout.flush()
+    return int(failed > 0)
+
+
+def _told(storm: Storm) -> str:
+    ledger = storm.workers.ledger()
+    sizes = sorted({row["of"] for row in ledger.made})
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(storm.lost.items()))
+    return (
+        f"lost {kinds}; {ledger.furthest} steps, {len({row['group'] for row in ledger.made})} groups of "
+        f"{sizes[0]} to {sizes[-1]}; {storm.started_again()} processes of others started again"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
