@@ -1,4 +1,4 @@
-"""The page on security promises what tests hold, and says of the controller's role what is in it."""
+"""The page on security promises what tests hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-from tests.support.controller.rights import allowed
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/security.md").read_text("utf-8")
@@ -25,10 +23,3 @@ def test_each_promise_names_a_test_that_there_is(named: str) -> None:
     path, _, test = named.partition("::")
     text = (ROOT / path).read_text("utf-8")
     assert re.search(rf"^def {test}\(" if test else r"^def test_", text, re.MULTILINE)
-
-
-def test_the_table_of_the_role_is_the_role() -> None:
-    table = PAGE[PAGE.index("## The controller's role") :]
-    rows = re.findall(r"^\| `([\w/]+)\.?([\w.-]*)` \| ([a-z, ]+) \| .+ \|$", table, re.MULTILINE)
-    told = {(group, resource, verb) for resource, group, verbs in rows for verb in verbs.split(", ")}
-    assert told == allowed()

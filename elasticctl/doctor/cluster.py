@@ -92,7 +92,8 @@ def check_cluster(connection: Connection, context: Context, namespace: str, syst
         return
     install = f"elasticctl install --context {context.name}"
     yield _run_check("definition", lambda: _check_definition(connection, install), install)
-    yield _run_check("controller", lambda: _check_controller(connection, system, install), install)
+    home = _controllers_home(connection, namespace, system)
+    yield _run_check("controller", lambda: _check_controller(connection, home, install), install)
     yield _run_check(
         "namespace", lambda: _check_namespace(connection, namespace), f"kubectl create namespace {namespace}"
     )
@@ -174,6 +175,15 @@ def _field_names(definition: Manifest) -> set[str]:
         return set()
     top = version["schema"]["openAPIV3Schema"].get("properties", {})
     return {f"{part}.{name}" for part in ("spec", "status") for name in top.get(part, {}).get("properties", {})}
+
+
+def _controllers_home(connection: Connection, namespace: str, system: str) -> str:
+    """The namespace of the controller that runs the jobs of `namespace`: that one itself, if it has one of its own."""
+    try:
+        connection.request("GET", resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT))
+    except ClusterError:
+        return system
+    return namespace
 
 
 def _check_controller(connection: Connection, system: str, install: str) -> Check:

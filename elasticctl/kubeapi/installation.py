@@ -6,36 +6,51 @@ The files can be applied with kubectl unchanged; only what differs between insta
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.yamltext import parse_yaml
+from elasticctl.kubeapi.confined import confine
+from elasticctl.kubeapi.features import ALL, FOR_THE_CLUSTER, LABEL_FEATURE, Feature, format_features
 
 NAMESPACE = "elasticctl-system"
 DEPLOYMENT = "elasticctl-controller"
+ACCOUNT = "elasticctl-controller"
 LEASE = "elasticctl-controller"
 KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
 LABEL = "app.kubernetes.io/name"
 LABEL_VALUE = "elasticctl"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
-_FILES = ("crd.yaml", "access.yaml", "quota.yaml", "limits.yaml", "controller.yaml")
+_FILES = ("crd.yaml", "access.yaml", "features.yaml", "quota.yaml", "limits.yaml", "controller.yaml")
 _CAPACITY = "--capacity="
 _SHARING = ("--sharing", _CAPACITY)
 _WEBHOOKS = "--webhook-to="
+_FEATURES = "--features="
+_WATCHED = "--watch-namespace="
 
 
 def manifests(
-    *, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None, flags: Sequence[str] = ()
+    *,
+    namespace: str = NAMESPACE,
+    image: str = "",
+    replicas: int | None = None,
+    flags: Sequence[str] = (),
+    features: Collection[Feature] = FOR_THE_CLUSTER,
+    confined: bool = False,
 ) -> list[Manifest]:
     """All objects in the order in which they are applied; an empty `image` leaves the one in the file.
 
-    `flags` are the controller's flags beside those in the file (`sharing_flags`, `webhook_flags`).
+    `flags` are the controller's flags beside those in the file (`sharing_flags`, `webhook_flags`), `features` what it
+    is to have rights for. `confined`: for jobs of `namespace` alone, with no rights elsewhere.
     """
-    found = [_with_namespace(item, namespace) for name in _FILES for item in _read_objects(name)]
+    read = [_with_namespace(item, namespace) for name in _FILES for item in _read_objects(name)]
+    found = [item for item in read if item["metadata"].get("labels", {}).get(LABEL_FEATURE, "") in {"", *features}]
+    found = confine(found, namespace, ACCOUNT) if confined else found
     deployment = next(item for item in found if item["kind"] == "Deployment")
+    flags = [f"{_FEATURES}{format_features(features)}", *([f"{_WATCHED}{namespace}"] if confined else []), *flags]
     if image:
         deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image
     if replicas is not None:
@@ -59,6 +74,19 @@ def lease(namespace: str) -> Manifest:
 def image_of(deployment: Manifest) -> str:
     """The image that a Deployment of ours runs."""
     return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def features_of(deployment: Manifest) -> frozenset[Feature]:
+    """The features that a Deployment of ours was installed with; all, if that was before they were asked for."""
+    given = _args_of(deployment, (_FEATURES,))
+    if not given:
+        return ALL
+    return frozenset(feature for feature in Feature if feature in given[0].removeprefix(_FEATURES).split(","))
+
+
+def watched_by(deployment: Manifest) -> str:
+    """The one namespace whose jobs a Deployment of ours runs; "" for those of all."""
+    return next((arg.removeprefix(_WATCHED) for arg in _args_of(deployment, (_WATCHED,))), "")
 
 
 def sharing_flags(capacity: Mapping[str, int]) -> list[str]:

@@ -141,6 +141,14 @@ def test_a_controller_that_does_not_act(run: Run, cluster: FakeApi, spec: dict[s
     assert "kubectl logs -n elasticctl-system" in found["controller"]["mend"]
 
 
+def test_the_controller_of_the_jobs_own_namespace_is_the_one_to_look_at(run: Run, cluster: FakeApi) -> None:
+    for path in (DEPLOYMENT, LEASE):
+        own = cluster.objects[path]
+        cluster.put(path.replace("elasticctl-system", "ml"), {**own, "metadata": {}})
+        cluster.remove(path)
+    assert outcomes(run)[1]["controller"]["outcome"] == "ok"
+
+
 def test_rights_are_told_with_the_verbs_that_need_them(run: Run, cluster: FakeApi) -> None:
     cluster.refuse = lambda request: answered(request, denied=("delete pods",))
     code, found = outcomes(run)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,24 +15,16 @@ from elasticctl.cluster.kube.install import FIELD_MANAGER, Installer, path_of
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from tests.on_cluster.commands import elasticctl, kubectl
+from tests.on_cluster.installing import manifests
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
+from tests.support.controller.rights import bound_roles, leader_role
 
 pytestmark = pytest.mark.each_release
 
-IMAGE = os.environ.get("ELASTICCTL_TEST_CONTROLLER_IMAGE", "lab/controller:dev")
 USER = f"system:serviceaccount:{installation.NAMESPACE}:elasticctl-controller"
 PODS = resource_path("v1", installation.NAMESPACE, "pods")
 LEADER = "elasticctl.dev/leader"
-
-
-def manifests(**given: str) -> list[Manifest]:
-    """What is installed: the command is this very Python's, for the lab's images hold none of their own."""
-    found = installation.manifests(image=IMAGE, **given)
-    for item in found:
-        if item["kind"] == "Deployment":
-            item["spec"]["template"]["spec"]["containers"][0]["command"][0] = sys.executable
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +141,11 @@ def rights(rules: list[Manifest]) -> set[Right]:
 
 def test_the_controller_may_do_what_is_written_down_and_nothing_else(installer: Installer) -> None:
     anybody = rights_of(f"system:serviceaccount:{installation.NAMESPACE}:nobody", installation.NAMESPACE)
-    written = {item["metadata"]["name"]: rights(item["rules"]) for item in manifests() if "rules" in item}
+    written = {right for role in bound_roles(manifests()) for right in rights(role["rules"])}
+    leading = rights(leader_role(manifests())["rules"])
     elsewhere, at_home = rights_of(USER, "default"), rights_of(USER, installation.NAMESPACE)
-    assert elsewhere - anybody == written["elasticctl-controller"]
-    assert at_home - anybody == written["elasticctl-controller"] | written["elasticctl-leader"]
+    assert elsewhere - anybody == written
+    assert at_home - anybody == written | leading
     assert not any("*" in part for right in elsewhere | at_home for part in right[1:3])
 
 

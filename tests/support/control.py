@@ -13,7 +13,7 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.kubeapi.connection import Connection, open_transport
 from elasticctl.kubeapi.credentials import Access
-from tests.support.fakeapi import FakeApi, Object, Request, selects
+from tests.support.fakeapi import FakeApi, Object, Request, is_in, selects
 
 FIRST_VERSION = 100
 
@@ -107,7 +107,7 @@ class ControlApi(FakeApi):
                 return
             for _, kind, item in news:
                 selected = selects(request.params, item)
-                if _concerns(item, path) and (selected or kind == "MODIFIED"):
+                if is_in(item["__path"], path) and (selected or kind == "MODIFIED"):
                     told = {k: v for k, v in item.items() if k != "__path"}
                     # For who watches a selection, what leaves it is gone.
                     yield {"type": kind if selected else "DELETED", "object": told}
@@ -155,10 +155,6 @@ def _has_to_stop(path: str, pod: Object, options: Object) -> bool:
     runs = bool(pod.get("spec", {}).get("nodeName"))
     held = bool(pod["metadata"].get("finalizers"))
     return "/pods/" in path and ours and (held or (runs and options.get("gracePeriodSeconds") != 0))
-
-
-def _concerns(item: Object, collection: str) -> bool:
-    return bool(item["__path"].split("/")[-2] == collection.rpartition("/")[2])
 
 
 @pytest.fixture

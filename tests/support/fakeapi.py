@@ -138,7 +138,7 @@ class FakeApi:
             return 200, self.objects[path]
         if self._is_object(path):
             return _not_found(path)
-        items = [item for key, item in self.objects.items() if _in(key, path)]
+        items = [item for key, item in self.objects.items() if is_in(key, path)]
         items = [item for item in items if selects(params, item)]
         start, limit = int(params.get("continue") or 0), int(params.get("limit") or len(items) or 1)
         more = {"continue": str(start + limit)} if start + limit < len(items) else {}
@@ -205,7 +205,7 @@ class FakeApi:
                 if not news:
                     self.changed.wait(0.1)
             for version, kind, item in news:
-                if version > since and _in(item["__path"], request.path):
+                if version > since and is_in(item["__path"], request.path):
                     yield {"type": kind, "object": {k: v for k, v in item.items() if k != "__path"}}
 
     def log(self, pod: str, params: dict[str, str]) -> Iterator[bytes]:
@@ -336,7 +336,7 @@ def _field(item: Object, path: str) -> str:
     return str(found)
 
 
-def _in(path: str, collection: str) -> bool:
+def is_in(path: str, collection: str) -> bool:
     """True for an object of a collection, which may be that of all namespaces."""
     plural = collection.rpartition("/")[2]
     if "/namespaces/" in collection:

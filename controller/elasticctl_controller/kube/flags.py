@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl.api.quota import POOLS
+from elasticctl.kubeapi.features import ALL, Feature, parse_features
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S
 from elasticctl_controller.loop.webhooks import WebhookRules
 
@@ -29,6 +30,12 @@ class Flags:
     sharing: bool
     capacity: dict[str, int]
     webhook_to: list[str]
+    features: frozenset[Feature]
+    watch_namespace: str
+
+    def has(self, feature: Feature) -> bool:
+        """True if the controller has the rights that this feature takes."""
+        return feature in self.features
 
 
 def parse_flags(argv: list[str] | None = None) -> Flags:
@@ -71,7 +78,11 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
         metavar="HOST",
         help="call webhooks of this host, *.DOMAIN or network only; by default every public host",
     )
+    add("--features", type=_features, default=ALL, metavar="NAME,...", help="what it has rights for; by default, all")
+    add("--watch-namespace", default="", metavar="NAMESPACE", help="run the jobs of this namespace only")
     given = vars(parser.parse_args(argv))
+    if given["sharing"] and given["watch_namespace"]:
+        parser.error("--sharing is for a whole cluster, not for one namespace")
     return Flags(**{**given, "capacity": dict(given["capacity"])})
 
 
@@ -80,6 +91,13 @@ def _capacity(text: str) -> tuple[str, int]:
     if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
         raise argparse.ArgumentTypeError(f"{text}: must be KIND=N, with a KIND of {', '.join(POOLS)}")
     return kind, int(slots)
+
+
+def _features(text: str) -> frozenset[Feature]:
+    try:
+        return parse_features(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{e}: known are {', '.join(Feature)}") from e
 
 
 def _webhook_host(text: str) -> str:

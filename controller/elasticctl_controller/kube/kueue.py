@@ -18,6 +18,7 @@ from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ANNOTATION_ADMITTED, GROUP, KIND, KUEUE, LABEL_GROUP, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl.kubeapi.features import Feature, left_out
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.sharing.kueue import (
     SUSPENDED_BY_OWNER,
@@ -53,13 +54,18 @@ log = logging.getLogger(__name__)
 class KueueObjects:
     """Kueue's objects, read and written; thread-safe.
 
-    `on_change(key)` is called for each job whose Workload has changed. `clock` is monotonic seconds.
+    `on_change(key)` is called for each job whose Workload has changed. `clock` is monotonic seconds. `namespace` is the
+    one whose Workloads there are ("": all).
     """
 
     def __init__(
-        self, api: LimitedApi, on_change: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        api: LimitedApi,
+        on_change: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        namespace: str = "",
     ) -> None:
-        self._api, self._on_change, self._clock = api, on_change, clock
+        self._api, self._on_change, self._clock, self._namespace = api, on_change, clock, namespace
         self._lock = threading.Lock()
         self._version, self._look_at = "", 0.0
         self._workloads, self._flavors = ObjectStore(prune_workload, _job_key), ObjectStore(prune_flavor)
@@ -153,10 +159,11 @@ class KueueObjects:
 
     def _watch(self) -> None:
         log.info("a job names a queue: watching the objects of Kueue's %s", self.api_version)
-        root = f"/apis/{self.api_version}"
+        workloads = resource_path(self.api_version, self._namespace or None, WORKLOADS)
+        flavors = resource_path(self.api_version, None, FLAVORS)
         reflectors = (
-            Reflector(self._api, Resource(f"{root}/{WORKLOADS}", f"{LABEL_GROUP}={GROUP}"), self._workloads),
-            Reflector(self._api, Resource(f"{root}/{FLAVORS}"), self._flavors),
+            Reflector(self._api, Resource(workloads, f"{LABEL_GROUP}={GROUP}"), self._workloads),
+            Reflector(self._api, Resource(flavors), self._flavors),
         )
         for reflector in reflectors:
             reflector.start()
@@ -181,6 +188,19 @@ def _job_key(workload: Manifest) -> str:
 
 BY_KUEUE = "kueue"
 NOT_INSTALLED = "waits for Kueue, which is not installed in this cluster"
+
+
+class NoQueueing:
+    """`loop.controller.Queueing` of a controller that was installed without Kueue: `suspend` alone decides."""
+
+    def check_admission(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
+        """Return the job with what it waits for, if it does."""
+        held = f"waits for Kueue: {left_out(Feature.KUEUE)}" if job.suspend and not job.moved_to else ""
+        return QueuedJob(replace(job, held=held))
+
+    def carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
+        """Nothing is ever due."""
+
 
 PatchJob = Callable[[ElasticJob, Manifest], None]
 """Patch a job's object; ConflictError when it is gone."""

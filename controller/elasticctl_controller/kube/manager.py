@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from elasticctl.api.errors import ClusterError, ElasticctlError
 from elasticctl.api.spec import LABEL_INDEX, ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
+from elasticctl.kubeapi.features import ALL, Feature, left_out
 from elasticctl.kubeapi.watch import Reflector
 from elasticctl_controller.core.gangs import build_gang, gang_name, group_of
 from elasticctl_controller.core.manifests import (
@@ -47,10 +49,10 @@ from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
 from elasticctl_controller.kube.flags import Flags, parse_flags
 from elasticctl_controller.kube.gangs import Gangs
-from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing
+from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing, NoQueueing
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
-from elasticctl_controller.kube.notifications import kube_webhook_urls
+from elasticctl_controller.kube.notifications import kube_webhook_urls, no_webhook_urls
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
@@ -72,6 +74,9 @@ LOOPS = 8
 CONNECTIONS = 40
 """Enough for the requests of all passes, up to seven watches, the events and the lease."""
 
+GroupBuilder = Callable[[ElasticJob, list[Manifest]], Manifest | None]
+"""From a job and its pods to the PodGroup that they name, if they do."""
+
 log = logging.getLogger(__name__)
 
 
@@ -88,9 +93,13 @@ class Manager:
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
-        builders = ObjectBuilders(functools.partial(build_companions, key), build_budget, build_named_group)
-        owned, self._gangs = OwnedObjects(api, builders), Gangs(api)
-        settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
+        build_group = functools.partial(build_named_group, features=flags.features)
+        companions = functools.partial(build_companions, key, build_group=build_group)
+        owned = OwnedObjects(api, ObjectBuilders(companions, build_budget, build_group))
+        self._gangs = Gangs(api) if flags.has(Feature.GANGS) else None
+        settings = Settings(
+            flags.rendezvous_url, self._host, flags.node_grace_s, flags.watch_namespace, flags.has(Feature.NODES)
+        )
         counted = (self._metrics.observe_replacement, self._metrics.observe_status)
         self._workload = KubeWorkload(api, settings, owned, self._finish_pod, *counted)
         self._rendezvous = RendezvousService(
@@ -99,9 +108,8 @@ class Manager:
             may_act=self._election.holds,
             find_job=self._workload.get_job,
         )
-        self._outbox = Outbox(
-            kube_webhook_urls(api), report_as_events(self._workload), rules=WebhookRules.parse(flags.webhook_to)
-        )
+        urls = kube_webhook_urls(api) if flags.has(Feature.NOTIFICATIONS) else no_webhook_urls
+        self._outbox = Outbox(urls, report_as_events(self._workload), rules=WebhookRules.parse(flags.webhook_to))
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
         self._quotas = KubeQuotas(api)
         self._spending = Spending(api, self._quotas, self._workload, self._limits_changed)
@@ -116,7 +124,7 @@ class Manager:
                 lambda key: self._controller.enqueue(key),
                 restrict=self._limits.restrict,
             )
-        self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key))
+        self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key), namespace=flags.watch_namespace)
         self._controller = Controller(
             self._noticing,
             self._rendezvous,
@@ -140,7 +148,8 @@ class Manager:
         await self._serve(self._health_app(), self._flags.health_port)
         await self._serve(self._metrics_app(), self._flags.metrics_port)
         self._workload.start()
-        self._quotas.start(self._limits_changed)
+        if self._flags.has(Feature.LIMITS):
+            self._quotas.start(self._limits_changed)
         if self._floor is not None and self._arbiter is not None:
             self._floor.start(self._arbiter.wake)
         self._election.start()
@@ -187,7 +196,8 @@ class Manager:
         self._outbox.stop()
         if self._floor is not None:
             self._floor.stop()
-        self._quotas.reflector.stop()
+        if self._flags.has(Feature.LIMITS):
+            self._quotas.reflector.stop()
         self._workload.stop()
         if self._label is not None and self._election.holds():
             self._label.remove()
@@ -195,10 +205,12 @@ class Manager:
         self._connection.close()
 
     def _finish_pod(self, job: ElasticJob, pod: Manifest, others: list[Manifest]) -> Manifest:
-        return self._gangs.finish_pod(job, finish_pod(job, pod), others)
+        finished = finish_pod(job, pod)
+        return finished if self._gangs is None else self._gangs.finish_pod(job, finished, others)
 
     def _scheduling(self) -> Scheduling:
-        queueing = KueueQueueing(self._kueue, self._workload.patch_job)
+        kueue = KueueQueueing(self._kueue, self._workload.patch_job)
+        queueing = kueue if self._flags.has(Feature.KUEUE) else NoQueueing()
         found = Scheduling(restrict=self._limits.restrict, queueing=queueing)
         return found if self._arbiter is None else replace(found, allotment=self._arbiter.allotment)
 
@@ -211,7 +223,8 @@ class Manager:
 
     def _reflectors(self) -> list[Reflector]:
         more = self._floor.reflectors if self._floor is not None else ()
-        return [*self._workload.reflectors, self._quotas.reflector, *more]
+        quotas = [self._quotas.reflector] if self._flags.has(Feature.LIMITS) else []
+        return [*self._workload.reflectors, *quotas, *more]
 
     def _synced(self) -> bool:
         return all(reflector.wait_synced(0) for reflector in self._reflectors())
@@ -278,20 +291,29 @@ class Manager:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def build_companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
+def build_named_group(job: ElasticJob, pods: list[Manifest], features: Collection[Feature] = ALL) -> Manifest | None:
+    """The PodGroup that these pods of the job name: of the scheduler that it asks for, or of Kubernetes itself.
+
+    Raises ClusterError for one that the controller's `features` do not include.
+    """
+    if job.sharing.pod_group is not None:
+        if Feature.POD_GROUPS not in features:
+            raise ClusterError(f"the job asks for a PodGroup, and {left_out(Feature.POD_GROUPS)}")
+        return build_pod_group(job) if pods else None
+    if Feature.GANGS not in features:
+        return None
+    return build_gang(job) if any(group_of(pod) == gang_name(job) for pod in pods) else None
+
+
+def build_companions(
+    key: bytes, job: ElasticJob, pod: Manifest, build_group: GroupBuilder = build_named_group
+) -> list[Manifest]:
     """What is there before a pod: a NetworkPolicy, its Service or that of all workers with their token, a PodGroup."""
-    named = build_named_group(job, [pod])
+    named = build_group(job, [pod])
     group = [build_network_policy(job), *([named] if named is not None else [])]
     if job.rdzv_endpoint:
         return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
     return [*group, build_group_service(job), build_token_secret(job, derive_token(key, job.uid))]
-
-
-def build_named_group(job: ElasticJob, pods: list[Manifest]) -> Manifest | None:
-    """The PodGroup that these pods of the job name: of the scheduler that it asks for, or of Kubernetes itself."""
-    if job.sharing.pod_group is not None:
-        return build_pod_group(job) if pods else None
-    return build_gang(job) if any(group_of(pod) == gang_name(job) for pod in pods) else None
 
 
 def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:

@@ -5,7 +5,8 @@ one. Of one job and reason, only a few different messages get an Event of their 
 last.
 
 A webhook's URL is a key of one Secret, `elasticctl-notify`, in the job's own namespace. It is the only Secret that the
-controller may read, it is read anew for each message, and no job can use another namespace's.
+controller may read, if notifications were asked for when it was installed. It is read anew for each message, and no job
+can use another namespace's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl.kubeapi.features import Feature, left_out
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.loop.notifier import Destination, value_of
@@ -186,3 +188,8 @@ def kube_webhook_urls(api: SecretReader) -> Callable[[Destination], str]:
         return value_of(values, destination, reference)
 
     return url_of
+
+
+def no_webhook_urls(destination: Destination) -> str:
+    """The same for a controller that may read no Secret: raises WebhookError."""
+    raise WebhookError(left_out(Feature.NOTIFICATIONS))

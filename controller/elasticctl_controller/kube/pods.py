@@ -55,16 +55,22 @@ class KubePods:
     """The pods of all jobs, as a watch sees them, and how they are created and deleted; thread-safe.
 
     `finish_pod` completes a pod before it is created, `owned` creates what it needs beside it. `on_replaced(seconds)`
-    is called with the time it took to replace each lost pod.
+    is called with the time it took to replace each lost pod. `namespace` is the only one to look into ("": all).
     """
 
     def __init__(
-        self, api: LimitedApi, owned: OwnedObjects, finish_pod: FinishPod, on_replaced: Callable[[float], None]
+        self,
+        api: LimitedApi,
+        owned: OwnedObjects,
+        finish_pod: FinishPod,
+        on_replaced: Callable[[float], None],
+        namespace: str = "",
     ) -> None:
         self._api, self._owned, self._finish_pod = api, owned, finish_pod
         self._replacements = ReplacementTimer(on_replaced)
         self.cache = ObjectStore(prune_pod, index_of=job_key_of)
-        self.reflector = Reflector(api, Resource("/api/v1/pods", f"{LABEL_GROUP}={GROUP}"), self.cache)
+        workers = Resource(resource_path("v1", namespace or None, "pods"), f"{LABEL_GROUP}={GROUP}")
+        self.reflector = Reflector(api, workers, self.cache)
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
         """Return the pods with the job's label, whoever owns them, without those that are gone but for their name."""
@@ -179,11 +185,10 @@ class OwnedObjects:
 
     def ensure_group(self, job: ElasticJob, pods: list[Manifest]) -> None:
         """Keep the PodGroup that the job's `pods` name in step with its minimum; a failure is only logged."""
-        group = None if job.deleting else self._makers.group(job, pods)
-        if group is None:
-            return
         try:
-            self._ensure_object(job, group)
+            group = None if job.deleting else self._makers.group(job, pods)
+            if group is not None:
+                self._ensure_object(job, group)
         except ElasticctlError as e:
             log.warning("job %s: its PodGroup is not up to date: %s", job.key, e, extra={"job": job.key})
 

@@ -37,12 +37,16 @@ EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 class Settings:
     """`rendezvous_endpoint` is the URL at which workers meet, `instance` this process's name in events.
 
-    `node_grace_s` is how long the Ready condition of a node may be Unknown before the node counts as lost.
+    `node_grace_s` is how long the Ready condition of a node may be Unknown before the node counts as lost. `namespace`
+    is the one whose jobs there are ("": all). Without `watch_nodes` nothing is known of nodes, and none is lost:
+    workers are, once Kubernetes says so of their pods.
     """
 
     rendezvous_endpoint: str
     instance: str
     node_grace_s: float = UNKNOWN_GRACE_S
+    namespace: str = ""
+    watch_nodes: bool = True
 
 
 class KubeWorkload:
@@ -65,13 +69,12 @@ class KubeWorkload:
         self._events = EventRecorder(api.with_own_rate(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health, self._notices = NodeHealth(settings.node_grace_s), NodeNotices()
         self.jobs = ObjectStore(prune_job)
-        self.pods = KubePods(api, owned, finish_pod, on_replaced)
+        self.pods = KubePods(api, owned, finish_pod, on_replaced, settings.namespace)
         self.nodes = ObjectStore(prune_node)
-        self.reflectors = (
-            Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.jobs),
-            self.pods.reflector,
-            Reflector(api, Resource("/api/v1/nodes"), self.nodes),
-        )
+        self._watches_nodes = settings.watch_nodes
+        jobs = Resource(resource_path(API_VERSION, settings.namespace or None, PLURAL))
+        nodes = [Reflector(api, Resource("/api/v1/nodes"), self.nodes)] if self._watches_nodes else []
+        self.reflectors = (Reflector(api, jobs, self.jobs), self.pods.reflector, *nodes)
         self._callback: Callable[[str], None] = lambda key: None
         self._nodes_changed, self._stopping = threading.Event(), False
         self._node_thread = threading.Thread(target=self._follow_nodes, name="nodes", daemon=True)
@@ -182,7 +185,8 @@ class KubeWorkload:
 
     def _pod_changed(self, old: Manifest | None, new: Manifest | None) -> None:
         pod = new or old or {}
-        if new is not None and self._health.expect_node(new["spec"].get("nodeName", "")):
+        node = new["spec"].get("nodeName", "") if new is not None and self._watches_nodes else ""
+        if self._health.expect_node(node):
             self._nodes_changed.set()
         self.pods.record_change(old, new)
         self._callback(job_key_of(pod))

@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import BusyError, ClusterError, ConflictError, NotFoundError, UnreachableError
+from elasticctl.api.errors import (
+    BusyError,
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    UnreachableError,
+)
 from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
 from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.confined import is_for_all
 from elasticctl.kubeapi.connection import APPLY_PATCH, Connection, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
 
@@ -30,7 +38,7 @@ _CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding", *_POLIC
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed: all jobs of the cluster, those that have not ended, and the controller's objects."""
+    """What is installed: all jobs that it is for, those that have not ended, and the controller's objects."""
 
     jobs: tuple[str, ...]
     living: tuple[str, ...]
@@ -51,17 +59,42 @@ class Installer:
         except NotFoundError:
             return None
 
-    def apply(self, manifests: list[Manifest]) -> None:
+    def other(self, namespace: str, *, confined: bool) -> str:
+        """The namespace of a controller that would run the same jobs; "" if there is none, or nobody may tell."""
+        labels = {"labelSelector": f"{installation.LABEL}={installation.LABEL_VALUE}"}
+        try:
+            found = list_objects(self._connection, resource_path("apps/v1", None, "deployments"), labels)
+        except ForbiddenError:
+            return ""
+        for item in found:
+            where = str(item["metadata"]["namespace"])
+            ours = item["metadata"]["name"] == installation.DEPLOYMENT and where != namespace
+            if ours and not (confined and installation.watched_by(item)):
+                return where
+        return ""
+
+    def apply(self, manifests: list[Manifest], *, confined: bool = False) -> list[Manifest]:
         """Apply all objects in order, and wait until the cluster knows ElasticJobs before those that depend on it.
 
+        `confined`: what is in no namespace is left to an administrator, and returned, where it takes one to apply it.
         Raises ForbiddenError without the right to do this, ClusterError when the definition is not accepted in time.
         """
+        left = []
         for manifest in manifests:
-            if manifest["kind"] == "Deployment":
-                self._create_key(manifest["metadata"]["namespace"])
-            self._apply(manifest)
-            if manifest["kind"] == _CRD:
-                self._await_established(manifest)
+            try:
+                if manifest["kind"] == "Deployment":
+                    self._create_key(manifest["metadata"]["namespace"])
+                self._apply(manifest)
+                if manifest["kind"] == _CRD:
+                    self._await_established(manifest)
+            except ForbiddenError as e:
+                if not confined:
+                    raise
+                if manifest["kind"] not in _CLUSTER_WIDE or (manifest["kind"] == _CRD and not self._serves(manifest)):
+                    raise ForbiddenError(f"{e}. FIX: have an administrator of the cluster run this command once") from e
+                left.append(manifest)
+                self._say(f"{name_of(manifest)}: left to an administrator of the cluster")
+        return left
 
     def await_available(self, namespace: str, timeout_s: float) -> None:
         """Wait until all replicas of the new controller run; ClusterError, with the reason, when they do not."""
@@ -84,12 +117,17 @@ class Installer:
                 raise ClusterError(f"the controller does not run after {timeout_s:.0f} s: {trouble}")
             time.sleep(POLL_S)
 
-    def inspect(self, manifests: list[Manifest]) -> Installed:
-        """Return what an uninstallation would remove."""
-        jobs = self._jobs()
+    def inspect(self, manifests: list[Manifest], *, confined: str = "") -> Installed:
+        """Return what an uninstallation would remove; that of the namespace `confined` removes no job's record."""
+        jobs = self._jobs(confined)
         living = tuple(job.key for job in jobs if not job.status.phase.terminal)
-        present = (self._get(item) for item in self._removable(manifests))
+        look = self._find if confined else self._get
+        present = (look(item) for item in self._removable(manifests, confined))
         return Installed(tuple(job.key for job in jobs), living, tuple(item for item in present if item))
+
+    def present(self, manifests: list[Manifest]) -> tuple[Manifest, ...]:
+        """Those of the objects that exist, as far as one may see."""
+        return tuple(found for item in manifests if (found := self._find(item)) is not None)
 
     def remove(self, objects: tuple[Manifest, ...]) -> None:
         """Delete what `inspect` has returned. The definition comes first, and with it the cluster deletes all jobs."""
@@ -140,21 +178,45 @@ class Installer:
                 )
             time.sleep(POLL_S)
 
+    def _serves(self, definition: Manifest) -> bool:
+        """Does the cluster serve what is defined there, whoever has defined it? Everybody may ask that."""
+        spec = definition["spec"]
+        try:
+            served = self._connection.request("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
+        except NotFoundError:
+            return False
+        return any(item.get("name") == spec["names"]["plural"] for item in served.get("resources") or [])
+
     def _get(self, manifest: Manifest) -> Manifest | None:
         try:
             return self._connection.request("GET", path_of(manifest))
         except NotFoundError:
             return None
 
-    def _jobs(self) -> list[ElasticJob]:
+    def _find(self, manifest: Manifest) -> Manifest | None:
+        """The same, and None for what one may not see."""
         try:
-            items = list_objects(self._connection, resource_path(API_VERSION, None, PLURAL))
+            return self._get(manifest)
+        except ForbiddenError:
+            return None
+
+    def _jobs(self, namespace: str) -> list[ElasticJob]:
+        try:
+            items = list_objects(self._connection, resource_path(API_VERSION, namespace or None, PLURAL))
         except NoSuchApiError:
             return []
         return [ElasticJob.from_manifest(item) for item in items]
 
-    def _removable(self, manifests: list[Manifest]) -> Iterator[Manifest]:
-        """Yield the definition (and with it all jobs), the objects in the namespace, and the namespace if ours."""
+    def _removable(self, manifests: list[Manifest], confined: str) -> Iterator[Manifest]:
+        """Yield the definition (and with it all jobs), the objects in the namespace, and the namespace if ours.
+
+        Of an installation for the namespace `confined`, what others in the cluster do not have in common with it.
+        """
+        if confined:
+            yield installation.key_secret(confined, "")
+            yield from (item for item in reversed(manifests) if not is_for_all(item))
+            yield installation.lease(confined)
+            return
         namespace = next(item for item in manifests if item["kind"] == "Namespace")
         yield from (item for item in manifests if item["kind"] == _CRD)
         yield installation.key_secret(namespace["metadata"]["name"], "")

@@ -14,6 +14,7 @@ from elasticctl.cluster.kube import install
 from elasticctl.cluster.kube.install import Installer, path_of, pod_troubles, rollout
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection
+from elasticctl.kubeapi.features import ALL, Feature
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
@@ -258,3 +259,113 @@ def test_the_controllers_options_are_those_of_its_command(tmp_path: Path) -> Non
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"rendezvous": flags.rendezvous_port, "metrics": flags.metrics_port, "health": flags.health_port}
     assert str(flags.token_key_file.parent) == container["volumeMounts"][0]["mountPath"]
+
+
+def roles(api: FakeApi) -> list[str]:
+    """The roles that are there for features, and where."""
+    start = "/apis/rbac.authorization.k8s.io/v1/"
+    found = (path.removeprefix(start) for path in api.objects if path.startswith(start) and "bindings" not in path)
+    return sorted(path for path in found if "/elasticctl-controller-" in path)
+
+
+def test_a_feature_brings_its_rights_and_takes_them_along(lab: Run, api: FakeApi) -> None:
+    installed(lab)
+    base = ["clusterroles/elasticctl-controller-limits", "clusterroles/elasticctl-controller-nodes"]
+    assert roles(api) == base
+    assert lab("--feature", "kueue", "--feature", "notifications", "--no-wait").code == 0
+    assert roles(api) == sorted(
+        [*base, *(f"clusterroles/elasticctl-controller-{f}" for f in ("kueue", "notifications"))]
+    )
+    assert lab("--no-wait").code == 0
+    assert len(roles(api)) == 4, "what was asked for stays"
+    done = lab("--no-feature", "kueue", "--no-feature", "notifications", "--no-wait")
+    assert "ClusterRole elasticctl-controller-kueue: removed" in done.err
+    assert roles(api) == base
+    assert not [path for path in api.objects if "kueue" in path]
+    refused = lab("--feature", "cue", "--no-wait")
+    assert (refused.code, 'there is no feature "cue". FIX: name one of nodes,' in refused.err) == (2, True)
+
+
+def test_an_installation_from_before_features_keeps_them_all(lab: Run, api: FakeApi) -> None:
+    installed(lab)
+    deployment = api.objects[DEPLOYMENT]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    container["args"] = [arg for arg in container["args"] if not arg.startswith("--features=")]
+    assert lab("--no-wait").code == 0
+    assert installation.features_of(api.objects[DEPLOYMENT]) == ALL
+    assert len(roles(api)) == len(Feature)
+
+
+def test_an_installation_for_one_namespace_leaves_the_rest_of_the_cluster_alone(lab: Run, api: FakeApi) -> None:
+    api.put("/api/v1/namespaces/ml", {"metadata": {"name": "ml"}})
+    assert lab("--namespace-only", "-n", "ml", "--image", "i", "--no-wait", "--feature", "pod-groups").code == 0
+    assert roles(api) == ["namespaces/ml/roles/elasticctl-controller-pod-groups"]
+    assert "/apis/rbac.authorization.k8s.io/v1/clusterroles/elasticctl-controller" not in api.objects
+    assert "/api/v1/namespaces/elasticctl-system" not in api.objects
+    again = lab("--namespace-only", "-n", "ml", "--no-wait")
+    assert {line.rpartition(": ")[2] for line in again.err.splitlines()} == {"unchanged", "kept"}
+    api.put("/apis/elastic.pytorch.org/v1alpha1/namespaces/ml/elasticjobs/lives", shell_job("lives", "true"))
+    refused = lab("--namespace-only", "-n", "ml", "--uninstall", "--yes")
+    assert "1 job would be left without a controller: " in refused.err
+    done = lab("--namespace-only", "-n", "ml", "--uninstall", "--yes", "--force")
+    assert (done.code, "jobs and their definition stay" in done.err) == (0, True)
+    left = [path for path in api.objects if "/namespaces/ml/" in path]
+    assert left == ["/apis/elastic.pytorch.org/v1alpha1/namespaces/ml/elasticjobs/lives"]
+    assert [path for path in api.objects if "customresourcedefinitions" in path]
+
+
+def forbid(api: FakeApi, *parts: str) -> None:
+    """Refuse all requests whose path begins with one of these."""
+    said = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": 'User "jo" cannot do it'}
+    api.refuse = lambda r: (403, said, {}) if r.path.startswith(parts) else None
+
+
+def test_what_takes_an_administrator_is_asked_of_one(lab: Run, api: FakeApi) -> None:
+    """The one of a namespace goes on without, where the definition is there; and is told where it is not."""
+    words = ("--namespace-only", "-n", "ml", "--image", "i", "--no-wait", "--feature", "nodes")
+    cluster = ("/apis/apiextensions", "/apis/admissionregistration", "/apis/rbac.authorization.k8s.io/v1/clusterrole")
+    forbid(api, *cluster, "/apis/apps/v1/deployments")
+    refused = lab(*words)
+    assert refused.code != 0
+    assert "FIX: have an administrator of the cluster run this command once" in refused.err
+    assert [path for path in api.objects if "/namespaces/ml/" in path] == []
+    api.refuse = lambda request: None
+    assert lab(*words).code == 0
+    for path in [path for path in api.objects if "/namespaces/ml/" in path]:
+        api.remove(path)
+    forbid(api, *cluster, "/apis/apps/v1/deployments")
+    served = [{"name": plural} for plural in ("elasticjobs", "elasticquotas")]
+    api.put("/apis/elastic.pytorch.org/v1alpha1", {"resources": served})
+    done = lab(*words)
+    assert done.code == 0, done.err
+    assert "ClusterRole elasticctl-controller-nodes-ml: left to an administrator of the cluster" in done.err
+    assert "Next: have an administrator of the cluster run this command once" in done.err
+    assert "/apis/apps/v1/namespaces/ml/deployments/elasticctl-controller" in api.objects
+
+
+def test_two_controllers_never_run_the_same_jobs(lab: Run, api: FakeApi) -> None:
+    ml = ("--namespace-only", "-n", "ml", "--image", "i", "--no-wait")
+    assert lab(*ml).code == 0
+    assert lab("--namespace-only", "-n", "vision", "--image", "i", "--no-wait").code == 0
+    for words, said in (
+        (("--image", "i", "--no-wait"), "a controller in ml runs jobs that this one is for"),
+        (("--uninstall", "--yes"), "a controller in ml runs jobs that this one is for"),
+        (("-n", "ml", "--no-wait"), "the controller in ml is for ml alone. FIX: add --namespace-only"),
+        (("-n", "ml", "--uninstall", "--yes"), "the controller in ml is for ml alone. FIX: add --namespace-only"),
+    ):
+        refused = lab(*words)
+        assert (refused.code, said in refused.err) == (3, True), refused.err
+    for namespace in ("ml", "vision"):
+        assert lab("--namespace-only", "-n", namespace, "--uninstall", "--yes").code == 0
+    installed(lab)
+    assert "a controller in elasticctl-system runs jobs that this one is for" in lab(*ml).err
+
+
+def test_what_only_a_cluster_has_is_refused_for_one_namespace(lab: Run) -> None:
+    one = ("--namespace-only", "-n", "ml", "--image", "i", "--no-wait")
+    for words, said in (
+        (("--sharing",), "--sharing divides a whole cluster"),
+        (("--feature", "limits"), "FIX: add --feature nodes"),
+    ):
+        refused = lab(*one, *words)
+        assert (refused.code, said in refused.err) == (2, True), refused.err

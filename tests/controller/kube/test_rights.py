@@ -71,10 +71,8 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
             grouping.ensure(job, {})
     gangs = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
     ganging = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_gang(of)], build_budget))
-    left_by_an_earlier_job(control, f"{gangs}/{gang_name(job)}", build_gang(job))
-    for _ in range(2):
-        with suppress(ConflictError):
-            ganging.ensure(job, {})
+    control.put(f"{gangs}/{gang_name(job)}", build_gang(job))  # by the leader before
+    ganging.ensure(job, {})
     policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
     guarding = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_network_policy(of)], build_budget))
     left_by_an_earlier_job(control, f"{policies}/job-workers", build_network_policy(job))

@@ -1,25 +1,43 @@
-"""What the controller's role allows, and what a request needs."""
+"""What the controller's roles allow, and what a request needs."""
 
 from __future__ import annotations
 
-from importlib.resources import files
+from collections.abc import Collection
 
-import yaml
-
+from elasticctl.api.codec import Manifest
+from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.features import ALL, Feature
 from tests.support.fakeapi import Request
 
 Right = tuple[str, str, str]
 """API group, resource, verb."""
+LEADER_ROLE = "elasticctl-leader"
 
 
-def allowed() -> set[Right]:
-    """What the controller's role allows in all namespaces."""
-    text = files("elasticctl_controller").joinpath("deploy/access.yaml").read_text()
-    role = next(
-        item
-        for item in yaml.safe_load_all(text)
-        if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", "elasticctl-controller")
-    )
+def allowed(features: Collection[Feature] = ALL) -> set[Right]:
+    """What the controller's roles allow in all namespaces, with these features."""
+    return {right for role in bound_roles(installation.manifests(features=features)) for right in rights_of(role)}
+
+
+def bound_roles(manifests: list[Manifest]) -> list[Manifest]:
+    """The ClusterRoles and Roles that are bound to the controller's account, but for that of its own namespace."""
+    bindings = [item for item in manifests if item["kind"] in ("ClusterRoleBinding", "RoleBinding")]
+    bound = {
+        (item["roleRef"]["kind"], item["roleRef"]["name"])
+        for item in bindings
+        if any(subject["name"] == installation.ACCOUNT for subject in item["subjects"])
+    }
+    roles = [item for item in manifests if (item["kind"], item["metadata"]["name"]) in bound]
+    return [role for role in roles if role["metadata"]["name"] != LEADER_ROLE]
+
+
+def leader_role(manifests: list[Manifest]) -> Manifest:
+    """The Role in the controller's own namespace."""
+    return next(item for item in manifests if (item["kind"], item["metadata"]["name"]) == ("Role", LEADER_ROLE))
+
+
+def rights_of(role: Manifest) -> set[Right]:
+    """Each right of a role by itself."""
     return {
         (group, resource, verb)
         for rule in role["rules"]

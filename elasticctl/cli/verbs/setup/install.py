@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from elasticctl.api.errors import ConflictError, UsageError
-from elasticctl.api.text import join_or, plural
+from elasticctl.api.text import join_or, plural, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from elasticctl.api.codec import Manifest
     from elasticctl.cluster.kube.install import Installed, Installer
     from elasticctl.doctor import Check
+    from elasticctl.kubeapi.features import Feature
 
 
 app = new_app()
@@ -52,6 +54,19 @@ class InstallOptions:
             help="Call webhooks of this host, *.DOMAIN or network only, and again; any: every public one.",
         ),
     ] = ()
+    namespace_only: Annotated[
+        bool, typer.Option("--namespace-only", help="Run the jobs of its namespace alone, with no rights elsewhere.")
+    ] = False
+    feature: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--feature", metavar="NAME", help="Give it the rights of a feature (docs/security.md), and again."
+        ),
+    ] = ()
+    no_feature: Annotated[
+        tuple[str, ...],
+        typer.Option("--no-feature", metavar="NAME", help="Take the rights of a feature away, and again."),
+    ] = ()
     replicas: Annotated[int, options.count("How many controllers to run; one of them is active.", default=True)] = 2
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
@@ -64,7 +79,10 @@ class InstallOptions:
 class System(Where):
     """Which cluster, and where in it."""
 
-    namespace: Annotated[str, options.namespace("The controllers' namespace; elasticctl-system by default.")] = ""
+    namespace: Annotated[
+        str,
+        options.namespace("The controllers' namespace; elasticctl-system, or with --namespace-only the context's own."),
+    ] = ""
 
 
 @verb(app, "install")
@@ -73,39 +91,88 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
 
     \b
       elasticctl install --context prod --image REGISTRY/controller:0.1.0
-      elasticctl install --context prod --dry-run
+      elasticctl install --context prod --feature kueue --feature notifications
+      elasticctl install --context prod --namespace-only -n ml
       elasticctl install --context prod --uninstall
     """
-    from elasticctl.kubeapi.installation import NAMESPACE, image_of, manifests, sharing_of, webhooks_of
+    from elasticctl.kubeapi.features import ALL
+    from elasticctl.kubeapi.installation import NAMESPACE, features_of, image_of, manifests, sharing_of, webhooks_of
 
-    context, _ = locate(where)
-    namespace = where.namespace or NAMESPACE
+    context, own = locate(where)
+    namespace = own if how.namespace_only else where.namespace or NAMESPACE
     if context.provider == LOCAL:
         raise UsageError("the local cluster needs no installation. FIX: choose a cluster with --context NAME")
+    if how.namespace_only and how.sharing:
+        raise UsageError("--sharing divides a whole cluster. FIX: leave out --sharing, or --namespace-only")
     webhooks = _webhooks(how)
     flags = [*_flags(how, None), *webhooks]
-    wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas, flags=flags)
+    render = functools.partial(manifests, namespace=namespace, replicas=how.replicas, confined=how.namespace_only)
     if how.dry_run and not how.uninstall:
-        _print(wanted)
+        _print(render(image=how.image, flags=flags, features=_features(how, ())))
         return
     from elasticctl.cluster.kube.install import Installer
     from elasticctl.kubeapi.connection import connect
 
     installer = Installer(connect(context.kube_context), say)
-    if how.uninstall:
-        _uninstall(installer, wanted, how, yes=yes)
-        return
     running = installer.deployment(namespace)
+    _check_scope(installer, running, namespace, how)
+    if how.uninstall:
+        _uninstall(installer, render(features=ALL), how, namespace, yes=yes)
+        return
     image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
     if running and not how.webhook_to:
         webhooks = webhooks_of(running)
     flags = [*_flags(how, sharing_of(running) if running else []), *webhooks]
-    installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas, flags=flags))
+    features = _features(how, features_of(running) if running else ())
+    wanted = render(image=image, flags=flags, features=features)
+    left = installer.apply(wanted, confined=how.namespace_only)
+    installer.remove(installer.present([item for item in render(features=ALL - features) if _is_of_feature(item)]))
+    if left:
+        say("Next: have an administrator of the cluster run this command once, unless one has, for what was left out")
     if not how.no_wait:
         installer.await_available(namespace, how.timeout)
     hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
+
+
+def _check_scope(installer: Installer, running: Manifest | None, namespace: str, how: InstallOptions) -> None:
+    """ConflictError where two controllers would run the same jobs, or one would change for whom it is."""
+    from elasticctl.kubeapi.installation import watched_by
+
+    if running and bool(watched_by(running)) is not how.namespace_only:
+        is_for = f"for {namespace} alone" if watched_by(running) else "for the whole cluster"
+        change = "add --namespace-only" if watched_by(running) else "leave out --namespace-only"
+        raise ConflictError(f"the controller in {namespace} is {is_for}. FIX: {change}")
+    if how.uninstall and how.namespace_only:
+        return
+    other = installer.other(namespace, confined=how.namespace_only)
+    if other:
+        raise ConflictError(
+            f"a controller in {other} runs jobs that this one is for. FIX: uninstall it first: "
+            f"elasticctl install --uninstall -n {other}"
+        )
+
+
+def _features(how: InstallOptions, running: Collection[Feature]) -> frozenset[Feature]:
+    """What it is to have rights for: as it is `running`, but for what is given. UsageError for no such feature."""
+    from elasticctl.kubeapi.features import FOR_THE_CLUSTER, Feature
+
+    for name in (*how.feature, *how.no_feature):
+        if name not in set(Feature):
+            raise UsageError(f"there is no feature {quote(name)}. FIX: name one of {join_or(tuple(Feature))}")
+    wanted = frozenset({*running, *map(Feature, how.feature)} - set(how.no_feature))
+    if not how.namespace_only:
+        return wanted | FOR_THE_CLUSTER
+    if Feature.LIMITS in wanted and Feature.NODES not in wanted:
+        raise UsageError("what a project spends is counted by its nodes' prices. FIX: add --feature nodes")
+    return wanted
+
+
+def _is_of_feature(manifest: Manifest) -> bool:
+    from elasticctl.kubeapi.features import LABEL_FEATURE
+
+    return LABEL_FEATURE in manifest["metadata"].get("labels", {})
 
 
 def _webhooks(how: InstallOptions) -> list[str]:
@@ -142,21 +209,22 @@ def _flags(how: InstallOptions, running: Sequence[str] | None) -> list[str]:
     return sharing_flags({kind: slots for kind, slots in capacity.items() if slots})
 
 
-def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions, *, yes: bool) -> None:
+def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions, namespace: str, *, yes: bool) -> None:
     from elasticctl.cluster.kube.install import name_of
 
-    found = installer.inspect(wanted)
+    found = installer.inspect(wanted, confined=namespace if how.namespace_only else "")
     if not found.objects:
         say("elasticctl is not installed there")
         return
     if found.living and not (how.force or how.dry_run):
+        what = "would be left without a controller" if how.namespace_only else "would end"
         raise ConflictError(
-            f"{plural(len(found.living), 'job')} would end: {', '.join(found.living[:3])}"
+            f"{plural(len(found.living), 'job')} {what}: {', '.join(found.living[:3])}"
             f"{', …' if len(found.living) > 3 else ''}. FIX: cancel them first, or add --force"
         )
     for item in found.objects:
         emit(name_of(item))
-    say(_removal_line(found))
+    say("jobs and their definition stay" if how.namespace_only else _removal_line(found))
     if how.dry_run:
         return
     if not yes:

@@ -1,0 +1,83 @@
+"""An installation for one namespace: the objects of one for the cluster, with rights in that namespace alone.
+
+What Kubernetes has for the whole cluster only (nodes, quotas, Kueue's flavors) cannot be in a Role. It stays in a
+ClusterRole, named after the namespace: an administrator of the cluster applies it, if the feature was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from elasticctl.api.codec import Manifest
+
+LABEL_NAMESPACE = "elasticctl.dev/for-namespace"
+OF_THE_CLUSTER = frozenset(
+    {
+        "nodes",
+        "elasticquotas",
+        "elasticquotas/status",
+        "resourceflavors",
+        "workloadpriorityclasses",
+        "priorityclasses",
+    }
+)
+"""The resources among the controller's rights that are in no namespace."""
+
+
+def confine(manifests: list[Manifest], namespace: str, account: str) -> list[Manifest]:
+    """The objects for one namespace, which exists already, from those for the cluster that are to be in it.
+
+    `account` is the controller's service account: its roles are those that are bound to it.
+    """
+    bound = {item["roleRef"]["name"] for item in manifests if _binds(item, account)}
+    roles = {_name(item): item for item in manifests if item["kind"] == "ClusterRole" and _name(item) in bound}
+    confined: list[Manifest] = []
+    for item in manifests:
+        if item["kind"] == "Namespace":
+            continue
+        if item["kind"] == "ClusterRole" and _name(item) in bound:
+            confined += _split(item, namespace)
+        elif _binds(item, account):
+            confined += (_bind(item, role, namespace) for role in _split(roles[item["roleRef"]["name"]], namespace))
+        else:
+            confined.append(item)
+    return confined
+
+
+def is_for_all(manifest: Manifest) -> bool:
+    """True for what all installations of a cluster have in common: definitions, users' roles, admission policies."""
+    metadata = manifest["metadata"]
+    return "namespace" not in metadata and LABEL_NAMESPACE not in metadata.get("labels", {})
+
+
+def _binds(item: Manifest, account: str) -> bool:
+    return item["kind"] == "ClusterRoleBinding" and any(subject["name"] == account for subject in item["subjects"])
+
+
+def _split(role: Manifest, namespace: str) -> Iterator[Manifest]:
+    """The role's rules for resources of the namespace, then those for the cluster's; a part without any is left out."""
+    of_cluster = [rule for rule in role["rules"] if OF_THE_CLUSTER.issuperset(rule["resources"])]
+    inside = [rule for rule in role["rules"] if rule not in of_cluster]
+    if inside:
+        yield {**role, "kind": "Role", "metadata": {**role["metadata"], "namespace": namespace}, "rules": inside}
+    if of_cluster:
+        yield {**role, "metadata": _apart(role["metadata"], namespace), "rules": of_cluster}
+
+
+def _bind(binding: Manifest, role: Manifest, namespace: str) -> Manifest:
+    inside = role["kind"] == "Role"
+    metadata = binding["metadata"]
+    metadata = {**metadata, "namespace": namespace} if inside else _apart(metadata, namespace)
+    reference = {**binding["roleRef"], "kind": role["kind"], "name": _name(role)}
+    return {**binding, "kind": f"{role['kind']}Binding", "metadata": metadata, "roleRef": reference}
+
+
+def _apart(metadata: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """The metadata of an object of the cluster's that belongs to the installation in this namespace."""
+    labels = {**metadata.get("labels", {}), LABEL_NAMESPACE: namespace}
+    return {**metadata, "name": f"{metadata['name']}-{namespace}", "labels": labels}
+
+
+def _name(item: Manifest) -> str:
+    return str(item["metadata"]["name"])

@@ -1,0 +1,43 @@
+"""What a controller can do beside running jobs: each feature has rights of its own, for which one asks at install.
+
+The rights are the roles labelled `elasticctl.dev/feature` in the controller's `deploy/features.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+LABEL_FEATURE = "elasticctl.dev/feature"
+
+
+class Feature(StrEnum):
+    """A feature by the name that `install --feature` knows it by."""
+
+    NODES = "nodes"
+    LIMITS = "limits"
+    KUEUE = "kueue"
+    GANGS = "gangs"
+    POD_GROUPS = "pod-groups"
+    NOTIFICATIONS = "notifications"
+
+
+ALL = frozenset(Feature)
+FOR_THE_CLUSTER = frozenset({Feature.NODES, Feature.LIMITS})
+"""What an installation for the whole cluster always has; for one namespace it takes an administrator."""
+
+
+def parse_features(text: str) -> frozenset[Feature]:
+    """Read `nodes,kueue`; "" is none. Raises ValueError for a name that no feature has."""
+    return frozenset(Feature(name) for name in text.split(",") if name)
+
+
+def format_features(features: Iterable[Feature]) -> str:
+    """The text that `parse_features` reads, always the same for the same features."""
+    given = set(features)
+    return ",".join(feature for feature in Feature if feature in given)
+
+
+def left_out(feature: Feature) -> str:
+    """What to say to somebody who wants to use a feature that was not asked for."""
+    return f"the controller was installed without {feature}. FIX: have it installed with --feature {feature}"
