@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -34,6 +35,7 @@ FILES = {
     "controller": ROOT / "controller" / "requirements.txt",
     "trainer": ROOT / "training_lib" / "requirements.txt",
 }
+LOCK = ROOT / "controller" / "requirements.lock"
 PARTS = {
     "client": ("elasticctl", "elasticctl_controller.local"),
     "controller": ("elasticctl_controller.kube",),
@@ -67,6 +69,25 @@ def names(requirements: Iterable[str]) -> set[str]:
 def test_an_image_installs_what_the_extras_say(part: str) -> None:
     lines = FILES[part].read_text("utf-8").splitlines()
     assert [line for line in lines if line and not line.startswith("#")] == REQUIREMENTS[part]
+
+
+def locked() -> dict[str, str]:
+    """What the controller's image installs, by name: its version. Fails for a line that pins no version by hashes."""
+    text = re.sub(r"^ *#.*\n", "", LOCK.read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        pin = re.fullmatch(r"([\w.-]+)==([\w.]+)(?: ; [^#]+?)?(?: +--hash=sha256:[0-9a-f]{64})+ *", line)
+        assert pin is not None, f"not pinned by hashes: {line}"
+        found[pin[1]] = pin[2]
+    return found
+
+
+def test_the_controllers_image_installs_what_is_asked_for_and_no_other_file() -> None:
+    found = locked()
+    for requirement in map(Requirement, REQUIREMENTS["controller"]):
+        assert requirement.specifier.contains(found[requirement.name]), requirement
+    recipe = (ROOT / "controller" / "Dockerfile").read_text("utf-8")
+    assert "pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock" in recipe
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +179,7 @@ def test_the_client_alone(wheel: Path, tmp_path: Path, home: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_the_controller_alone(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path)
-    pip(python, "install", "-r", str(FILES["controller"]))
+    pip(python, "install", "--require-hashes", "-r", str(LOCK))
     pip(python, "install", "--no-deps", str(wheel))
     unwanted = names(REQUIREMENTS["client"]) - names(REQUIREMENTS["controller"]) | {"torch", "numpy", "boto3"}
     assert not installed(python, sorted(unwanted))

@@ -80,6 +80,20 @@ def test_a_dry_run_prints_what_kubectl_could_apply(lab: Run, api: FakeApi) -> No
     assert "elasticctl-system" not in done.out
 
 
+def test_an_image_that_is_named_by_a_tag_is_pointed_out(
+    lab: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("elasticctl.cli.verbs.setup.install.hint", said.append)
+    assert lab("--image", "r.example/c:1", "--no-wait").code == 0
+    assert [line for line in said if "r.example/c:1 is named by a tag" in line]
+    said.clear()
+    by_digest = f"r.example/c@sha256:{'0' * 64}"
+    assert lab("--image", by_digest, "--no-wait").code == 0
+    assert installation.image_of(api.objects[DEPLOYMENT]) == by_digest
+    assert not [line for line in said if "tag" in line]
+
+
 def test_this_machine_needs_none(run: Run, private_home: Path) -> None:
     done = run("install")
     assert (done.code, done.err[:46]) == (2, "error: the local cluster needs no installation")

@@ -122,6 +122,10 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
+    if "@sha256:" not in image:
+        hint(
+            f"{image} is named by a tag, which can be moved to other files. Next: name it by its digest: IMAGE@sha256:…"
+        )
     if running and not how.webhook_to:
         webhooks = webhooks_of(running)
     flags = [*_flags(how, sharing_of(running) if running else []), *webhooks]
