@@ -112,7 +112,8 @@ class JobSpec:
     node that fits any one of `node_terms`: label -> the values that do (none: the label must be absent).
 
     `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
-    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
+    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path,
+    or `secrets:CLASS` -> path for what a SecretProviderClass of the Secrets Store CSI driver names.
 
     `cpus`, `memory` and `shm` (shared memory) are those of each worker, as Kubernetes writes quantities. `labels` are
     the job's, `pod_labels` its pods', `annotations` both's.

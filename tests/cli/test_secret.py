@@ -200,6 +200,25 @@ def test_a_cluster_mounts_claims_and_is_not_asked_for_its_secrets(run: Run, scri
     assert twice.err == 'error: --mount: "data" is given twice\n'
 
 
+def test_secrets_that_are_kept_elsewhere_are_mounted_by_their_class(run: Run, script: Path) -> None:
+    run("config", "set-context", "prod", "--provider", "kubernetes", "--storage", "s3://b/p", "--image", "i")
+    submit = ("submit", "train.py", "--context", "prod", "--dry-run")
+    done = run(*submit, "--mount", "data:/data", "--mount", "secrets:hub.v1:/run/hub", "--mount", "secrets:/own")
+    assert done.code == 0, done.err
+    pod = yaml.safe_load(done.out)["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    attributes = {"secretProviderClass": "hub.v1"}
+    csi = {"driver": "secrets-store.csi.k8s.io", "readOnly": True, "volumeAttributes": attributes}
+    assert pod["volumes"][1:] == [
+        {"name": "claim-1", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "claim-2", "csi": csi},
+        {"name": "claim-3", "persistentVolumeClaim": {"claimName": "secrets"}},
+    ]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {"shared-memory": "/dev/shm", "claim-1": "/data", "claim-2": "/run/hub", "claim-3": "/own"}
+    wrong = run(*submit, "--mount", "vault:hub:/run/hub")
+    assert (wrong.code, "is not of the form CLAIM:/path" in wrong.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("message", "name"),
     [

@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     rf"(?P<name>{_OBJECT})(?::(?P<key>[-._A-Za-z0-9]{{1,253}})(?:=(?P<variable>{_VARIABLE.pattern}))?)?"
 )
-_MOUNT = re.compile(rf"(?P<claim>{_OBJECT}):(?P<path>/[^\0:]+)")
+_MOUNT = re.compile(rf"(?P<claim>(?:secrets:)?{_OBJECT}):(?P<path>/[^\0:]+)")
 _UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -39,7 +39,7 @@ class SecretRef(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A volume claim, and the absolute path it is to be found at."""
+    """A volume claim, or `secrets:` and a SecretProviderClass, and the absolute path it is to be found at."""
 
     claim: str
     path: str
@@ -97,7 +97,7 @@ def secret_ref(text: str) -> SecretRef:
 
 
 def mount(text: str) -> Mount:
-    """CLAIM:/path."""
+    """CLAIM:/path, or secrets:CLASS:/path."""
     found = _MOUNT.fullmatch(text)
     if found is None or ".." in found["path"].split("/"):
         raise typer.BadParameter(f"{quote(text)} is not of the form CLAIM:/path.")
