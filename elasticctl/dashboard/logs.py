@@ -10,7 +10,9 @@ from itertools import islice, takewhile
 from typing import Any
 
 from elasticctl.api.errors import UsageError
+from elasticctl.api.observed.ranks import rank_prefix, worker_of_rank
 from elasticctl.api.observed.workers import known_workers
+from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, LogLine, LogQuery
 
@@ -22,9 +24,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,20}[@-~]")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which lines: of `worker` ("": all), with the text `find`, from `since` to `until` (seconds since the epoch).
+    """Which lines: of `worker` ("": all) or of `rank`, with the text `find`, from `since` to `until`, in seconds since
+    the epoch.
 
-    Without `since` the newest; with `until` the last ones before it, else the first ones.
+    Without `since` the newest; with `until` the last ones up to it, else the first ones. `skip` lines of that moment
+    are known already: many lines may have been printed at once.
     """
 
     worker: str = ""
@@ -32,43 +36,57 @@ class Page:
     since: float | None = None
     until: float | None = None
     everything: bool = False
+    rank: int | None = None
+    skip: int = 0
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> Page:
         """From the query of an address. Raises UsageError."""
         try:
             since, until = (float(query[name]) if name in query else None for name in ("since", "until"))
+            rank, skip = int(query["rank"]) if "rank" in query else None, int(query.get("skip", 0))
         except ValueError as e:
-            raise UsageError(f"not a moment: {e}") from e
+            raise UsageError(f"not a moment, a rank or a number: {e}") from e
+        if skip < 0:
+            raise UsageError(f"skip: {skip} is less than 0")
         find = query.get("find", "")[:MAX_SOUGHT].casefold()
-        return cls(query.get("worker", ""), find, since, until, query.get("all", "") == "1")
+        return cls(query.get("worker", ""), find, since, until, query.get("all", "") == "1", rank, skip)
 
     def read(self, cluster: Cluster, job: ElasticJob) -> dict[str, Any]:
-        """The lines, in order of time; `more`: there are others beyond. Blocks. Raises ClusterError."""
-        if self.worker and self.worker not in known_workers(job):
+        """The lines, in order of time; `more`: there are others beyond. Blocks. Raises ClusterError, NotFoundError."""
+        worker = self.worker if self.rank is None else worker_of_rank(job, self.rank)
+        if worker and worker not in known_workers(job):
             raise UsageError(f"{job.name} has no such worker")
         only_newest = self.since is None and not self.find
+        each = 1 if self.rank is None else hardware(job).ranks_per_worker
         query = LogQuery(
-            workers=(self.worker,) if self.worker else (),
-            tail=MAX_LINES if only_newest else None,
+            workers=(worker,) if worker else (),
+            tail=MAX_LINES * each if only_newest else None,
             since=self.since,
             everything=self.everything,
         )
-        lines = self._wanted(cluster.logs(job.namespace, job.name, query))
+        prefix = "" if self.rank is None else rank_prefix(job, self.rank)
+        lines = self._wanted(cluster.logs(job.namespace, job.name, query), prefix)
         if self.since is None or self.until is not None:
-            kept: Iterable[LogLine] = deque(lines, maxlen=MAX_LINES + 1)
-            more, shown = len(list(kept)) > MAX_LINES, list(kept)[-MAX_LINES:]
+            last = list(deque(lines, maxlen=MAX_LINES + 1 + self.skip))
+            kept = last[: len(last) - self.skip] if self.skip else last
+            more, shown = len(kept) > MAX_LINES, kept[-MAX_LINES:]
         else:
-            first = list(islice(lines, MAX_LINES + 1))
+            first = list(islice(lines, self.skip, self.skip + MAX_LINES + 1))
             more, shown = len(first) > MAX_LINES, first[:MAX_LINES]
         return {"lines": [[line.worker, line.at, line.text[:MAX_TEXT]] for line in shown], "more": more}
 
-    def _wanted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    def _wanted(self, lines: Iterable[LogLine], prefix: str) -> Iterator[LogLine]:
         since, until, find = self.since, self.until, self.find
         if since is not None:  # which a cluster may know by the second only
             lines = (line for line in lines if line.at >= since)
         if until is not None:
             lines = takewhile(lambda line: line.at <= until, lines)
-        if not find:
-            return iter(lines)
-        return (line for line in lines if find in _ESCAPES.sub("", line.text).casefold())
+        if prefix:
+            lines = (line for line in lines if line.text.startswith(prefix))
+        return (line for line in lines if find in _plain(line.text)) if find else iter(lines)
+
+
+def _plain(text: str) -> str:
+    """As it is searched: without control sequences, which most lines do not have, and in lower case."""
+    return (_ESCAPES.sub("", text) if "\x1b" in text else text).casefold()

@@ -24,6 +24,7 @@ from elasticctl.api.observed.history import (
     steps_per_s,
 )
 from elasticctl.api.observed.outlook import outlook_text
+from elasticctl.api.observed.ranks import rank_count
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
 from elasticctl.api.observed.workers import count_workers, known_workers
 from elasticctl.api.podtemplate import capacity, hardware
@@ -125,6 +126,7 @@ def _texts(item: JobUsage) -> dict[str, str]:
 
 MAX_WORKERS = 200
 MAX_ENTRIES = 100
+MAX_RANKS = 512
 
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
@@ -196,6 +198,7 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         "workers": [_worker(item) for item in status.workers[:MAX_WORKERS]],
         "workersInAll": len(status.workers),
         "workersEver": known_workers(job)[:MAX_WORKERS],
+        "ranks": min(rank_count(job), MAX_RANKS),
         "timeline": [_entry(entry) for entry in timeline(job)[-MAX_ENTRIES:]],
         "runs": {
             "command": " ".join(found.command)[:MAX_TEXT],

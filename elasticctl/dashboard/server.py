@@ -5,7 +5,7 @@
     GET  /BASE/events                        server-sent events: hello, jobs, projects, trouble, well, alive
     GET  /BASE/jobs/{namespace}/{name}       everything about one job
     GET  /BASE/jobs/{namespace}/{name}/compare        how another job differs: ?with=namespace/name
-    GET  /BASE/jobs/{namespace}/{name}/logs           lines: ?worker=…&find=…&since=…&until=…&all=1
+    GET  /BASE/jobs/{namespace}/{name}/logs           lines: ?worker=…|rank=…&find=…&since=…&until=…&skip=…&all=1
     GET  /BASE/jobs/{namespace}/{name}/metrics        its curves: ?m=loss&m=lr&x=step|samples|time&from=…&to=…&points=…
     GET  /BASE/jobs/{namespace}/{name}/metrics.csv    every value
     POST /BASE/jobs/{namespace}/{name}/stacks         where its ranks are: a look into its workers

@@ -67,10 +67,10 @@ def test_what_cannot_be_meant(lines: LogFlags, error: type[Exception], why: str)
 def test_of_a_worker_with_several_ranks_one_is_shown() -> None:
     several = job("elasticctl-launch", "--nproc-per-node", "2", "--", "x")
     assert LogFlags(rank=3).query(several, 0.0).workers == ("train-worker-0",)
-    shown = [line.text for line in LogFlags(rank=1).of(LINES, 2)]
+    shown = [line.text for line in LogFlags(rank=1).of(LINES, several)]
     assert shown == ["[rank1] loss 1"]
-    assert list(LogFlags(rank=1).of(LINES, 1)) == LINES, "the only rank of its worker says so nowhere"
-    assert [line.text for line in LogFlags(grep=re.compile(r"loss \d$")).of(LINES, 2)] == [
+    assert list(LogFlags(rank=1).of(LINES, job())) == LINES, "the only rank of its worker says so nowhere"
+    assert [line.text for line in LogFlags(grep=re.compile(r"loss \d$")).of(LINES, several)] == [
         "[rank0] loss 2",
         "[rank1] loss 1",
     ]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from elasticctl.api.errors import UsageError
+from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.dashboard.logs import MAX_LINES, MAX_TEXT, Page
-from tests.support.job_samples import job
+from tests.support.job_samples import at, job
 
 
 class Talking:
@@ -48,6 +48,42 @@ def test_pages() -> None:
     assert cluster.asked[-1].workers == ("digits-worker-0",)
 
 
+def test_lines_that_were_printed_at_once_are_turned_over_one_by_one() -> None:
+    cluster = Talking(0)
+    burst = [LogLine("digits-worker-0", 5.0, str(n)) for n in range(2_500)]
+    cluster.lines = [LogLine("digits-worker-0", 4.0, "before"), *burst, LogLine("digits-worker-0", 6.0, "behind")]
+
+    def texts(**query: str) -> list[str]:
+        found = Page.parse({"all": "1", **query}).read(cluster, ElasticJob.from_manifest(job()))  # type: ignore[arg-type]
+        return [text for _, _, text in found["lines"]]
+
+    assert texts(since="5", skip="1000") == [str(n) for n in range(1_000, 2_000)]
+    assert texts(since="5", skip="2000") == [*(str(n) for n in range(2_000, 2_500)), "behind"]
+    assert texts(since="0", until="5", skip="600") == [str(n) for n in range(900, 1_900)]
+    assert texts(since="0", until="5", skip="2400") == ["before", *(str(n) for n in range(100))]
+
+
+def test_one_rank_is_what_its_worker_prints_for_it() -> None:
+    cluster = Talking(0)
+    texts = [f"[rank{n % 2}] loss {n}" for n in range(6)] + ["[launcher] joins", "[rank10] other"]
+    cluster.lines = [LogLine("digits-worker-3", float(n), text) for n, text in enumerate(texts)]
+    several = job(generations=[{"generation": 1, "workers": ["digits-worker-3"], "formedAt": at(1)}])
+    (container,) = several["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["command"] = ["elasticctl-launch", "--nproc-per-node", "2", "--", "python", "train.py"]
+
+    def lines(**query: str) -> list[str]:
+        found = Page.parse(query).read(cluster, ElasticJob.from_manifest(several))  # type: ignore[arg-type]
+        return [text for _, _, text in found["lines"]]
+
+    assert lines(rank="1") == ["[rank1] loss 1", "[rank1] loss 3", "[rank1] loss 5"]
+    assert (cluster.asked[-1].workers, cluster.asked[-1].tail) == (("digits-worker-3",), 2 * MAX_LINES)
+    assert lines(rank="1", find="LOSS 3") == ["[rank1] loss 3"]
+    container["command"] = ["elasticctl-launch", "--", "python", "train.py"]
+    assert lines(rank="0") == texts, "the only rank of its worker says so nowhere"
+    with pytest.raises(NotFoundError, match="no rank 7: its ranks are 0 to 0"):
+        lines(rank="7")
+
+
 def test_a_long_line_is_cut() -> None:
     cluster = Talking(0)
     cluster.lines = [LogLine("digits-worker-0", 1.0, "x" * 10_000)]
@@ -55,7 +91,7 @@ def test_a_long_line_is_cut() -> None:
     assert found["lines"] == [["digits-worker-0", 1.0, "x" * MAX_TEXT]]
 
 
-@pytest.mark.parametrize("query", [{"since": "yesterday"}, {"worker": "../etc"}])
+@pytest.mark.parametrize("query", [{"since": "yesterday"}, {"worker": "../etc"}, {"rank": "one"}, {"skip": "-1"}])
 def test_what_is_no_page_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         read(Talking(1), **query)

@@ -20,7 +20,7 @@ from elasticctl.settings import contexts as config
 from elasticctl.settings.contexts import Context
 
 if TYPE_CHECKING:
-    from elasticctl.api.spec import ElasticJob
+    pass
 
 
 ENDED = ("Succeeded", "Failed", "Cancelled")
@@ -97,21 +97,6 @@ def full_worker_name(job: str, wanted: str) -> str:
             f"{quote(wanted)} is not the name of a worker. FIX: give {worker_name(job, 0)} or 0, for example"
         )
     return worker_name(job, int(index))
-
-
-def worker_of_rank(job: ElasticJob, rank: int) -> str:
-    """The worker of a rank of the group that trains, or trained last; NotFoundError where it has no such rank.
-
-    Each worker has the same number of ranks, in the group's order.
-    """
-    from elasticctl.api.podtemplate import hardware
-
-    workers = job.status.generations[-1].workers if job.status.generations else ()
-    each = hardware(job).ranks_per_worker
-    if rank >= len(workers) * each:
-        ranks = f"its ranks are 0 to {len(workers) * each - 1}" if workers else "it does not train yet"
-        raise NotFoundError(f"{job.name} has no rank {rank}: {ranks}")
-    return workers[rank // each]
 
 
 PATIENCE_S = 600.0

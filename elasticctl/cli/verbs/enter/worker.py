@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.api.observed.ranks import worker_of_rank
 from elasticctl.api.observed.workers import known_workers, runs
 from elasticctl.api.text import join_and
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.target import Target, full_worker_name, worker_of_rank
+from elasticctl.cli.framework.target import Target, full_worker_name
 from elasticctl.cli.verbs.inspect.logs import workers_line
 
 if TYPE_CHECKING:

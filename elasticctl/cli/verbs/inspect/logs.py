@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
+from elasticctl.api.observed.ranks import rank_prefix, worker_of_rank
 from elasticctl.api.observed.workers import known_workers
 from elasticctl.api.text import join_and, quote
 from elasticctl.cli.framework import options, output
@@ -19,7 +20,7 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.log_lines import print_log_lines
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.selection import Labels, chosen_names
-from elasticctl.cli.framework.target import Target, full_worker_name, reach, worker_of_rank
+from elasticctl.cli.framework.target import Target, full_worker_name, reach
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ class LogFlags:
             everything=self.everything,
         )
 
-    def of(self, lines: Iterable[LogLine], ranks_per_worker: int) -> Iterable[LogLine]:
+    def of(self, lines: Iterable[LogLine], job: ElasticJob) -> Iterable[LogLine]:
         """The lines that are wanted of those that the cluster has given."""
-        if self.rank is not None and ranks_per_worker > 1:
-            prefix = f"[rank{self.rank}] "
+        if self.rank is not None:
+            prefix = rank_prefix(job, self.rank)
             lines = (line for line in lines if line.text.startswith(prefix))
         grep = self.grep
         return lines if grep is None else (line for line in lines if grep.search(line.text.rstrip("\r")))
@@ -123,7 +124,6 @@ def logs(
 
 def _lines_of(target: Target, manifest: Manifest, lines: LogFlags) -> Iterator[LogLine]:
     """What is wanted of a job's lines. Raises NotFoundError at their end for a worker that the job never had."""
-    from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
 
     found = ElasticJob.from_manifest(manifest)
@@ -133,7 +133,7 @@ def _lines_of(target: Target, manifest: Manifest, lines: LogFlags) -> Iterator[L
         output.say(f"waiting for {join_and(unknown)}: {workers_line(found)}")
     said = target.cluster.logs(target.namespace, found.name, query)
     heard: set[str] = set()
-    yield from lines.of(_noting(said, heard), hardware(found).ranks_per_worker)
+    yield from lines.of(_noting(said, heard), found)
     never = [name for name in unknown if name not in heard]
     if never:
         raise NotFoundError(f"{found.name} has no worker {join_and(never)}: {workers_line(found)}")

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.api.observed.ranks import worker_of_rank
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.selection import SUSPENDED, UNENDED, Labels, chosen_names
-from elasticctl.cli.framework.target import Target, full_worker_name, reach, worker_of_rank
+from elasticctl.cli.framework.target import Target, full_worker_name, reach
 from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
 
 if TYPE_CHECKING:
