@@ -169,6 +169,7 @@ def test_over_samples(visitor: Visitor, runs: Jobs, tmp_path: Path) -> None:
         see(page).to_have_url(re.compile("x=samples"))
         see(chart(page, "loss")).to_have_accessible_name(re.compile("at 0 samples, 0.0024 at 319,936 samples$"))
         page.goto(f"{address}#/default/one?x=samples&from={64 * SPIKE - 100}&to={64 * SPIKE + 100}")
+        see(chart(page, "loss")).to_have_accessible_name(re.compile(f"at {64 * (SPIKE + 2):,} samples$"))
         chart(page, "loss").focus()
         for _ in range(3):
             page.keyboard.press("ArrowLeft")
