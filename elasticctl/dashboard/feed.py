@@ -161,7 +161,7 @@ class ProjectPoller:
 
 POLL_S = 2.0
 SHARE = 0.1
-"""At most this share of the time is spent polling: a large cluster is polled less often."""
+"""At most this share of the time a request takes: a slow cluster is polled less often. Decoding is our own affair."""
 MAX_PAUSE_S = 60.0
 
 Key = tuple[str, str]
@@ -180,14 +180,15 @@ class JobFeed:
         list_jobs: Callable[[], list[Manifest]],
         poll_projects: Callable[[Iterable[ElasticJob]], Projects],
         poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._list_jobs, self._poll_projects, self._poll_s = list_jobs, poll_projects, poll_s
+        self._list_jobs, self._poll_projects, self._poll_s, self._clock = list_jobs, poll_projects, poll_s, clock
         self.rows, self.trouble, self.polled = VersionedRows(), "", False
         self.projects: Projects | None = None
         self._jobs: dict[Key, ElasticJob] = {}
         self._known: dict[str, tuple[str, ElasticJob, Row]] = {}
         self._project_poll: asyncio.Task[None] | None = None
-        self._viewers = 0
+        self._viewers, self._asked_s = 0, 0.0
         self._has_viewers, self._change, self._poll_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @contextmanager
@@ -228,9 +229,8 @@ class JobFeed:
             while True:
                 await self._has_viewers.wait()
                 self._poll_soon.clear()
-                began = time.monotonic()
                 await self._poll()
-                pause_s = min(max(self._poll_s, (time.monotonic() - began) * (1 / SHARE - 1)), MAX_PAUSE_S)
+                pause_s = min(max(self._poll_s, self._asked_s * (1 / SHARE - 1)), MAX_PAUSE_S)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._poll_soon.wait(), pause_s)
         finally:
@@ -267,7 +267,12 @@ class JobFeed:
 
     def _read(self) -> tuple[dict[Key, ElasticJob], list[Row]]:
         """List the jobs, in a thread, one at a time; unchanged jobs are not decoded again."""
-        manifests, now = self._list_jobs(), time.time()
+        began = self._clock()
+        try:
+            manifests = self._list_jobs()
+        finally:
+            self._asked_s = self._clock() - began
+        now = time.time()
         before, self._known = self._known, {}
         for manifest in manifests:
             metadata = manifest["metadata"]

@@ -11,7 +11,7 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import USER_LABEL
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import see
+from tests.support.dashboard.looks import PATIENCE_MS, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import FAILED, job
 from tests.support.usage_samples import IDLE
@@ -78,6 +78,26 @@ def test_a_team_sees_what_matters_to_it(visitor: Visitor) -> None:
         page.get_by_label("Find a job by name").fill("que")
         see(page).to_have_url(re.compile("q=que"))
         page.reload()
+        see(page.locator("#list li")).to_have_count(1)
+
+
+def test_a_thousand_jobs_of_history_are_a_few_elements(visitor: Visitor) -> None:
+    def past(number: int) -> dict[str, Any]:
+        ended = {"phase": "Failed" if number % 2 else "Succeeded", "active": 0, "completionTime": ago(number / 2)}
+        return of(f"user-{number % 7}", f"past-{number:04}", f"team-{number % 5}", number / 2 + 1, **ended)
+
+    with hosted(Jobs(*map(past, range(1000))), namespace=None) as host:
+        page = visitor.open(host.link)
+        page.goto(f"{page.url}#/overview?since=all")
+        failed = page.get_by_role("region", name="Failed", exact=True)
+        see(failed).to_contain_text("and 450 other jobs", timeout=PATIENCE_MS)
+        see(failed.get_by_role("listitem")).to_have_count(50)
+        rows = page.get_by_role("region", name="Where the money went").get_by_role("row")
+        see(rows).to_have_count(8)
+        assert page.evaluate("document.querySelectorAll('*').length") < 3000
+        page.get_by_role("combobox", name="Period", exact=True).select_option("7")
+        see(failed).to_contain_text("and 118 other jobs")
+        page.get_by_label("Find a job by name").fill("past-0999")
         see(page.locator("#list li")).to_have_count(1)
 
 
