@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +80,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`start("logs", "-f", "x")` as a process, with pipes."""
+    """`start("logs", "-f", "x")` as a process with pipes, in a session of its own: what it leaves is ended too."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*args: str) -> subprocess.Popen[str]:
@@ -89,14 +91,15 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "COLUMNS": "120"},
+            start_new_session=True,
         )
         started.append(process)
         return process
 
     yield begin
     for process in started:
-        if process.poll() is None:
-            process.kill()
+        with suppress(ProcessLookupError):  # nobody is left
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from typing import Self
 
 import psutil
 
@@ -40,18 +42,21 @@ class LocalInside:
         if streams.terminal:
             environ |= {name: os.environ[name] for name in _OF_TERMINAL if name in os.environ}
         sys.stdout.flush()
-        try:
-            child = subprocess.Popen(
-                list(argv),
-                cwd=folder,
-                env=environ,
-                stdin=subprocess.DEVNULL if streams.stdin is None else streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stdout if streams.terminal else streams.stderr,
-            )
-        except (OSError, ValueError) as e:  # ValueError: a NUL in a word
-            return _not_started(argv[0], e, streams.stderr)
-        return _wait(child)
+        with _Interrupts() as interrupts:
+            try:
+                child = subprocess.Popen(
+                    list(argv),
+                    cwd=folder,
+                    env=environ,
+                    stdin=subprocess.DEVNULL if streams.stdin is None else streams.stdin,
+                    stdout=streams.stdout,
+                    stderr=streams.stdout if streams.terminal else streams.stderr,
+                )
+            except (OSError, ValueError) as e:  # ValueError: a NUL in a word
+                return _not_started(argv[0], e, streams.stderr)
+            interrupts.pass_on_to(child)
+            code = child.wait()
+        return 128 - code if code < 0 else code
 
     async def carry(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -82,17 +87,36 @@ class LocalInside:
         return process
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a command; Ctrl-C is its own to handle. Returns its exit code as a shell tells it."""
-    while True:
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:
-            # A terminal has sent it to both; a signal to this process alone is passed on.
-            if not any(map(os.isatty, (0, 1, 2))):
-                child.send_signal(signal.SIGINT)
-            continue
-        return 128 - code if code < 0 else code
+class _Interrupts:
+    """Ctrl-C while a command runs is the command's own to handle: from before it starts, since it may be quick."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early = False
+
+    def __enter__(self) -> Self:
+        self._in_main_thread = threading.current_thread() is threading.main_thread()  # the one that gets signals
+        if self._in_main_thread:
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._in_main_thread:
+            signal.signal(signal.SIGINT, self._before)
+
+    def pass_on_to(self, child: subprocess.Popen[bytes]) -> None:
+        """Send what has come so far to the command, and what comes from now on."""
+        self._child = child
+        if self._early:
+            child.send_signal(signal.SIGINT)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if any(map(os.isatty, (0, 1, 2))):
+            return  # a terminal has sent it to both
+        if self._child is None:
+            self._early = True
+        else:
+            self._child.send_signal(signal.SIGINT)
 
 
 def _not_started(program: str, error: Exception, stderr: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import math
 import multiprocessing
 import os
 import resource
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ import torch
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import DATA, Commit, folder_of
 from elasticctl_store.errors import FencedError, StateError, StorageError
-from elasticctl_store.storage import all_keys, local
+from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import fence
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
@@ -392,12 +392,12 @@ def test_a_state_that_grows_gets_new_buffers(tmp_path: Path) -> None:
 def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
 
-    def sweep(path: Path, parts: object) -> int:
+    def sweep(file: int) -> None:
         monkeypatch.undo()
         Checkpointer(LocalStorage(tmp_path))
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        shutil.rmtree(tmp_path / "data")
 
-    monkeypatch.setattr(local, "_write_and_sync", sweep)
+    monkeypatch.setattr(os, "fsync", sweep)
     checkpoints.save(state_of(1), Label(1))
     with pytest.raises(FencedError, match="a younger run"):
         checkpoints.settle()
