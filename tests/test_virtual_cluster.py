@@ -156,7 +156,7 @@ BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
         (
             LOSS,
             "core.group.membership.Group.join",
-            lambda *args: None,
+            lambda *args, **options: None,
             "no steps are made though everything is in order",
         ),
         (LOSS, "rendezvous.service.describe_activity", lambda group: Activity("hung"), "status says 'hung', but"),

@@ -84,6 +84,7 @@ class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
     `prepared`: this worker's ranks run already, or need not; a caller that sets it to False handles RanksWanted.
+    `stays()`: those of its last generation can go on in their processes.
 
     `join_timeout_s` limits the wait for a group; 0: none. `heartbeat`, if any, says what the launcher does.
 
@@ -103,6 +104,7 @@ class ServiceRendezvous(RendezvousHandler):
         self.poll: Poll = heartbeat.poll if heartbeat else lambda verb, body: client.call(verb, body, POLL_TIMEOUT_S)
         self.generation = 0
         self.prepared = True
+        self.stays: Callable[[], bool] = lambda: False
         self.stale = threading.Event()
         self.stale_reason = ""
         self.members: list[dict[str, Any]] = []
@@ -180,6 +182,7 @@ class ServiceRendezvous(RendezvousHandler):
 
     def _join(self, port: int) -> Mapping[str, Any]:
         body = {**asdict(self.identity), "port": port, "generation": self.generation, "prepared": self.prepared}
+        body["stays"] = self.stays()  # a service that was restarted may not know
         deadline = time.monotonic() + (self._join_timeout_s or math.inf)
         refused_since: float | None = None
         backoff = Backoff()
@@ -234,6 +237,7 @@ class ServiceRendezvous(RendezvousHandler):
                 body.pop("members", None)
                 if state == "unknown":
                     body["members"] = self.members  # only then: some 100 bytes a member, from every agent
+                    body["stays"] = self.stays()
                 if state in ("current", "unknown") or self._watched != generation:
                     continue
                 self.stale_reason = str(answer.get("reason", ""))

@@ -103,6 +103,7 @@ class Agent(SimpleElasticAgent):
         handler.on_stale = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.GENERATION_STALE))
         handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
         handler.on_leave = self._note_leave_due
+        handler.stays = self._ranks.can_stay
         self._got_sigterm = False
         self._sigterm_raises = False
         self._is_excused = False

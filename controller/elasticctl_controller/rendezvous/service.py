@@ -166,12 +166,11 @@ class RendezvousService:
             if group is None or replaced:
                 self._forget(key)
                 group = self.groups[key] = Group.restored(job_uid, status)
-            group.rules = rules
-            known = (group.alive, group.minimum, group.leaving, group.notices.given)
+            known = (group.alive, group.minimum, group.leaving, group.notices.given, group.rules)
             told = leaving.told | group.notices.departing
-            if known == (alive, minimum, told, leaving.notices) and not replaced:
+            if known == (alive, minimum, told, leaving.notices, rules) and not replaced:
                 return
-            group.notices.given = leaving.notices
+            group.rules, group.notices.given = rules, leaving.notices
             group.set_alive(alive, minimum, self._clock(), leaving.told)
         self._wake(key)
 
@@ -345,7 +344,7 @@ class RendezvousService:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
             if unprepared and group.has_to_prepare(member, generation, now):
                 return {"state": "prepare", "ranks": group.ranks_of_others(member)}
-            group.join(member, generation, now)
+            group.join(member, generation, now, stay=body.get("stays") is True)
             note_sign(group, body, now)
 
         def world(group: Group) -> GroupWorld | str | None:
@@ -388,7 +387,7 @@ class RendezvousService:
             if uid in group.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
-                group.adopt(world, now)
+                group.adopt(world, now, stay=body.get("stays") is True)
                 is_news = True
         if is_news:
             self._on_change(caller.key)
@@ -406,10 +405,12 @@ class RendezvousService:
         def state_of(group: Group) -> str | None:
             if group.state is GroupState.OVER:
                 return "done"
-            if group.state is GroupState.RESTORED:
+            if group.adopts(generation):
                 return None  # its peers have not called yet
-            running = group.world is not None and group.world.generation == generation
-            return None if running else "rejoin"  # somebody was lost who had not finished: it is done again
+            if group.world is None or group.world.generation != generation:
+                return "rejoin"  # somebody was lost who had not finished: it is done again
+            # Told to a restarted service that did not know the generation yet: it is to be told once more.
+            return "waiting" if uid in group.members and uid not in group.finished else None
 
         return {"state": await self._poll(caller, state_of) or "waiting"}
 

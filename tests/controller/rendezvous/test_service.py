@@ -336,6 +336,40 @@ def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: 
         assert {wait.result(5)["reason"] for wait in waits} <= {"lost a-1", "removed"}
 
 
+def test_who_has_finished_before_a_restarted_service_knows_the_group_is_asked_once_more(
+    lab: Lab, client: ServiceClient
+) -> None:
+    world = form(client, "a-0", "a-1")
+    lab.site.service.drop(KEY)
+    lab.add("a-0", "a-1")  # its generation had not been stored
+    finished = {"uid": "uid-a-0", "generation": 1}
+    with ThreadPoolExecutor(3) as pool:
+        early = pool.submit(client.call, "finish", finished, 30)
+        wait_until(lambda: KEY in lab.site.service._polls)
+        watch = {"uid": "uid-a-1", "generation": 1, "members": world["members"]}
+        pool.submit(client.call, "watch", watch, 30)
+        assert early.result(5)["state"] == "waiting"
+        assert not lab.site.service.groups[KEY].finished
+        again = pool.submit(client.call, "finish", finished, 30)
+        assert client.call("finish", {"uid": "uid-a-1", "generation": 1}, 30)["state"] == "done"
+        assert again.result(5)["state"] == "done"
+        lab.site.service.drop(KEY)  # ends the watch
+
+
+def test_a_restarted_service_hears_from_members_that_their_ranks_stay(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    lab.site.service.drop(KEY)
+    lab.add("a-0", "a-1", "a-2")
+    watch = {"uid": "uid-a-0", "generation": 1, "members": world["members"], "stays": True}
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(client.call, "watch", watch, 30)
+        wait_until(lambda: lab.site.service.view(KEY, JOB_UID).generations)
+        newcomer = agent("a-2", 0) | {"prepared": False}
+        assert client.call("join", newcomer, 30) == {"state": "prepare", "ranks": 2}
+        lab.site.service.report_loss(KEY, "uid-a-1")
+        assert watching.result(5)["state"] == "stale"
+
+
 def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
     names = [f"a-{i}" for i in range(512)]
     lab.add(*names)

@@ -43,7 +43,7 @@ class Ledger:
     faults_at: list[float] = field(default_factory=list)
 
     def note_fault(self) -> None:
-        """The platform has taken something away."""
+        """The platform, or the owner, has taken something away."""
         self.faults_at.append(self.world.loop.time())
 
     def note_cut(self, node: str, for_s: float) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         return any(since <= at - since_s and at <= until + 90.0 for since, until in long)
 
     def check_budget(self) -> None:
-        """A bug strikes once more than the budget allows restarts; a fault of the platform may excuse it once."""
+        """A bug strikes once more than the budget allows restarts; what takes a worker away may excuse it once."""
         struck, most = self.world.figures.hits_since_commit, self.world.setup.backoff_limit + 1 + len(self.faults_at)
         if struck > most:
             raise BrokenPromise(f"the bug struck {struck} times; the budget allows {most}")
@@ -150,6 +150,8 @@ class Ledger:
             raise BrokenPromise(f"{name} ({uid}) was replaced as unresponsive, but it called all the time")
         if world.figures.own_failures and self.is_culprit_cut():
             return  # who fails and cannot say so leaves the blame to those that it takes along: a known gap
+        if world.figures.stalls:
+            return  # so does a machine that cannot be reached for as long as no step takes
         if cause in OWN and cause is not Cause.STUCK and uid not in world.figures.own_failures:
             raise BrokenPromise(f"{name} ({uid}) was blamed ({cause}), but its ranks never failed by themselves")
 
@@ -165,5 +167,5 @@ class Ledger:
         uids = {uid for uid, one in world.launchers.items() if one.name == name}
         if verdict != "collateral" and not uids & set(world.figures.own_failures):
             raise BrokenPromise(f"{name} was blamed for generation {generation}, but its ranks never failed")
-        if not world.figures.hits:
+        if not (world.figures.hits or world.figures.stalls):
             raise BrokenPromise(f"generation {generation} was counted as failed ({name}), but no script failed")

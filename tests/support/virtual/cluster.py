@@ -224,6 +224,8 @@ class Cluster:
             node.pod = None
         elif pod is not None:
             self._show_pod(pod)
+            if pod.deleting and pod.exit_code is None:
+                self._end_deleted(pod)
         self.loop.after(0.01, self.place_pods)
 
     def notice(self, name: str, gone_s: float) -> None:
@@ -286,10 +288,14 @@ class Cluster:
         pod.manifest = {**pod.manifest, "metadata": metadata}
         self._show_pod(pod)
         if not node.cut and node.up:
-            if pod.timer is not None:  # it has not started yet
-                self._ended(pod, 137, "")
-                return
-            pod.process.terminate()  # type: ignore[union-attr]
+            self._end_deleted(pod)
+
+    def _end_deleted(self, pod: Pod) -> None:
+        """What the kubelet does with a pod that has been deleted."""
+        if pod.timer is not None:  # it has not started yet
+            self._ended(pod, 137, "")
+        elif pod.process is not None:
+            pod.process.terminate()
             self.loop.after(self.grace_s, self.kill, pod)
 
     def kill(self, pod: Pod, code: int = 137) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elasticctl_launcher.service.questions import TELL_TIMEOUT_S
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.cluster import Cluster, Pod
@@ -36,6 +37,7 @@ DOING = {
     _S.JUDGING: "stopping",
     _S.RESTARTING: "stopping",
     _S.FINISHING: "finishing",
+    _S.FINISHING_TO_LEAVE: "finishing",
     _S.LEAVING: "stopping",
     _S.FAILING: "stopping",
 }
@@ -177,6 +179,7 @@ class Launcher:
             _S.JUDGING: self._judge,
             _S.RESTARTING: self._restart,
             _S.FINISHING: self._finish,
+            _S.FINISHING_TO_LEAVE: self._finish_to_leave,
             _S.LEAVING: self._leave,
             _S.FAILING: self._fail,
             _S.SUCCEEDED: lambda: self._exit(0, ""),
@@ -193,6 +196,7 @@ class Launcher:
         host = self.node
         body = {"uid": self.uid, "name": self.name, "host": host, "port": 1234, "slots": 1}
         body["prepared"] = self._is_prepared or self._can_stay()
+        body["stays"] = self._can_stay()
         self._ask("join", lambda: {**body, "generation": self.generation, **self._words()}, self._joined)
 
     def _joined(self, answer: Answer) -> None:
@@ -372,6 +376,10 @@ class Launcher:
         body = {"uid": self.uid, "generation": self.generation}
         self._ask("finish", lambda: {**body, **self._words()}, self._finished)
 
+    def _finish_to_leave(self) -> None:
+        self._finish()
+        self._after(TELL_TIMEOUT_S, self._happen, _E.SIGTERM)
+
     def _finished(self, answer: Answer) -> None:
         if answer is None:
             self._again(self._finish)
@@ -457,6 +465,7 @@ class Launcher:
         body: dict[str, Any] = {"uid": self.uid, "generation": generation, "draining": self._draining_told}
         if with_members:
             launchers = [self.world.launchers[uid] for uid in self.members]
+            body["stays"] = self._can_stay()
             body["members"] = [
                 {"uid": one.uid, "name": one.name, "host": one.node, "port": 1234, "slots": 1} for one in launchers
             ]

@@ -122,6 +122,8 @@ class Figures:
     hits: int = 0
     """Strikes of the bug that somebody has noticed: a hang may end by something else before it is found."""
     hits_since_commit: int = 0
+    stalls: int = 0
+    """Taken for hangs, since ranks waited too long for a machine that could not be reached."""
     last_step_at: float = 0.0
     told_to_stay: bool = False
     """Ranks have said that they stay in their processes."""
@@ -253,7 +255,7 @@ class Training:
             was_moving, trained = self.is_moving, ranks.where is Where.TRAINING
             ranks.where = Where.GONE
             self.halt()
-            if self.script.stays and was_moving and trained and self.halted_step < self.script.steps:
+            if self.script.stays and was_moving and trained and self._can_make_another_step():
                 furthest = tear(self._here(), self.dice)
                 self.figures.steps_made += furthest > self.halted_step
                 self.figures.furthest = max(self.figures.furthest, furthest)
@@ -451,6 +453,11 @@ class Training:
     def _culprit(self, bug: Bug) -> str:
         return self.members[bug.rank % len(self.members)]
 
+    def _can_make_another_step(self) -> bool:
+        bug = self.script.bug
+        is_in_it = bug is not None and not bug.permanent and self._strikes(bug) and self.halted_step >= bug.step
+        return self.halted_step < self.script.steps and not is_in_it
+
     def _strikes(self, bug: Bug) -> bool:
         return not bug.times or self.figures.strikes < bug.times
 
@@ -497,6 +504,7 @@ class Training:
         waiting = [r for r in self._here() if r.where is Where.TRAINING and r.node not in self.stalled]
         if culprit and waiting:
             self.figures.count_hit()
+        self.figures.stalls += not culprit and bool(waiting)
         for ranks in waiting:
             ranks.on_hang(Exit(1, self.loop.time(), ranks.uid == culprit, STANDS_STILL))
 

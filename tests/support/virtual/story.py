@@ -211,6 +211,8 @@ _ON_NODES = {
     What.FREEZE,
 }  # fmt: skip
 
+_STAND_STILL = {What.ISOLATE, What.FREEZE}
+
 
 def tell(story: Story) -> World:
     """Run a story to its end; raises BrokenPromise."""
@@ -225,7 +227,10 @@ def tell(story: Story) -> World:
         watcher.begin()
         once_s = script.import_s * 1.1 + script.load_s + script.first_step_s
         tries = 1 if script.bug is None else setup.backoff_limit + 1
-        tries_s = tries * (10.0 * once_s + script.teardown_s + HANG_S)
+        stood_s = max((item.for_s for item in story.incidents if item.what in _STAND_STILL), default=0.0)
+        tries_s = tries * (
+            10.0 * (once_s + stood_s) + script.teardown_s + HANG_S
+        )  # what a hang is, is learnt from that
         settled_s = story.quiet_s + SETTLE_S + 3 * once_s + (tries_s if script.bug else 0.0)
         if not story.has_to_fail:
             world.run(settled_s)

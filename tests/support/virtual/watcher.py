@@ -18,12 +18,13 @@ LAG_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What really is: the generation that trains, what it does, and how many workers run."""
+    """What really is: the generation that trains, what it does, and how many workers run; `leaving` have to go."""
 
     generation: int
     members: tuple[str, ...]
     doing: str
     running: int
+    leaving: int
 
 
 @dataclass(eq=False, slots=True)
@@ -61,8 +62,9 @@ class Watcher:
         if training is None:
             return None
         names = tuple(world.launchers[uid].name for uid in training.members)
-        running = sum(launcher.runs for launcher in world.launchers.values())
-        return Truth(training.generation, names, self._doing(training), running)
+        running = [launcher for launcher in world.launchers.values() if launcher.runs]
+        leaving = sum(launcher.got_sigterm for launcher in running)
+        return Truth(training.generation, names, self._doing(training), len(running), leaving)
 
     def _doing(self, training: Training) -> str:
         if (
@@ -83,8 +85,9 @@ class Watcher:
         status, world = self.world.status, self.world
         if not truth.doing:
             return
-        enough = truth.running >= max(1, world.setup.minimum)
-        if (status.phase is Phase.RUNNING) is not enough:
+        needed = max(1, world.setup.minimum)
+        enough = {count >= needed for count in (truth.running, truth.running - truth.leaving)}  # as one sees it
+        if (status.phase is Phase.RUNNING) not in enough:
             raise BrokenPromise(f"status says {status.phase}, but {truth.running} workers run")
         if (status.generation, status.generations[-1].workers) != (truth.generation, truth.members):
             raise BrokenPromise(f"status says generation {status.generation}, but {truth} trains")

@@ -250,7 +250,8 @@ class World:
         self.clock.offset_s += by_s
 
     def scale(self, workers: int) -> None:
-        """The owner wants another number of workers."""
+        """The owner wants another number of workers; one that is let go with a failure of its own is excused."""
+        self.ledger.note_fault()
 
         def change(spec: dict[str, Any]) -> None:
             spec["replicaSpecs"]["Worker"]["replicas"] = workers
@@ -281,7 +282,7 @@ class World:
             return  # it has been cut off again
         self.network.heal(name)
         for launcher in list(self.launchers.values()):
-            if launcher.node == name and launcher.runs:
+            if launcher.node == name:
                 launcher.frozen = False
                 launcher.reconnect()
         for training in self.trainings[-2:]:

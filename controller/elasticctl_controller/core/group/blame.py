@@ -7,6 +7,7 @@ of a broken connection, the first end is named, because whoever caused the other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -50,10 +51,11 @@ class Judgement:
 class GroupRules:
     """How a job's spec wants its group to be run.
 
-    `automatic`: the number of workers is chosen for the job. Ranks that fail are started again at most `limit` times
-    without a new checkpoint, after growing pauses.
+    `desired` workers are to be there; `automatic`: their number is chosen for the job. Ranks that fail are started
+    again at most `limit` times without a new checkpoint, after growing pauses.
     """
 
+    desired: float = math.inf
     automatic: bool = False
     limit: int = 3
     policy: RestartPolicy = RestartPolicy.ON_FAILURE
@@ -64,6 +66,7 @@ class GroupRules:
     def of(cls, job: ElasticJob) -> GroupRules:
         """The rules that the job's spec gives."""
         return cls(
+            desired=job.desired,
             automatic=job.sharing.automatic,
             limit=job.backoff_limit,
             policy=job.restart_policy,

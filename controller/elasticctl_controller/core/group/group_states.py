@@ -99,10 +99,9 @@ class StartingGroup:
 
 @dataclass(frozen=True, slots=True)
 class RestoredGroup:
-    """`unheard`: the uids of the last generation's members that the restarted service has not heard from."""
+    """A restarted service knows of the last generation what is stored."""
 
     state: ClassVar = GroupState.RESTORED
-    unheard: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,8 @@ class Group:
     succeeded in it; `ends` how the ranks of others ended; `joined` the workers that are ready for the next. `gone` have
     left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
     of life, and `silent` are those of them that are to be replaced. This service knows the job since `known_at`; one
-    that was restarted has yet to hear from its workers. `failures` have been counted since the last
+    that was restarted has yet to hear who the `members` are, and until then has `remembered`: the uids of those that
+    are stored, and of those that have called. `failures` have been counted since the last
     checkpoint; `judged` is the last of them, until the next generation forms. `unseen` is a generation that may have
     ended while there was no service, `unexplained` one that broke, and all who told of it had lost a peer. `growth`
     says why newcomers that are ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a
@@ -118,6 +119,7 @@ class Group:
     joined: dict[str, Member] = field(default_factory=dict)
     first_join_at: float | None = None
     finished: set[str] = field(default_factory=set)
+    remembered: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     unreachable: dict[str, float] = field(default_factory=dict)
     overdue: set[str] = field(default_factory=set)
@@ -144,10 +146,10 @@ class Group:
     def restored(cls, job_uid: str, status: JobStatus) -> Group:
         """The group as a restarted service knows it: its agents fill in the rest when they next call."""
         newest = status.generations[-1:]
-        unheard = (w.uid for w in status.workers if w.cause is None and any(is_member(w, g) for g in newest))
         return cls(
             job_uid=job_uid,
-            situation=RestoredGroup(frozenset(unheard)) if status.generation else StartingGroup(),
+            situation=RestoredGroup() if status.generation else StartingGroup(),
+            remembered={w.uid for w in status.workers if w.cause is None and any(is_member(w, g) for g in newest)},
             generation=status.generation,
             failures=status.failures_since_commit or 0,
             stays=next((known.stays for known in reversed(status.generations) if known.stays is not None), False),
@@ -228,12 +230,18 @@ class Group:
             self.unreachable[uid] = now
             self.settle(now)
 
-    def join(self, member: Member, generation: int, now: float) -> None:
-        """An agent is ready for a generation after `generation`, the last it was in (0: none)."""
+    def join(self, member: Member, generation: int, now: float, *, stay: bool = False) -> None:
+        """An agent is ready for a generation after `generation`, the last it was in (0: none).
+
+        `stay`: its ranks go on in their processes.
+        """
         if member.uid in self.leaving or self.state is GroupState.OVER:
             return
         self.note_sign(member.uid, now)
         self._note_unseen(generation)
+        self.stays |= stay
+        if generation and not self.members:
+            self.remembered.add(member.uid)
         world = self.world
         if world is not None and member.uid in self.members:
             if generation < world.generation:
@@ -258,7 +266,7 @@ class Group:
 
     def has_to_prepare(self, member: Member, generation: int, now: float) -> bool:
         """An agent whose ranks do not run wants to join: is it to start them first, while the others train?"""
-        known = self.situation.unheard if isinstance(self.situation, RestoredGroup) else self.members
+        known = itertools.chain(self.members, self.remembered)
         others = (uid for uid in known if uid != member.uid and uid in self.alive)
         if not self.stays or member.uid in self.leaving or self.state is GroupState.OVER or not any(others):
             return False
@@ -275,8 +283,7 @@ class Group:
 
     def ranks_of_others(self, member: Member) -> int:
         """How many ranks the others have; those that a restarted service has not heard of have as many as this one."""
-        known = self.situation.unheard if isinstance(self.situation, RestoredGroup) else frozenset()
-        return sum(each.slots for each in self.members.values()) + len(known - {member.uid}) * member.slots
+        return sum(each.slots for each in self.members.values()) + len(self.remembered - {member.uid}) * member.slots
 
     def _failed_by_itself(self, uid: str) -> bool:
         """Is this the member to blame for the last failure, with an error and not a kill?
@@ -290,15 +297,17 @@ class Group:
         known = transition(self.state, GroupEvent.GROUP_REPORTED) is self.state
         return not known and generation >= self.generation
 
-    def adopt(self, world: GroupWorld, now: float) -> None:
+    def adopt(self, world: GroupWorld, now: float, *, stay: bool = False) -> None:
         """A running agent reports its group to a restarted service: it keeps training undisturbed.
 
+        `stay`: its ranks go on in their processes when the group changes.
         A member may have been lost while there was no service; the others would wait for it in vain.
         """
         if not self.adopts(world.generation):
             return
         self._advance(GroupEvent.GROUP_REPORTED, now, world=world)
-        self.generation = world.generation
+        self.generation, self.obstacle, self.unsaved = world.generation, "", ""  # ranks that still wait say so again
+        self.stays |= stay
         newest = self.history.newest
         if newest is None or newest.generation != world.generation:
             names = tuple(member.name for member in world.members)
@@ -340,8 +349,8 @@ class Group:
         """All ranks of an agent have succeeded. Once that holds for every member, the group is over."""
         self._advance(GroupEvent.MEMBER_FINISHED, now)
         known = set(self.members) if self.world is not None else set()
-        if isinstance(self.situation, RestoredGroup):
-            known = set(self.situation.unheard)
+        if self.state is GroupState.RESTORED:
+            known = set(self.remembered)
         if uid not in known or generation != self.generation:
             return
         self.finished.add(uid)
@@ -453,6 +462,7 @@ class Group:
             self.situation = BreakingGroup(world, now, self.drain.reason if self.drain else "")
         else:
             self.situation = TrainingGroup(world)
+            self.remembered.clear()
             self.members = {member.uid: member for member in world.members}
 
     def _check_for_losses(self, now: float) -> None:
@@ -601,9 +611,14 @@ class Group:
                 self.situation = replace(self.situation, not_before=0.0)
 
     def _awaits_exit(self) -> bool:
-        """True while the worker to blame ends, and the job with it: until the controller sends another in its place."""
-        exits = self.judged is not None and self.judged.exits
-        return exits and all(uid in self.members for uid in self.joined)
+        """True while the worker to blame ends, and the job with it: until the controller sends another in its place.
+
+        It sends none where there are enough without it.
+        """
+        if self.judged is None or not self.judged.exits or any(uid not in self.members for uid in self.joined):
+            return False
+        stay = self.alive.keys() - self.leaving
+        return self.judged.end.uid in self.alive or len(stay) < self.rules.desired or not stay <= self.members.keys()
 
     # The next generation
 
@@ -668,10 +683,9 @@ class Group:
         joined_at = now if self.first_join_at is None else self.first_join_at
         if self.generation == 0 or (self.members and not any(uid in self.alive for uid in self.members)):
             return max(pause_s, joined_at + FIRST_SETTLE_S - now)
-        if isinstance(self.situation, RestoredGroup):
-            unheard = self.situation.unheard
-            if any(uid in self.alive and uid not in self.joined and uid not in self.leaving for uid in unheard):
-                return joined_at + ADOPT_S - now  # only newcomers have called, and the last generation may be training
+        unheard = (uid for uid in self.remembered & self.alive.keys() if uid not in self.joined)
+        if self.state is GroupState.RESTORED and any(uid not in self.leaving for uid in unheard):
+            return joined_at + ADOPT_S - now  # only newcomers have called, and the last generation may be training
         since = self.situation.since if isinstance(self.situation, FormingGroup) else joined_at
         for uid in itertools.chain((first,), missing):
             if uid in self.members or not self.members:

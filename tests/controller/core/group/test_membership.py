@@ -18,7 +18,6 @@ from elasticctl_controller.core.group.group_states import (
     GroupWorld,
     ImpossibleGroupEvent,
     Member,
-    RestoredGroup,
     transition,
 )
 from elasticctl_controller.core.group.membership import (
@@ -440,6 +439,21 @@ def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
     assert group.world is None, "the job ends: nobody starts once more without the one to blame"
 
 
+def test_nobody_waits_for_another_in_the_place_of_the_one_to_blame_where_none_is_wanted() -> None:
+    group = formed(0, 1, 2)
+    group.rules = GroupRules(desired=3, limit=0)
+    all_fail(group, 10.0)
+    group.leave("u0", "blamed", 11.0)
+    group.set_alive(alive(1, 2, 3), 1, 12.0)
+    for index in (1, 2):
+        group.join(member(index), 1, 13.0)
+    group.settle(100.0)
+    assert group.world is None, "worker 3 comes in its place"
+    group.rules = GroupRules(desired=2, limit=0)
+    group.set_alive(alive(1, 2), 1, 101.0)
+    assert names(group) == ["job-worker-1", "job-worker-2"]
+
+
 def test_a_new_checkpoint_refills_the_budget() -> None:
     group = formed(0, 1)
     group.rules = GroupRules(limit=1)
@@ -638,10 +652,26 @@ def test_a_worker_that_a_restarted_service_has_not_heard_of_is_left_out_before_i
     assert group.silent == {"u1"}
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_newcomer_prepares_beside_ranks_that_a_restarted_service_has_only_heard_of(stored: bool) -> None:
+    """Even if the one before could not store that there was a group, or that its ranks stay."""
+    group = restored(0, 1, 2) if stored else Group("uid-1")
+    group.set_alive(alive(0, 1, 3), 3, 50.0)
+    assert not group.has_to_prepare(member(3), 0, 50.5)
+    group.join(member(3), 0, 50.5)
+    group.join(member(0), 4, 51.0, stay=True)
+    assert group.has_to_prepare(member(3), 0, 51.0)
+    group.join(member(1), 4, 52.0, stay=True)
+    assert group.has_to_prepare(member(3), 0, 52.0)
+    assert group.state is GroupState.FORMING
+    group.join(member(3), 0, 60.0)
+    assert names(group) == ["job-worker-0", "job-worker-1", "job-worker-3"]
+
+
 def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
     group = restored(0, 1)
     group.set_alive(alive(2), 1, 50.0)  # nor would the one be that has taken over a member's name
-    assert group.situation == RestoredGroup(frozenset({"u0", "u1"}))
+    assert (group.state, group.remembered) == (GroupState.RESTORED, {"u0", "u1"})
     group.join(member(2), 0, 50.0)
     assert names(group) == ["job-worker-2"]
 
