@@ -170,6 +170,8 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
     world.channel.group = world.channel.training = None
     if dist.is_initialized():
         dist.destroy_process_group()
+    torch_knows: Any = dist.distributed_c10d
+    torch_knows._world.group_count = 0  # an attempt that failed has counted: its name for this group would be its own
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
     world.channel.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None

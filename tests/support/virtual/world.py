@@ -241,7 +241,8 @@ class World:
         self.storage.away = True
 
     def change_weather(self, for_s: float, **weather: float) -> None:
-        """Messages get lost or come late for so long."""
+        """Messages get lost or come late for so long: what is told of a failure, too."""
+        self.ledger.note_fault()
         self._away("weather", for_s, self._end_weather)
         self.network.weather = replace(self.network.weather, **weather)
 

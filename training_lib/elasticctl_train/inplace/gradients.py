@@ -27,14 +27,18 @@ def is_own(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or str(error).startswith(_OWN_ERRORS)
 
 
+OnLoss = Callable[[BaseException], None]
+
+
 class PeerWatch:
     """Has a collective failed since the last step? `on_loss(error)` is called for the first that does, from any thread.
 
-    Gradients go through `group`, of `size` ranks. `survives`: what fails is caught, as somebody heeds it.
-    `buckets` are those of gradients that the ranks have settled on; `recorded` is what is known of them by now.
+    It is that of the group in which it failed: the next group may be under way by then. Gradients go through `group`,
+    of `size` ranks. `survives`: what fails is caught, as somebody heeds it. `buckets` are those of gradients that the
+    ranks have settled on; `recorded` is what is known of them by now.
     """
 
-    def __init__(self, size: int, on_loss: Callable[[BaseException], None]) -> None:
+    def __init__(self, size: int, on_loss: OnLoss) -> None:
         self.size, self._on_loss = size, on_loss
         self.group: dist.ProcessGroup | None = None
         self._lock = threading.Lock()
@@ -50,12 +54,13 @@ class PeerWatch:
         with self._lock:
             if self.lost:
                 return
-            self.lost = True
-        self._on_loss(error)
+            self.lost, on_loss = True, self._on_loss
+        on_loss(error)
 
-    def reset(self, size: int, group: dist.ProcessGroup | None) -> None:
+    def reset(self, size: int, group: dist.ProcessGroup | None, on_loss: OnLoss) -> None:
         """A new group has been formed, of `size` ranks."""
-        self.size, self.group, self.lost, self.recorded = size, group, False, None
+        with self._lock:
+            self.size, self.group, self.lost, self.recorded, self._on_loss = size, group, False, None, on_loss
 
     def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
         """One of the buckets, while they are recorded."""

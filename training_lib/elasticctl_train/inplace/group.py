@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from elasticctl_train import dist
@@ -35,7 +36,7 @@ class ElasticGroup:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.world = dist.World(device=dist.device())
-        self.watch = PeerWatch(1, self._note_loss)
+        self.watch = PeerWatch(1, partial(self._note_loss, link.generation, Connections()))
         self.on_loss: Callable[[], None] = lambda: None
         self.has_state = False
         self._connections = Connections()
@@ -72,8 +73,8 @@ class ElasticGroup:
             except RuntimeError as error:
                 if is_own(error):
                     raise
-                if not self._link.is_over:
-                    self._link.tell_lost(_first_line(error))
+                self._link.tell_lost(self.generation, _first_line(error))
+                self._connections.settle()
                 self._cut()
                 os.environ.update(self._link.wait_for_place())
 
@@ -95,11 +96,12 @@ class ElasticGroup:
         self._link.close()
 
     def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        store = dist.meet(lambda: self._link.is_over)
-        self._connections = Connections()
-        self.world = dist.rejoin(self.world, store)
-        self._connections.settle()
-        self.watch.reset(self.world.size, self.world.channel.training)
+        connections = self._connections = Connections()
+        self.world = dist.rejoin(self.world, dist.meet(lambda: self._link.is_over))
+        if not connections.settle():
+            raise dist.GroupOver("a peer was lost while the group was being made")
+        on_loss = partial(self._note_loss, self.generation, connections)
+        self.watch.reset(self.world.size, self.world.channel.training, on_loss)
         buckets = json.dumps(self.watch.buckets).encode()
         agreement = handover.agree(self.world, replace(standing, buckets_bytes=len(buckets)))
         self.watch.buckets = json.loads(handover.spread(self.world, agreement, buckets))
@@ -108,11 +110,11 @@ class ElasticGroup:
         taken = handover.take(self.world, agreement) if self.world.rank in agreement.receivers else None
         return agreement, taken
 
-    def _note_loss(self, error: BaseException) -> None:
-        self.on_loss()
-        if not self._link.is_over:
-            self._link.tell_lost(_first_line(error))
-        self._cut()
+    def _note_loss(self, generation: int, connections: Connections, error: BaseException) -> None:
+        if generation == self.generation:
+            self.on_loss()
+        self._link.tell_lost(generation, _first_line(error))
+        connections.cut()
 
     def _cut(self) -> None:
         self._connections.cut()

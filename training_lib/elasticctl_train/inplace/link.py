@@ -60,9 +60,10 @@ class Link:
         """From now on this process can be kept when its generation ends."""
         self._say(attach=self._local_rank, generation=self.generation)
 
-    def tell_lost(self, why: str) -> None:
-        """This rank has lost contact with its peers."""
-        self._say(lost=self.generation, why=why)
+    def tell_lost(self, generation: int, why: str) -> None:
+        """This rank has lost contact with its peers of that generation; nothing is said of one that is over."""
+        if self._over < generation:
+            self._say(lost=generation, why=why)
 
     def decline(self, why: str) -> None:
         """This process cannot go on: the launcher is to start another in its place."""

@@ -1,0 +1,63 @@
+"""Groups that are given up while they are being made."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+from torch.distributed import PrefixStore, TCPStore
+
+from elasticctl_train import dist
+from elasticctl_train.inplace.connections import Connections
+from tests.support.ports import free_port
+from tests.support.train import ranks
+
+
+def give_up_and_meet(port: int) -> None:
+    """Rank 1 begins a group in which nobody else is, is cut off from it, and is in the next one with rank 0."""
+    is_first = os.environ["RANK"] == "0"
+    server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if is_first else None
+    store = server or _connect(port)
+    if is_first:
+        store.wait(["given up"], timedelta(seconds=240))
+    else:
+        connections = Connections()
+        lonely = PrefixStore("first", _connect(port))
+        threading.Timer(0.2, connections.cut).start()
+        try:
+            dist.rejoin(dist.World(), lonely)
+        except RuntimeError:
+            assert not connections.settle()
+        else:
+            raise AssertionError("nobody was there")
+        store.set("given up", "")
+    world = dist.rejoin(dist.World(), PrefixStore("second", store))
+    total = torch.ones(1)
+    torch_dist.all_reduce(total)
+    assert total.item() == 2
+    dist.leave(world)
+
+
+def _connect(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+
+def test_a_rank_that_has_given_up_a_group_finds_the_others_of_the_next() -> None:
+    """Its keys in the store are named as theirs, though it has made one group more."""
+    assert ranks.run(give_up_and_meet, 2, free_port()) == [0, 0]
+
+
+def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
+    connections = Connections()
+    connections.cut()
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    late = _connect(server.port)
+    late.set_timeout(timedelta(seconds=240))
+    with pytest.raises(RuntimeError) as cut:
+        late.wait(["what nobody sets"])
+    assert "timeout" not in str(cut.value)
+    assert not connections.settle()
