@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -25,7 +27,7 @@ def give_up_and_meet(port: int) -> None:
     if is_first:
         store.wait(["given up"], timedelta(seconds=240))
     else:
-        connections = Connections()
+        connections = Connections(2)
         lonely = PrefixStore("first", _connect(port))
         threading.Timer(0.2, connections.cut).start()
         try:
@@ -42,6 +44,27 @@ def give_up_and_meet(port: int) -> None:
     dist.leave(world)
 
 
+def lose_the_last(port: int) -> None:
+    """The last rank dies as soon as all have said where they listen; the others are cut off a moment later."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _connect(port)
+
+    def die() -> None:
+        while store.num_keys() < size:
+            time.sleep(0.0001)
+        os._exit(9)
+
+    if rank == size - 1:
+        threading.Thread(target=die, daemon=True).start()
+    connections = Connections(size)
+    group_store = PrefixStore("group", _connect(port))
+    threading.Timer(1.0, connections.cut).start()
+    with suppress(RuntimeError):
+        dist.rejoin(dist.World(), group_store)
+    assert not connections.settle(), "the group has formed without one of its ranks"
+    os._exit(0)
+
+
 def _connect(port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
@@ -51,8 +74,13 @@ def test_a_rank_that_has_given_up_a_group_finds_the_others_of_the_next() -> None
     assert ranks.run(give_up_and_meet, 2, free_port()) == [0, 0]
 
 
+def test_ranks_whose_peer_dies_before_it_has_called_them_are_freed() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert ranks.run(lose_the_last, 4, server.port) == [0, 0, 0, 9]
+
+
 def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
-    connections = Connections()
+    connections = Connections(2)
     connections.cut()
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     late = _connect(server.port)

@@ -1,7 +1,8 @@
 """Cut a process group's connections, so that nobody waits any longer for a peer that will not answer.
 
 gloo offers no way to do that: a rank whose peers are alive, but have given up the collective that it waits in, waits
-until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once. The
+until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once; a rank
+that still waits for a peer's call is called. The
 sockets of a group are those that appeared in this process while the group was made, that to its store included.
 """
 
@@ -9,24 +10,36 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
+import time
 from contextlib import suppress
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
 _LISTEN = "0A"
 _AGAIN_S = 0.2
+_CALL_S = 1.0
 
 
 class Connections:
-    """Those that this process opens from the construction of this object until `settle`."""
+    """Those that this process opens for a group of `size` ranks, from the construction of this object to `settle`."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._before = set(_sockets())
         self._mine: set[int] | None = None
         self._lock = threading.Lock()
         self._is_cut = False
+
+    @classmethod
+    def none(cls) -> Connections:
+        """Those of no group."""
+        made = cls(0)
+        made.settle()
+        return made
 
     def settle(self) -> bool:
         """No more are opened for this group; False if it has been cut off meanwhile."""
@@ -41,27 +54,45 @@ class Connections:
         Those that are opened later are shut down too, until `settle`: a peer that has gone may never answer them.
         """
         with self._lock:
-            self._is_cut = True
-            if self._mine is None:
-                again = threading.Timer(_AGAIN_S, self.cut)
-                again.daemon = True
-                again.start()
+            was_cut, self._is_cut = self._is_cut, True
             self._shut_down()
+            if self._mine is None and not was_cut:
+                threading.Thread(target=self._go_on_cutting, name="elasticctl-cut", daemon=True).start()
+
+    def _go_on_cutting(self) -> None:
+        while True:
+            time.sleep(_AGAIN_S)
+            with self._lock:
+                if self._mine is not None:
+                    return
+                self._shut_down()
 
     def _shut_down(self) -> None:
         if dist.is_initialized() and dist.get_backend() == "nccl":
             _abort_process_group()
         listening = _listening()
         for inode, descriptor in _sockets().items():
-            is_mine = inode not in self._before if self._mine is None else inode in self._mine
-            if not is_mine or inode in listening:
+            if inode in self._before if self._mine is None else inode not in self._mine:
                 continue
             with suppress(OSError):  # closed meanwhile
                 duplicate = socket.socket(fileno=os.dup(descriptor))
                 with duplicate, suppress(OSError):  # not connected
                     is_same = os.fstat(duplicate.fileno()).st_ino == inode  # its number may be another's by now
-                    if is_same and duplicate.family != socket.AF_UNIX:
+                    if not is_same or duplicate.family == socket.AF_UNIX:
+                        continue
+                    if inode not in listening:
                         duplicate.shutdown(socket.SHUT_RDWR)
+                    elif self._mine is None:
+                        self._knock(duplicate.getsockname())
+
+    def _knock(self, address: Any) -> None:
+        """Call where gloo listens in the place of each peer, and hang up: one that has gone will not call any more.
+
+        A caller says the number of the pair of ranks that it is for.
+        """
+        for pair in range(self._size):
+            with socket.create_connection(address[:2], _CALL_S) as call:
+                call.sendall(struct.pack("=q", pair))
 
 
 def _sockets() -> dict[int, int]:

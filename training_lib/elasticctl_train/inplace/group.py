@@ -36,10 +36,10 @@ class ElasticGroup:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.world = dist.World(device=dist.device())
-        self.watch = PeerWatch(1, partial(self._note_loss, link.generation, Connections()))
+        self._connections = Connections.none()
+        self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections))
         self.on_loss: Callable[[], None] = lambda: None
         self.has_state = False
-        self._connections = Connections()
         link.on_over = self._cut
         link.attach()
 
@@ -96,7 +96,7 @@ class ElasticGroup:
         self._link.close()
 
     def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        connections = self._connections = Connections()
+        connections = self._connections = Connections(int(os.environ["WORLD_SIZE"]))
         self.world = dist.rejoin(self.world, dist.meet(lambda: self._link.is_over))
         if not connections.settle():
             raise dist.GroupOver("a peer was lost while the group was being made")
