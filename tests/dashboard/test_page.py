@@ -372,6 +372,7 @@ def test_it_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
     with hosted(cluster) as host:
         page = visitor.open(host.link)
         see(page.locator("#connection")).to_have_text("Live")
+        see(page.get_by_role("heading", name="digits")).to_be_visible()  # else there is nothing to keep showing
         cluster.trouble = UnreachableError("prod does not answer: is the VPN up?")
         see(page.locator("#banner")).to_contain_text("is the VPN up?")
         see(page.locator("#connection")).to_have_text("Waiting for the cluster")

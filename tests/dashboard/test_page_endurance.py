@@ -127,7 +127,10 @@ def test_a_long_run_has_numbers_on_its_axes(visitor: Visitor) -> None:
         see(page.get_by_role("img", name=re.compile("^Steps: 0 at .*, 5,000,000 at "))).to_be_visible()
         left_of_the_plot = """() => {
           const canvas = document.querySelectorAll("canvas")[1];
-          const { data } = canvas.getContext("2d").getImageData(0, 0, 50 * devicePixelRatio, canvas.height);
+          const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+          const context = copy.getContext("2d", { willReadFrequently: true });
+          context.drawImage(canvas, 0, 0);
+          const { data } = context.getImageData(0, 0, 50 * devicePixelRatio, canvas.height);
           return data.some((value, place) => place % 4 === 3 && value > 100);
         }"""
         wait_until(lambda: page.evaluate(left_of_the_plot))

@@ -60,7 +60,7 @@ def test_news_that_the_generation_is_over_ends_the_attempts(lost: int, caplog: p
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         assert connect(lost, stale) is None
-    assert 3.0 <= time.monotonic() - began < 20.0, "one attempt alone may take a minute"
+    assert 2.9 < time.monotonic() - began < 20.0, "one attempt alone may take a minute"
     assert len([record for record in caplog.records if "cannot be reached yet" in record.getMessage()]) == 1
 
 
