@@ -17,7 +17,7 @@ from elasticctl.api.errors import UnreachableError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
+from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, PIXELS, see
 from tests.support.dashboard.process import Serve
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import CURVE, FAILED, at, job
@@ -43,19 +43,16 @@ def elasticctl(*words: str) -> None:
 def inked(page: Page, chart: int) -> int:
     """How many pixels of a chart's canvas have a colour: what is drawn without data is all grey."""
     drawn: int = page.evaluate(
-        """(chart) => {
+        f"""(chart) => {{
           const shown = document.querySelectorAll("canvas")[chart];
-          const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
-          const context = copy.getContext("2d", { willReadFrequently: true });
-          context.drawImage(shown, 0, 0);
-          const { data } = context.getImageData(0, 0, copy.width, copy.height);
+          const data = ({PIXELS})(shown, shown.width);
           let found = 0;
-          for (let i = 0; i < data.length; i += 4) {
+          for (let i = 0; i < data.length; i += 4) {{
             const [red, green, blue, alpha] = data.subarray(i, i + 4);
             found += alpha > 200 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60;
-          }
+          }}
           return found;
-        }""",
+        }}""",
         chart,
     )
     return drawn

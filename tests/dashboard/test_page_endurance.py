@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import PATIENCE_MS, see
+from tests.support.dashboard.looks import PATIENCE_MS, PIXELS, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import at, job
 from tests.support.waiting import wait_until
@@ -125,14 +125,10 @@ def test_a_long_run_has_numbers_on_its_axes(visitor: Visitor) -> None:
     with hosted(Jobs(job(curve=long))) as host:
         page = visitor.open(host.link)
         see(page.get_by_role("img", name=re.compile("^Steps: 0 at .*, 5,000,000 at "))).to_be_visible()
-        left_of_the_plot = """() => {
-          const canvas = document.querySelectorAll("canvas")[1];
-          const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
-          const context = copy.getContext("2d", { willReadFrequently: true });
-          context.drawImage(canvas, 0, 0);
-          const { data } = context.getImageData(0, 0, 50 * devicePixelRatio, canvas.height);
+        left_of_the_plot = f"""() => {{
+          const data = ({PIXELS})(document.querySelectorAll("canvas")[1], 50 * devicePixelRatio);
           return data.some((value, place) => place % 4 === 3 && value > 100);
-        }"""
+        }}"""
         wait_until(lambda: page.evaluate(left_of_the_plot))
 
 

@@ -83,8 +83,8 @@ class WorkerIdentity:
 class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
-    `prepared`: this worker's ranks run already, or need not; a caller that sets it to False handles RanksWanted.
-    `stays()`: those of its last generation can go on in their processes.
+    `prepared`: this worker's ranks have been started already, or need not; a caller that sets it to False handles
+    RanksWanted. `stays()`: those of its last generation can go on in their processes, and need no start.
 
     `join_timeout_s` limits the wait for a group; 0: none. `heartbeat`, if any, says what the launcher does.
 
@@ -181,8 +181,9 @@ class ServiceRendezvous(RendezvousHandler):
             self.heartbeat.say(doing, self.generation)
 
     def _join(self, port: int) -> Mapping[str, Any]:
-        body = {**asdict(self.identity), "port": port, "generation": self.generation, "prepared": self.prepared}
-        body["stays"] = self.stays()  # a service that was restarted may not know
+        stays = self.stays()  # a service that was restarted may not know
+        body = {**asdict(self.identity), "port": port, "generation": self.generation}
+        body |= {"prepared": self.prepared or stays, "stays": stays}
         deadline = time.monotonic() + (self._join_timeout_s or math.inf)
         refused_since: float | None = None
         backoff = Backoff()

@@ -199,7 +199,7 @@ class Agent(SimpleElasticAgent):
         if self._handler.generation == 0:
             # A newcomer that is not ready would have the others wait for its imports instead of training.
             self._starter.wait_until_warm(WARM_S)
-        self._handler.prepared = self._is_prepared or self._ranks.can_stay()
+        self._handler.prepared = self._is_prepared
         event = LauncherEvent.GROUP_FORMED
         try:
             self._rendezvous(self._worker_group)

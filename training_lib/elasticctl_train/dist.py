@@ -129,9 +129,14 @@ def has_other_groups(world: World) -> bool:
     """Are there process groups beside the default one and this library's?"""
     if not dist.is_initialized():
         return False
-    known: Any = dist.distributed_c10d
     ours = {dist.group.WORLD, world.channel.group, world.channel.training}
-    return not ours.issuperset(known._world.pg_map)
+    return not ours.issuperset(_torch_groups().pg_map)
+
+
+def _torch_groups() -> Any:
+    """What torch knows of this process's groups; it has no public name for it."""
+    module: Any = dist.distributed_c10d
+    return module._world
 
 
 def is_ours_to_join(environ: Mapping[str, str] = os.environ) -> bool:
@@ -170,8 +175,7 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
     world.channel.group = world.channel.training = None
     if dist.is_initialized():
         dist.destroy_process_group()
-    torch_knows: Any = dist.distributed_c10d
-    torch_knows._world.group_count = 0  # an attempt that failed has counted: its name for this group would be its own
+    _torch_groups().group_count = 0  # an attempt that failed has counted: its name for this group would be its own
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
     world.channel.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None

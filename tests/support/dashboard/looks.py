@@ -19,6 +19,14 @@ def see(found: Locator | Page) -> Any:
     return expect(found)  # type: ignore[arg-type]
 
 
+PIXELS = """(shown, width) => {
+  const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(shown, 0, 0);
+  return context.getImageData(0, 0, width, copy.height).data;
+}"""
+"""The left part of a canvas that is shown, read from a copy: of one that is drawn in, Chromium warns."""
+
 FAINT = """() => {
   const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
   const over = (top, under) => top.slice(0, 3).map((part, i) => part * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));

@@ -150,9 +150,8 @@ class Ledger:
             raise BrokenPromise(f"{name} ({uid}) was replaced as unresponsive, but it called all the time")
         if world.figures.own_failures and self.is_culprit_cut():
             return  # who fails and cannot say so leaves the blame to those that it takes along: a known gap
-        if world.figures.stalls:
-            return  # so does a machine that cannot be reached for as long as no step takes
-        if cause in OWN and cause is not Cause.STUCK and uid not in world.figures.own_failures:
+        failed = world.figures.own_failures.keys() | world.figures.taken_for_hung
+        if cause in OWN and cause is not Cause.STUCK and uid not in failed:
             raise BrokenPromise(f"{name} ({uid}) was blamed ({cause}), but its ranks never failed by themselves")
 
     def _was_unreachable(self, uid: str, node: str, now: float) -> bool:
@@ -165,7 +164,8 @@ class Ledger:
         """A generation is said to have ended because ranks of a worker failed."""
         world = self.world
         uids = {uid for uid, one in world.launchers.items() if one.name == name}
-        if verdict != "collateral" and not uids & set(world.figures.own_failures):
+        failed = world.figures.own_failures.keys() | world.figures.taken_for_hung
+        if verdict != "collateral" and not uids & failed:
             raise BrokenPromise(f"{name} was blamed for generation {generation}, but its ranks never failed")
-        if not (world.figures.hits or world.figures.stalls):
+        if not (world.figures.hits or world.figures.taken_for_hung):
             raise BrokenPromise(f"generation {generation} was counted as failed ({name}), but no script failed")

@@ -122,8 +122,8 @@ class Figures:
     hits: int = 0
     """Strikes of the bug that somebody has noticed: a hang may end by something else before it is found."""
     hits_since_commit: int = 0
-    stalls: int = 0
-    """Taken for hangs, since ranks waited too long for a machine that could not be reached."""
+    taken_for_hung: set[str] = field(default_factory=set)
+    """Workers whose ranks have waited too long for a machine that could not be reached."""
     last_step_at: float = 0.0
     told_to_stay: bool = False
     """Ranks have said that they stay in their processes."""
@@ -504,7 +504,8 @@ class Training:
         waiting = [r for r in self._here() if r.where is Where.TRAINING and r.node not in self.stalled]
         if culprit and waiting:
             self.figures.count_hit()
-        self.figures.stalls += not culprit and bool(waiting)
+        elif not culprit:
+            self.figures.taken_for_hung.update(ranks.uid for ranks in waiting)
         for ranks in waiting:
             ranks.on_hang(Exit(1, self.loop.time(), ranks.uid == culprit, STANDS_STILL))
 

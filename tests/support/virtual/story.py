@@ -228,9 +228,8 @@ def tell(story: Story) -> World:
         once_s = script.import_s * 1.1 + script.load_s + script.first_step_s
         tries = 1 if script.bug is None else setup.backoff_limit + 1
         stood_s = max((item.for_s for item in story.incidents if item.what in _STAND_STILL), default=0.0)
-        tries_s = tries * (
-            10.0 * (once_s + stood_s) + script.teardown_s + HANG_S
-        )  # what a hang is, is learnt from that
+        learnt_s = 10.0 * (once_s + stood_s)  # a hang is found in time that depends on how long steps have taken
+        tries_s = tries * (learnt_s + script.teardown_s + HANG_S)
         settled_s = story.quiet_s + SETTLE_S + 3 * once_s + (tries_s if script.bug else 0.0)
         if not story.has_to_fail:
             world.run(settled_s)

@@ -2,8 +2,8 @@
 
 gloo offers no way to do that: a rank whose peers are alive, but have given up the collective that it waits in, waits
 until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once; a rank
-that still waits for a peer's call is called. The
-sockets of a group are those that appeared in this process while the group was made, that to its store included.
+that still waits for a peer's call is called. The sockets of a group are those that appeared in this process while the
+group was made, that to its store included.
 """
 
 from __future__ import annotations

@@ -97,12 +97,11 @@ class Group:
     left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
     of life, and `silent` are those of them that are to be replaced. This service knows the job since `known_at`; one
     that was restarted has yet to hear who the `members` are, and until then has `remembered`: the uids of those that
-    are stored, and of those that have called. `failures` have been counted since the last
-    checkpoint; `judged` is the last of them, until the next generation forms. `unseen` is a generation that may have
-    ended while there was no service, `unexplained` one that broke, and all who told of it had lost a peer. `growth`
-    says why newcomers that are ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a
-    storage that does not answer, and `unsaved` why they train on without saving; `places` are those of ranks that do
-    not move, by rank.
+    are stored, and of those that have called. `failures` have been counted since the last checkpoint; `judged` is the
+    last of them, until the next generation forms. `unseen` is a generation that may have ended while there was no
+    service, `unexplained` one that broke, and all who told of it had lost a peer. `growth` says why newcomers that are
+    ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer,
+    and `unsaved` why they train on without saving; `places` are those of ranks that do not move, by rank.
 
     With `stays`, ranks go on in their processes when the group changes, so workers that have to start theirs do that
     first (`preparing`), and the others train meanwhile.
@@ -300,8 +299,8 @@ class Group:
     def adopt(self, world: GroupWorld, now: float, *, stay: bool = False) -> None:
         """A running agent reports its group to a restarted service: it keeps training undisturbed.
 
-        `stay`: its ranks go on in their processes when the group changes.
-        A member may have been lost while there was no service; the others would wait for it in vain.
+        `stay`: its ranks go on in their processes when the group changes. A member may have been lost while there was
+        no service; the others would wait for it in vain.
         """
         if not self.adopts(world.generation):
             return
@@ -683,8 +682,10 @@ class Group:
         joined_at = now if self.first_join_at is None else self.first_join_at
         if self.generation == 0 or (self.members and not any(uid in self.alive for uid in self.members)):
             return max(pause_s, joined_at + FIRST_SETTLE_S - now)
-        unheard = (uid for uid in self.remembered & self.alive.keys() if uid not in self.joined)
-        if self.state is GroupState.RESTORED and any(uid not in self.leaving for uid in unheard):
+        if (
+            self.state is GroupState.RESTORED
+            and self.remembered & self.alive.keys() - self.joined.keys() - self.leaving
+        ):
             return joined_at + ADOPT_S - now  # only newcomers have called, and the last generation may be training
         since = self.situation.since if isinstance(self.situation, FormingGroup) else joined_at
         for uid in itertools.chain((first,), missing):
