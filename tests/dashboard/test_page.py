@@ -382,7 +382,7 @@ def test_after_a_break_it_goes_on_where_it_was(visitor: Visitor) -> None:
     cluster = Jobs(*many(3))
     with hosted(cluster) as host:
         page = visitor.open(host.link)
-        see(page.locator("#connection")).to_have_text("Live")
+        see(page.locator("#list li")).to_have_count(3)
         page.evaluate("document.querySelectorAll('#list li').forEach((row) => { row.seen = true; })")
         with page.expect_request("**/events") as again:
             host.cut()

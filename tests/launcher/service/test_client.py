@@ -15,6 +15,7 @@ import pytest
 from elasticctl_controller.core.group.membership import SILENT_S
 from elasticctl_launcher.service import client as client_module
 from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError, ServiceRefused
+from tests.support.raw_http import read_request
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def broken() -> Iterator[Callable[[bytes], str]]:
 
     def answer(connection: socket.socket) -> None:
         if answers[0]:
-            connection.recv(65536)
+            read_request(connection)
             connection.sendall(answers[0])
             connection.close()
 
@@ -167,7 +168,7 @@ def test_it_says_once_that_the_service_is_away_and_once_that_it_is_back(
     answers = [500, 503, 200, 429, 200, 500, 410]
 
     def answer(connection: socket.socket) -> None:
-        connection.recv(65536)
+        read_request(connection)
         status = answers.pop(0)
         connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: 2\r\n\r\n{{}}".encode())
         connection.close()

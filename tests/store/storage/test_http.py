@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from elasticctl_store.storage.http import Connections, HttpRequest, WireError
+from tests.support.raw_http import read_request
 from tests.support.waiting import wait_until
 
 
@@ -38,21 +39,6 @@ def server(serve: Callable[[socket.socket], None], connections: int = 1) -> Iter
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         thread.join(10)
         assert not thread.is_alive()
-
-
-def read_request(connection: socket.socket) -> bytes:
-    """A request with its body."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        piece = connection.recv(65536)
-        if not piece:
-            return data
-        data += piece
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")), 0)
-    while len(body) < length:
-        body += connection.recv(65536)
-    return head + b"\r\n\r\n" + body
 
 
 def connect(origin: str, silence_s: float = 5.0) -> Connections:
