@@ -8,7 +8,13 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
 
-.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup clean
+# Where images go, and what builds and pushes them: docker, podman or buildah.
+BUILD  ?= docker
+TAG    ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=registry.example/team))/elasticctl-$(1):$(TAG)
+
+.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup
+.PHONY: images controller-image trainer-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
@@ -56,6 +62,20 @@ docs: $(VENV)/.dev  ## the documentation as a site, in site/
 startup: $(VENV)/.dev  ## how long the command line takes to answer
 	$(BIN)/python benchmarks/startup.py
 
+images: controller-image trainer-image  ## build both images and push them: make images REGISTRY=registry.example/team BUILD=podman
+
+controller-image:
+	$(BUILD) build $(BUILD_OPTIONS) -f controller/Dockerfile -t $(call target,controller) .
+	$(BUILD) push $(PUSH_OPTIONS) $(call target,controller)
+
+trainer-image:
+	$(BUILD) build $(BUILD_OPTIONS) -f training_lib/Dockerfile -t $(call target,trainer) .
+	$(BUILD) push $(PUSH_OPTIONS) $(call target,trainer)
+
+install: images $(VENV)/.client  ## images, controller, and jobs' image, from this checkout: make install CONTEXT=prod REGISTRY=...
+	$(BIN)/elasticctl install --context $(CONTEXT) --image $(call target,controller)
+	$(BIN)/elasticctl config set-context $(CONTEXT) --image $(call target,trainer)
+
 clean:
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
@@ -63,6 +83,10 @@ $(VENV)/.pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elasticctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.client: $(VENV)/.pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
