@@ -14,7 +14,7 @@ TAG    ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=registry.example/team))/elasticctl-$(1):$(TAG)
 
 .PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup
-.PHONY: images controller-image trainer-image install clean
+.PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
@@ -71,6 +71,10 @@ controller-image:
 trainer-image:
 	$(BUILD) build $(BUILD_OPTIONS) -f training_lib/Dockerfile -t $(call target,trainer) .
 	$(BUILD) push $(PUSH_OPTIONS) $(call target,trainer)
+
+dashboard-image:  ## the command line as an image, for the dashboard in a cluster: make dashboard-image REGISTRY=...
+	$(BUILD) build $(BUILD_OPTIONS) -t $(call target,dashboard) .
+	$(BUILD) push $(PUSH_OPTIONS) $(call target,dashboard)
 
 install: images $(VENV)/.client  ## images, controller, and jobs' image, from this checkout: make install CONTEXT=prod REGISTRY=...
 	$(BIN)/elasticctl install --context $(CONTEXT) --image $(call target,controller)

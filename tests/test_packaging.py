@@ -35,7 +35,8 @@ FILES = {
     "controller": ROOT / "controller" / "requirements.txt",
     "trainer": ROOT / "training_lib" / "requirements.txt",
 }
-LOCK = ROOT / "controller" / "requirements.lock"
+LOCKS = {"client": ROOT / "requirements.lock", "controller": ROOT / "controller" / "requirements.lock"}
+RECIPES = {"client": ROOT / "Dockerfile", "controller": ROOT / "controller" / "Dockerfile"}
 PARTS = {
     "client": ("elasticctl", "elasticctl_controller.local"),
     "controller": ("elasticctl_controller.kube",),
@@ -71,9 +72,9 @@ def test_an_image_installs_what_the_extras_say(part: str) -> None:
     assert [line for line in lines if line and not line.startswith("#")] == REQUIREMENTS[part]
 
 
-def locked() -> dict[str, str]:
-    """What the controller's image installs, by name: its version. Fails for a line that pins no version by hashes."""
-    text = re.sub(r"^ *#.*\n", "", LOCK.read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+def locked(part: str) -> dict[str, str]:
+    """What an image installs, by name: its version. Fails for a line that pins no version by hashes."""
+    text = re.sub(r"^ *#.*\n", "", LOCKS[part].read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         pin = re.fullmatch(r"([\w.-]+)==([\w.]+)(?: ; [^#]+?)?(?: +--hash=sha256:[0-9a-f]{64})+ *", line)
@@ -82,11 +83,12 @@ def locked() -> dict[str, str]:
     return found
 
 
-def test_the_controllers_image_installs_what_is_asked_for_and_no_other_file() -> None:
-    found = locked()
-    for requirement in map(Requirement, REQUIREMENTS["controller"]):
+@pytest.mark.parametrize("part", LOCKS)
+def test_an_image_installs_what_is_asked_for_and_no_other_file(part: str) -> None:
+    found = locked(part)
+    for requirement in map(Requirement, REQUIREMENTS[part]):
         assert requirement.specifier.contains(found[requirement.name]), requirement
-    recipe = (ROOT / "controller" / "Dockerfile").read_text("utf-8")
+    recipe = RECIPES[part].read_text("utf-8")
     assert "pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock" in recipe
 
 
@@ -177,9 +179,20 @@ def test_the_client_alone(wheel: Path, tmp_path: Path, home: Path) -> None:
 
 @pytest.mark.packaging
 @pytest.mark.timeout(1200)
+def test_the_dashboard_of_many_alone(wheel: Path, tmp_path: Path) -> None:
+    """What its image installs is enough: away from a pod it says what it misses, and it has imported all by then."""
+    python = environment(tmp_path)
+    pip(python, "install", "--require-hashes", "-r", str(LOCKS["client"]))
+    pip(python, "install", "--no-deps", str(wheel))
+    refused = run(python, "python", "-m", "elasticctl.cli", "dashboard", "--in-cluster", check=False)
+    assert (refused.returncode, "--in-cluster is for a pod" in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.packaging
+@pytest.mark.timeout(1200)
 def test_the_controller_alone(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path)
-    pip(python, "install", "--require-hashes", "-r", str(LOCK))
+    pip(python, "install", "--require-hashes", "-r", str(LOCKS["controller"]))
     pip(python, "install", "--no-deps", str(wheel))
     unwanted = names(REQUIREMENTS["client"]) - names(REQUIREMENTS["controller"]) | {"torch", "numpy", "boto3"}
     assert not installed(python, sorted(unwanted))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
 from elasticctl.settings.contexts import contexts_file, load_config
-from elasticctl_store.errors import MissingError
+from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
 from elasticctl_store.storage.untrusted import open_untrusted
+
+CLOSED = "ELASTICCTL_CLOSED_STORAGES"
+"""An environment variable: why this process opens no job's storage. Without it, it does."""
 
 
 def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = "") -> Storage:
     """Open a storage URL that stands in an object of a cluster or in a file that somebody wrote.
 
     `typed` is a URL of the caller's command line. Its endpoint is trusted, and those that the caller's contexts and
-    environment name. Raises StorageError for any other, and ConfigError for contexts that cannot be read.
+    environment name. Raises StorageError for any other, and where storages are closed, and ConfigError for contexts
+    that cannot be read.
     """
+    _check_open()
 
     def chosen() -> Iterator[str]:
         yield typed
@@ -32,7 +38,14 @@ def open_storage_here(url: str) -> Storage:
 
     Raises StorageError, and ConfigError for contexts that cannot be read.
     """
+    _check_open()
     # A folder of the workers' machines does not exist on this one, and would look like an empty storage.
     if url.startswith("file://") and not Path(unquote(url[7:])).is_dir():
         raise MissingError(f"{url} is not a folder on this machine")
     return open_job_storage(url, Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0))
+
+
+def _check_open() -> None:
+    closed = os.environ.get(CLOSED, "")
+    if closed:
+        raise StorageError(closed)

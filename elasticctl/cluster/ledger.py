@@ -53,8 +53,11 @@ class Ledger:
         paths: LocalPaths | None = None,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = say_on_stderr,
+        write: Callable[[str], None] | None = None,
     ) -> None:
-        self._context, self._who, self._paths, self._clock, self._say = context, who, paths, clock, say
+        """`write` takes each line of the record; by default it goes into the file of this machine."""
+        self._context, self._who, self._clock, self._say = context, who, clock, say
+        self._write = write or (lambda line: append_line(audit_file(paths), line))
         self._name = ""
         self.client = client
 
@@ -82,7 +85,7 @@ class Ledger:
     def _append(self, change: Change, about: Mapping[str, str], outcome: str) -> None:
         line = json.dumps({**to_json(change), **about, "outcome": outcome}, ensure_ascii=False) + "\n"
         try:
-            append_line(audit_file(self._paths), line)
+            self._write(line)
         except (OSError, ClusterError) as e:
             self._say(f"this {change.verb} is not in the record of this machine: {e}")
 

@@ -1,4 +1,4 @@
-"""Who may see the dashboard, and what the page may change.
+"""Who may see the dashboard of one user, and what the page may change.
 
 One user has access, from this machine, in a browser that was let in by a link that works once. Everything is below a
 path chosen at random at each start: cookies are not separated by port, and a path keeps the session's from other
@@ -68,6 +68,12 @@ def is_local(host: str) -> bool:
     """
     name, _, port = host.partition(":")
     return name in _HERE and (not port or (port.isascii() and port.isdigit()))
+
+
+def is_own_origin(headers: Mapping[str, str]) -> bool:
+    """True if the browser says that a page of this very host makes this request; TLS may end before us."""
+    scheme, _, host = headers.get("Origin", "").partition("://")
+    return scheme in ("http", "https") and bool(host) and host == headers.get("Host", "")
 
 
 def is_cross_site(headers: Mapping[str, str]) -> bool:

@@ -242,6 +242,9 @@ class JobFeed:
             jobs, rows = await run_in_thread(self._read)
         except ElasticctlError as e:
             fresh, self.trouble = str(e) != self.trouble, str(e)
+            if isinstance(e, ForbiddenError):  # who may not see them any more does not see them as they were
+                self._jobs, self._known = {}, {}
+                self.rows.replace(())
             self._notify(fresh)
             return
         fresh, self.trouble, self._jobs = bool(self.trouble), "", jobs

@@ -24,7 +24,14 @@ import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
 from elasticctl.api.text import one_line, quote
-from elasticctl.kubeapi.credentials import SERVICE_ACCOUNT, Access, from_kubeconfig, from_service_account, plugin_error
+from elasticctl.kubeapi.credentials import (
+    SERVICE_ACCOUNT,
+    Access,
+    from_kubeconfig,
+    from_login,
+    from_service_account,
+    plugin_error,
+)
 from elasticctl.kubeapi.refusals import refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
 
@@ -258,6 +265,26 @@ def connect(kube_context: str = "", connections: int = 16, client: str = CLIENT)
     return Connection(find, client)
 
 
+def connect_as(token: str, on_refused: Callable[[], None]) -> Connection:
+    """Open the cluster that this pod is in for somebody who has shown a bearer token, with that person's rights alone.
+
+    Sends nothing yet. When the server does not accept the token, `on_refused` is called, in whatever thread asks, and
+    CredentialsError is raised. Raises it too where this is no pod.
+    """
+    access = from_login(token)
+    opened = False
+
+    def find() -> Transport:
+        nonlocal opened
+        if opened:
+            on_refused()
+            raise CredentialsError("the cluster does not accept this token, or no longer. FIX: log in with another one")
+        opened = True
+        return open_transport(access)
+
+    return Connection(find)
+
+
 def open_transport(access: Access, connections: int = 16) -> Transport:
     """A connection pool for this access; opens no connection. Raises CredentialsError for an invalid proxy."""
     options: dict[str, Any] = {"maxsize": connections, "socket_options": _socket_options()}
@@ -288,7 +315,12 @@ def _proxy_pool(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
 
 def in_cluster() -> bool:
     """True in a pod that has a service account."""
-    return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
+    return in_pod() and (SERVICE_ACCOUNT / "token").exists()
+
+
+def in_pod() -> bool:
+    """True in a pod that knows its cluster, though it may have no token."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "ca.crt").exists()
 
 
 def resource_path(api: str, namespace: str | None, plural: str, name: str = "", part: str = "") -> str:

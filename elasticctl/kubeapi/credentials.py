@@ -70,16 +70,38 @@ def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
 
 def from_service_account() -> Access:
     """Read the service account of the pod that this runs in. Raises CredentialsError."""
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     try:
         token = _TokenFile(SERVICE_ACCOUNT / "token")
         token()
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        tls.load_verify_locations(SERVICE_ACCOUNT / "ca.crt")
+        return Access(_server_of_pod(), token, _tls_of_pod())
     except OSError as e:
-        raise CredentialsError(f"this pod's service account cannot be used: {one_line(str(e))}") from e
-    return Access(server, token, tls)
+        raise _unusable_pod(e) from e
+
+
+def from_login(token: str) -> Access:
+    """The API server of the cluster that this pod is in, with somebody's token and nothing of the pod's own.
+
+    Raises CredentialsError.
+    """
+    try:
+        return Access(_server_of_pod(), lambda: f"Bearer {token}", _tls_of_pod())
+    except OSError as e:
+        raise _unusable_pod(e) from e
+
+
+def _server_of_pod() -> str:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _tls_of_pod() -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.load_verify_locations(SERVICE_ACCOUNT / "ca.crt")
+    return tls
+
+
+def _unusable_pod(error: OSError) -> CredentialsError:
+    return CredentialsError(f"this pod's service account cannot be used: {one_line(str(error))}")
 
 
 def _find_entries(found: Kubeconfig, context: str) -> tuple[KubeconfigEntry, KubeconfigEntry]:

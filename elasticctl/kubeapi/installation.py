@@ -17,6 +17,7 @@ from elasticctl.kubeapi.features import ALL, FOR_THE_CLUSTER, LABEL_FEATURE, Fea
 
 NAMESPACE = "elasticctl-system"
 DEPLOYMENT = "elasticctl-controller"
+DASHBOARD = "elasticctl-dashboard"
 ACCOUNT = "elasticctl-controller"
 LEASE = "elasticctl-controller"
 KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
@@ -25,6 +26,7 @@ LABEL_VALUE = "elasticctl"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
 _FILES = ("crd.yaml", "access.yaml", "features.yaml", "quota.yaml", "limits.yaml", "controller.yaml")
+_DASHBOARD_FILE = "dashboard/dashboard.yaml"
 _CAPACITY = "--capacity="
 _SHARING = ("--sharing", _CAPACITY)
 _WEBHOOKS = "--webhook-to="
@@ -56,6 +58,15 @@ def manifests(
     if replicas is not None:
         deployment["spec"]["replicas"] = replicas
     deployment["spec"]["template"]["spec"]["containers"][0]["args"] += flags
+    return found
+
+
+def dashboard_manifests(namespace: str, image: str = "", flags: Sequence[str] = ()) -> list[Manifest]:
+    """The objects of the dashboard of many, which has no rights of its own; `flags` are added to those in the file."""
+    found = [_with_namespace(item, namespace) for item in _read_objects(_DASHBOARD_FILE)]
+    container = found[-1]["spec"]["template"]["spec"]["containers"][0]
+    container["image"] = image or container["image"]
+    container["args"] += flags
     return found
 
 
@@ -122,7 +133,7 @@ def capacity_of(flags: Iterable[str]) -> dict[str, int]:
 
 @functools.cache
 def _read_objects(name: str) -> tuple[Manifest, ...]:
-    text = resources.files("elasticctl_controller").joinpath("deploy", name).read_text("utf-8")
+    text = resources.files("elasticctl_controller").joinpath("deploy", *name.split("/")).read_text("utf-8")
     return tuple(parse_yaml(part, name).data for part in text.split("\n---\n"))
 
 

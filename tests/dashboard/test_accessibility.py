@@ -7,16 +7,13 @@ from importlib import resources
 import pytest
 
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import see
+from tests.support.dashboard.looks import FOUND, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import CURVE, FAILED, at, job
 from tests.support.usage_samples import BUSY, IDLE
 
 pytestmark = pytest.mark.browser
 
-RULES = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
-FOUND = f"""async () => (await axe.run({{ runOnly: {RULES} }})).violations
-  .flatMap(({{ id, nodes }}) => nodes.map((node) => `${{id}}: ${{node.target}} ${{node.failureSummary}}`))"""
 LOST = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(42)}}}
 DIVERGED = {**CURVE, "metrics": {"loss": [2.3, 0.9, None, None], "accuracy": [0.1, 0.95]}}
 PLANNED = job(

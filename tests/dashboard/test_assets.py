@@ -9,7 +9,7 @@ from importlib import resources
 
 import pytest
 
-from elasticctl.dashboard.server import assets
+from elasticctl.dashboard.page_files import assets
 
 VENDORED = {
     "uPlot.esm.js": "5dd9b3281aa64b461b42d9945f6adb2649d346502b12281a9ae0d46599a80eba",

@@ -19,9 +19,10 @@ from aiohttp.test_utils import TestServer
 from elasticctl.api.errors import UnreachableError
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
-from elasticctl.dashboard import server
+from elasticctl.dashboard import desk
 from elasticctl.dashboard.access import TOKEN_HEADER
-from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Scope
+from elasticctl.dashboard.desk import MAX_CALLS, MAX_VIEWERS, Scope, Tools
+from elasticctl.dashboard.server import MAX_BODY_BYTES, Dashboard
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
 from tests.support.job_samples import AT, at, job
@@ -83,7 +84,7 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
         cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
         namespace, inside = settings.pop("namespace", "default"), settings.pop("inside", None)
         place = Scope(cluster, "local", namespace, inside)  # type: ignore[arg-type]
-        page = Dashboard(place, patch_to_scale, compared, poll_s=0.02, **settings)
+        page = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
             await browser.enter()
@@ -239,8 +240,8 @@ def test_nobody_asks_while_nobody_looks_and_once_for_all_who_do() -> None:
         async with browser.events() as one, browser.events() as other:
             await one("jobs")
             await other("jobs")
-            assert browser.page.feed.viewers == 2
-        while browser.page.feed.viewers:
+            assert browser.page.desk.feed.viewers == 2
+        while browser.page.desk.feed.viewers:
             await asyncio.sleep(0.01)
         asked = cluster.asked
         await asyncio.sleep(0.3)
@@ -362,14 +363,14 @@ def test_a_thousand_jobs_are_one_message_and_then_only_what_changes() -> None:
         async with browser.events() as following:
             assert len((await following("jobs"))["rows"]) == 1000
             cluster.change("job-0500", active=1)
-            browser.page.feed.poll_now()
+            browser.page.desk.feed.poll_now()
             assert [row["name"] for row in (await following("jobs"))["rows"]] == ["job-0500"]
 
     browse(story, *many(1000))
 
 
 def test_a_quiet_stream_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(desk, "HEARTBEAT_S", 0.05)
 
     async def story(browser: Browser, _: Jobs) -> None:
         async with browser.events() as following:

@@ -260,11 +260,16 @@ class KubeCluster:
 
 def user_of(api: Connection) -> str:
     """Whom an API server takes this client for; "" where it does not say: one of before Kubernetes 1.28."""
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
-        answer = api.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+        return ask_user(api)
     except ClusterError:
         return ""
+
+
+def ask_user(api: Connection) -> str:
+    """Whom an API server takes this client for. Raises CredentialsError where for nobody, and other ClusterErrors."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    answer = api.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
     return as_text(at(answer, "status", "userInfo", "username"))
 
 

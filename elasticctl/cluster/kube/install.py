@@ -82,7 +82,7 @@ class Installer:
         left = []
         for manifest in manifests:
             try:
-                if manifest["kind"] == "Deployment":
+                if name_of(manifest) == f"Deployment {installation.DEPLOYMENT}":
                     self._create_key(manifest["metadata"]["namespace"])
                 self._apply(manifest)
                 if manifest["kind"] == _CRD:
@@ -96,9 +96,10 @@ class Installer:
                 self._say(f"{name_of(manifest)}: left to an administrator of the cluster")
         return left
 
-    def await_available(self, namespace: str, timeout_s: float) -> None:
-        """Wait until all replicas of the new controller run; ClusterError, with the reason, when they do not."""
-        path = resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT)
+    def await_available(self, namespace: str, timeout_s: float, name: str = installation.DEPLOYMENT) -> None:
+        """Wait until all replicas of a new Deployment run; ClusterError, with the reason, when they do not."""
+        path = resource_path("apps/v1", namespace, "deployments", name)
+        what = name.removeprefix("elasticctl-")
         deadline = time.monotonic() + timeout_s
         shown = ""
         while True:
@@ -107,14 +108,14 @@ class Installer:
             except (UnreachableError, BusyError) as e:
                 missing = str(e)
             if not missing:
-                self._say("the controller runs")
+                self._say(f"the {what} runs")
                 return
             if missing != shown:
                 self._say(f"waiting: {missing}")
                 shown = missing
             if time.monotonic() > deadline:
-                trouble = "; ".join(self._pod_troubles(namespace)) or missing
-                raise ClusterError(f"the controller does not run after {timeout_s:.0f} s: {trouble}")
+                trouble = "; ".join(self._pod_troubles(namespace, name)) or missing
+                raise ClusterError(f"the {what} does not run after {timeout_s:.0f} s: {trouble}")
             time.sleep(POLL_S)
 
     def inspect(self, manifests: list[Manifest], *, confined: str = "") -> Installed:
@@ -226,8 +227,9 @@ class Installer:
         if found is not None and _is_ours(found):
             yield namespace
 
-    def _pod_troubles(self, namespace: str) -> Iterator[str]:
-        params = {"labelSelector": f"{installation.LABEL}={installation.LABEL_VALUE}"}
+    def _pod_troubles(self, namespace: str, name: str) -> Iterator[str]:
+        value = installation.LABEL_VALUE if name == installation.DEPLOYMENT else name
+        params = {"labelSelector": f"{installation.LABEL}={value}"}
         pods = self._connection.request("GET", resource_path("v1", namespace, "pods"), None, params)
         for pod in pods.get("items") or []:
             for trouble in pod_troubles(pod):

@@ -6,6 +6,7 @@ import { byId, say, show } from "./dom.js";
 import { change, details, follow, stacks } from "./feed.js";
 import { JobView } from "./job.js";
 import { List, ended, sorted } from "./list.js";
+import { asksForLogin, showPerson } from "./login.js";
 import { ProjectsView, waiting, waits } from "./projects.js";
 import { TeamView } from "./team.js";
 import { plural } from "./words.js";
@@ -130,7 +131,8 @@ function drawTop() {
 }
 
 function drawNothing() {
-  if (trouble) view.clear("No answer from the cluster", trouble);
+  const narrower = hello?.user && hello.namespace === null ? " Or name a namespace at the top." : "";
+  if (trouble) view.clear("No answer from the cluster", trouble + narrower);
   else if (!loaded) view.clear("Loading", "Asking the cluster for its jobs.");
   else if (named()) view.clear("This job is gone", "It has been deleted, or was never here.");
   else if (!jobs.size) view.clear("No jobs yet", "They appear here as soon as there are any. To start one, type:", "elasticctl submit train.py");
@@ -202,6 +204,7 @@ follow({
     stoodAt = null;
     trouble = ""; // it is told again, if it still is
     say(byId("place"), news.namespace === null ? `${news.context}, all namespaces` : `${news.context} / ${news.namespace}`);
+    showPerson(news);
     connection("live", "Live");
     banner("");
   },
@@ -238,10 +241,12 @@ follow({
     connection("lost", "Reconnecting");
     banner("The dashboard does not answer. Trying again; if it has ended, type elasticctl dashboard.");
   },
-  ended() {
+  async ended() {
     stand();
+    if (await asksForLogin(Boolean(hello?.user))) return true;
     connection("lost", "Ended");
     banner("This dashboard has ended, or too many pages watch it. To open another: elasticctl dashboard");
+    return false;
   },
 });
 

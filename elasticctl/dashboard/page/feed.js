@@ -5,7 +5,7 @@ const QUIET_MS = 45_000; // three signs of life that did not come
 
 /**
  * Follow the stream of news. `on` has hello, jobs, projects, trouble, well, lost (a break), ended (nobody there who
- * knows us). A connection that is silent for long is none: a laptop has slept, or a tunnel has died without a word.
+ * knows us; true: it is no use to come back). A connection that is silent for long is none: a laptop has slept, or a tunnel has died without a word.
  */
 export function follow(on) {
   const source = new EventSource("events");
@@ -34,9 +34,12 @@ export function follow(on) {
       return;
     }
     clearInterval(watch);
-    on.ended(); // it was refused: full, or another dashboard by now
-    setTimeout(() => follow(on), AGAIN_MS);
+    comeBack(on); // it was refused: full, nobody logged in, or another dashboard by now
   });
+}
+
+async function comeBack(on) {
+  if (!(await on.ended())) setTimeout(() => follow(on), AGAIN_MS);
 }
 
 /** Metrics of a job: `names` of them over time or step, `part` of it or all, in about so many points; null: it is gone. */

@@ -23,6 +23,7 @@ from tests.support.waiting import wait_until
 
 KEY = "/api/v1/namespaces/elasticctl-system/secrets/elasticctl-rendezvous-key"
 DEPLOYMENT = "/apis/apps/v1/namespaces/elasticctl-system/deployments/elasticctl-controller"
+DASHBOARD = "/apis/apps/v1/namespaces/elasticctl-system/deployments/elasticctl-dashboard"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/elasticctl-controller"
 JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
 READY = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
@@ -249,8 +250,13 @@ def test_every_object_has_a_place_and_our_label() -> None:
             assert item["metadata"]["labels"][installation.LABEL] == installation.LABEL_VALUE
 
 
-def test_the_controllers_pod_fits_the_restricted_profile() -> None:
-    spec = next(item for item in installation.manifests() if item["kind"] == "Deployment")["spec"]["template"]["spec"]
+@pytest.mark.parametrize(
+    "objects",
+    [installation.manifests(), installation.dashboard_manifests("elasticctl-system")],
+    ids=["controller", "dashboard"],
+)
+def test_the_pods_fit_the_restricted_profile(objects: list[installation.Manifest]) -> None:
+    spec = next(item for item in objects if item["kind"] == "Deployment")["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     (container,) = spec["containers"]
@@ -383,3 +389,50 @@ def test_what_only_a_cluster_has_is_refused_for_one_namespace(lab: Run) -> None:
     ):
         refused = lab(*one, *words)
         assert (refused.code, said in refused.err) == (2, True), refused.err
+
+
+def test_the_dashboard_comes_when_asked_for_and_goes_when_told(lab: Run, api: FakeApi) -> None:
+    installed(lab)
+    assert DASHBOARD not in api.objects
+    done = lab("--dashboard", "r.example/e:1", "--dashboard-changes", "--dashboard-proxy", "--no-wait")
+    assert done.code == 0
+    (container,) = api.objects[DASHBOARD]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "r.example/e:1"
+    assert container["args"] == ["--in-cluster", "--port=8080", "--allow-changes", "--behind-proxy"]
+    assert installation.image_of(api.objects[DEPLOYMENT]) == "r.example/c:1"
+    assert lab("--no-wait").code == 0
+    assert DASHBOARD in api.objects, "an upgrade of the controller leaves it as it is"
+    assert lab("--dashboard", "r.example/e:2", "--no-wait").code == 0
+    (container,) = api.objects[DASHBOARD]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["--in-cluster", "--port=8080"], "read-only, unless it is asked for"
+    assert "Deployment elasticctl-dashboard: removed" in lab("--no-dashboard", "--no-wait").err
+    assert not [path for path in api.objects if "elasticctl-dashboard" in path]
+    assert DEPLOYMENT in api.objects
+
+
+def test_the_dashboard_goes_with_the_rest(lab: Run, api: FakeApi) -> None:
+    assert lab("--image", "i", "--dashboard", "e", "--no-wait").code == 0
+    assert lab("--uninstall", "--yes").code == 0
+    assert api.objects == {}
+
+
+@pytest.mark.parametrize("words", [("--dashboard-changes",), ("--dashboard", "e", "--no-dashboard")])
+def test_options_of_the_dashboard_that_make_no_sense(lab: Run, words: tuple[str, ...]) -> None:
+    assert lab("--image", "i", "--no-wait", *words).code == 2
+
+
+def test_the_dashboard_has_no_rights_and_no_token() -> None:
+    objects = installation.dashboard_manifests("ml")
+    assert {item["kind"] for item in objects} == {"ServiceAccount", "Service", "NetworkPolicy", "Deployment"}
+    assert {item["metadata"]["namespace"] for item in objects} == {"ml"}
+    account, pod = objects[0], objects[-1]["spec"]["template"]["spec"]
+    assert (account["automountServiceAccountToken"], pod["automountServiceAccountToken"]) == (False, False)
+    assert [next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]] == ["configMap", "emptyDir"]
+    bound = {subject["name"] for item in installation.manifests(features=ALL) for subject in item.get("subjects", ())}
+    assert installation.DASHBOARD not in bound
+
+
+def test_nobody_takes_the_dashboards_pod_for_a_controller() -> None:
+    """The rendezvous, the budget and the policy of the controller choose pods by label."""
+    labels = installation.dashboard_manifests("ml")[-1]["spec"]["template"]["metadata"]["labels"]
+    assert labels[installation.LABEL] != installation.LABEL_VALUE

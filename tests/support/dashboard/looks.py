@@ -19,6 +19,11 @@ def see(found: Locator | Page) -> Any:
     return expect(found)  # type: ignore[arg-type]
 
 
+RULES = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
+FOUND = f"""async () => (await axe.run({{ runOnly: {RULES} }})).violations
+  .flatMap(({{ id, nodes }}) => nodes.map((node) => `${{id}}: ${{node.target}} ${{node.failureSummary}}`))"""
+"""What axe-core finds on a page, once its script has been run there."""
+
 PIXELS = """(shown, width) => {
   const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
   const context = copy.getContext("2d", { willReadFrequently: true });

@@ -15,7 +15,8 @@ from aiohttp import web
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.server import HOST, Dashboard, Scope
+from elasticctl.dashboard.desk import Scope, Tools
+from elasticctl.dashboard.server import HOST, Dashboard
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -77,7 +78,7 @@ def hosted(cluster: Any, namespace: str | None = "default", inside: Callable[[],
 
     async def start() -> tuple[str, web.AppRunner]:
         place = Scope(cast(Cluster, cluster), "local", namespace, inside)
-        dashboard = Dashboard(place, patch_to_scale, compared, poll_s=0.1)
+        dashboard = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.1)
         runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, HOST, 0).start()

@@ -8,6 +8,7 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,9 +25,26 @@ if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
 
 MAX_PORT = 65_535
+NO_STORAGES = "the dashboard in the cluster has no credentials for jobs' storages, and uses nobody else's"
 _REDIRECT = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={}">\n'
 
 app = new_app()
+
+
+@dataclass(frozen=True, slots=True)
+class TeamOptions:
+    """The dashboard of many, in a pod; `elasticctl install --dashboard` starts it."""
+
+    in_cluster: Annotated[
+        bool, typer.Option("--in-cluster", help="In a pod, for many: each logs in, and has their own rights alone.")
+    ] = False
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="With --in-cluster: let people change jobs, with their own rights.")
+    ] = False
+    behind_proxy: Annotated[
+        bool,
+        typer.Option("--behind-proxy", help="With --in-cluster: a proxy logs people in, and sends ID tokens."),
+    ] = False
 
 
 @verb(app, "dashboard")
@@ -37,6 +55,7 @@ def dashboard(
     ] = False,
     port: Annotated[int, options.count("Listen on this port; 0 takes a free one.", low=0)] = 0,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is a screen.")] = True,
+    team: TeamOptions,
     where: Where,
 ) -> None:
     """Show jobs, their curves, workers, interruptions and cost as a page in a browser, live.
@@ -49,12 +68,18 @@ def dashboard(
     """
     if port > MAX_PORT:
         raise UsageError(f"--port {port}: ports go up to {MAX_PORT}")
+    if team.in_cluster:
+        _serve_team(team, port)
+        return
+    if team.allow_changes or team.behind_proxy:
+        raise UsageError("--allow-changes and --behind-proxy are for a dashboard of many. FIX: add --in-cluster")
     import asyncio
 
     from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster import connect, inside_of
     from elasticctl.cluster.ledger import name_client
-    from elasticctl.dashboard.server import HOST, Dashboard, Scope, serve
+    from elasticctl.dashboard.desk import Scope, Tools
+    from elasticctl.dashboard.server import HOST, Dashboard, serve
 
     context, namespace = locate(where)
     cluster = connect(context, starts=False)
@@ -76,10 +101,35 @@ def dashboard(
                 _open(folder, address + page.gate.issue())
 
         async def run() -> None:
-            await serve(page, port, ready)
+            await serve(page.app(), HOST, port, ready, lambda: page.desk.watching)
 
-        page = Dashboard(place, patch_to_scale, compared, let_in)
+        page = Dashboard(place, Tools(patch_to_scale, compared), let_in)
         asyncio.run(run())
+    say("the dashboard has stopped")
+
+
+def _serve_team(team: TeamOptions, port: int) -> None:
+    """Serve the dashboard of many until SIGTERM."""
+    import asyncio
+
+    from elasticctl.cli.verbs.inspect.compare import compared
+    from elasticctl.cluster.job_storages import CLOSED
+    from elasticctl.cluster.kube.person import log_in
+    from elasticctl.dashboard.desk import Tools
+    from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
+    from elasticctl.dashboard.server import serve
+    from elasticctl.kubeapi.connection import in_pod
+
+    if not in_pod():
+        raise UsageError("--in-cluster is for a pod. FIX: elasticctl install --dashboard IMAGE starts one")
+    os.environ[CLOSED] = NO_STORAGES
+    rules = Rules(allow_changes=team.allow_changes, behind_proxy=team.behind_proxy)
+    page = ClusterDashboard(log_in, Tools(patch_to_scale, compared), rules)
+
+    async def run() -> None:
+        await serve(page.app(), "", port, lambda chosen: say(f"the dashboard listens on port {chosen}"))
+
+    asyncio.run(run())
     say("the dashboard has stopped")
 
 

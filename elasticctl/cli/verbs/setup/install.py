@@ -67,6 +67,14 @@ class InstallOptions:
         tuple[str, ...],
         typer.Option("--no-feature", metavar="NAME", help="Take the rights of a feature away, and again."),
     ] = ()
+    dashboard: Annotated[str, options.text("Run the dashboard of many, too: the image to run it in.", "IMAGE")] = ""
+    dashboard_changes: Annotated[
+        bool, typer.Option("--dashboard-changes", help="Let people change jobs there, with their own rights.")
+    ] = False
+    dashboard_proxy: Annotated[
+        bool, typer.Option("--dashboard-proxy", help="A proxy in front of it logs people in (docs/dashboard.md).")
+    ] = False
+    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="Take the dashboard of many away.")] = False
     replicas: Annotated[int, options.count("How many controllers to run; one of them is active.", default=True)] = 2
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
@@ -96,7 +104,15 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
       elasticctl install --context prod --uninstall
     """
     from elasticctl.kubeapi.features import ALL
-    from elasticctl.kubeapi.installation import NAMESPACE, features_of, image_of, manifests, sharing_of, webhooks_of
+    from elasticctl.kubeapi.installation import (
+        NAMESPACE,
+        dashboard_manifests,
+        features_of,
+        image_of,
+        manifests,
+        sharing_of,
+        webhooks_of,
+    )
 
     context, own = locate(where)
     namespace = own if how.namespace_only else where.namespace or NAMESPACE
@@ -106,9 +122,10 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
         raise UsageError("--sharing divides a whole cluster. FIX: leave out --sharing, or --namespace-only")
     webhooks = _webhooks(how)
     flags = [*_flags(how, None), *webhooks]
+    dashboard = _dashboard(how, namespace)
     render = functools.partial(manifests, namespace=namespace, replicas=how.replicas, confined=how.namespace_only)
     if how.dry_run and not how.uninstall:
-        _print(render(image=how.image, flags=flags, features=_features(how, ())))
+        _print([*render(image=how.image, flags=flags, features=_features(how, ())), *dashboard])
         return
     from elasticctl.cluster.kube.install import Installer
     from elasticctl.kubeapi.connection import connect
@@ -117,27 +134,56 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     running = installer.deployment(namespace)
     _check_scope(installer, running, namespace, how)
     if how.uninstall:
-        _uninstall(installer, render(features=ALL), how, namespace, yes=yes)
+        _uninstall(installer, [*render(features=ALL), *dashboard_manifests(namespace)], how, namespace, yes=yes)
         return
     image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
-    if "@sha256:" not in image:
-        hint(
-            f"{image} is named by a tag, which can be moved to other files. Next: name it by its digest: IMAGE@sha256:…"
-        )
+    _point_out_tags(image, how.dashboard)
     if running and not how.webhook_to:
         webhooks = webhooks_of(running)
     flags = [*_flags(how, sharing_of(running) if running else []), *webhooks]
     features = _features(how, features_of(running) if running else ())
     wanted = render(image=image, flags=flags, features=features)
+    gone = [item for item in render(features=ALL - features) if _is_of_feature(item)]
+    gone += dashboard_manifests(namespace) if how.no_dashboard else []
+    _roll_out(installer, [*wanted, *dashboard], gone, how, namespace)
+    hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
+
+
+def _point_out_tags(*images: str) -> None:
+    for image in images:
+        if image and "@sha256:" not in image:
+            fix = "name it by its digest: IMAGE@sha256:…"
+            hint(f"{image} is named by a tag, which can be moved to other files. Next: {fix}")
+
+
+def _roll_out(
+    installer: Installer, wanted: list[Manifest], gone: list[Manifest], how: InstallOptions, namespace: str
+) -> None:
+    """Apply the objects, take away those that are not to be any more, and wait for what runs."""
+    from elasticctl.kubeapi.installation import DASHBOARD, DEPLOYMENT
+
     left = installer.apply(wanted, confined=how.namespace_only)
-    installer.remove(installer.present([item for item in render(features=ALL - features) if _is_of_feature(item)]))
+    installer.remove(installer.present(gone))
     if left:
         say("Next: have an administrator of the cluster run this command once, unless one has, for what was left out")
-    if not how.no_wait:
-        installer.await_available(namespace, how.timeout)
-    hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
+    for name in (DEPLOYMENT, DASHBOARD) if how.dashboard else (DEPLOYMENT,):
+        if not how.no_wait:
+            installer.await_available(namespace, how.timeout, name)
+
+
+def _dashboard(how: InstallOptions, namespace: str) -> list[Manifest]:
+    """The objects of the dashboard of many, where it is asked for. UsageError for options that it takes alone."""
+    from elasticctl.kubeapi.installation import dashboard_manifests
+
+    given = {"--allow-changes": how.dashboard_changes, "--behind-proxy": how.dashboard_proxy}
+    if how.dashboard and how.no_dashboard:
+        raise UsageError("--dashboard and --no-dashboard exclude each other. FIX: leave one out")
+    if not how.dashboard and any(given.values()):
+        raise UsageError("--dashboard-changes and --dashboard-proxy are for the dashboard. FIX: add --dashboard IMAGE")
+    flags = [flag for flag, wanted in given.items() if wanted]
+    return dashboard_manifests(namespace, how.dashboard, flags) if how.dashboard else []
 
 
 def _check_scope(installer: Installer, running: Manifest | None, namespace: str, how: InstallOptions) -> None:

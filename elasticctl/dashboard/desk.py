@@ -1,0 +1,329 @@
+"""What one person sees and does, over HTTP: a stream of events, details of a job, and four changes of a job.
+
+    GET  BASE/events                               server-sent events: hello, jobs, projects, trouble, well, alive
+    GET  BASE/jobs/{namespace}/{name}              everything about one job
+    GET  BASE/jobs/{namespace}/{name}/compare      how another job differs: ?with=namespace/name
+    GET  BASE/jobs/{namespace}/{name}/logs         lines: ?worker=…|rank=…&find=…&since=…&until=…&skip=…&all=1
+    GET  BASE/jobs/{namespace}/{name}/metrics      its curves: ?m=loss&m=lr&x=step|samples|time&from=…&to=…&points=…
+    GET  BASE/jobs/{namespace}/{name}/metrics.csv  every value
+    POST BASE/jobs/{namespace}/{name}/stacks       where its ranks are: a look into its workers
+    POST BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
+
+`jobs` events carry an id; a browser that reconnects sends the last one it has seen and gets what changed since.
+`alive` is sent when nothing else is: a browser that receives nothing for long knows that it is disconnected.
+An error is `{"error": one line}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from aiohttp import web
+
+from elasticctl.api.errors import (
+    ClusterError,
+    ConflictError,
+    ElasticctlError,
+    ForbiddenError,
+    NotFoundError,
+    UsageError,
+)
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster.base import Cluster, Manifest, is_owned
+from elasticctl.cluster.inside import Inside
+from elasticctl.dashboard.access import ChangeRequest, ScalePatch, apply_change
+from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
+from elasticctl.dashboard.logs import Page
+from elasticctl.dashboard.page_data import Projects, job_details
+from elasticctl.dashboard.run_metrics import Results, RunMetrics, View
+from elasticctl.dashboard.stacks import stacks_data
+
+MAX_VIEWERS = 16
+HEARTBEAT_S = 15.0
+RETRY_MS = 2000
+PODS_FRESH_S = 2.0
+MAX_CALLS = 4
+"""How many requests about single jobs may run at once."""
+
+_STATUSES: Mapping[type[ElasticctlError], int] = {
+    UsageError: 400,
+    ForbiddenError: 403,
+    NotFoundError: 404,
+    ConflictError: 409,
+}
+
+Compare = Callable[[Sequence[ElasticJob], Sequence[Results]], Mapping[str, Any]]
+"""Returns what `elasticctl compare` prints of two jobs, as JSON: `rows`, `code`, `lines`, how many `more`. Blocks."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is shown: the jobs in `namespace` (None: in all) of the context's cluster; `inside` is asked for stacks."""
+
+    cluster: Cluster
+    context: str
+    namespace: str | None
+    inside: Callable[[], Inside] | None = None
+
+
+@dataclass(slots=True)
+class ViewerState:
+    """What one browser has been sent; `version` is that of the rows, None: nothing yet."""
+
+    version: int | None
+    trouble: str = ""
+    projects: Projects | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the command line lends to the page: what `scale` and `compare` do."""
+
+    scaled: ScalePatch
+    compared: Compare
+
+
+OWN: Mapping[str, Any] = {"user": "", "changes": True, "storages": True}
+"""What a page is told that is its user's own: nobody logs in, and it may do what the command line may."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """The handlers for one person and one place. `token` is the page's own, which changes need.
+
+    `hello` is what else the page is told first. Streams end once `is_over()`.
+    """
+
+    place: Scope
+    tools: Tools
+    token: str
+    poll_s: float = 2.0
+    hello: Mapping[str, Any] = field(default_factory=lambda: OWN)
+    is_over: Callable[[], bool] = lambda: False
+    feed: JobFeed = field(init=False)
+    watching: asyncio.Task[None] | None = None
+    _run_metrics: RunMetrics = field(default_factory=RunMetrics)
+    _life: str = field(default_factory=lambda: secrets.token_hex(4))
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+    _calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
+    _pods: dict[Key, tuple[float, asyncio.Task[Sequence[Manifest]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cluster, namespace = self.place.cluster, self.place.namespace
+        self.feed = JobFeed(lambda: cluster.list_jobs(namespace), ProjectPoller(cluster, namespace).poll, self.poll_s)
+
+    def start(self) -> None:
+        """Begin to watch, on the running loop; the cluster is asked only while there are viewers."""
+        self.watching = asyncio.create_task(self.feed.run())
+
+    def say_goodbye(self) -> None:
+        """End all streams."""
+        self._ending.set()
+
+    def stop(self) -> None:
+        """End all streams, and ask no more."""
+        self.say_goodbye()
+        for task in (self.watching, *(asking for _, asking in self._pods.values())):
+            if task is not None:
+                task.cancel()
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """The stream of news."""
+        if self.feed.viewers >= MAX_VIEWERS:
+            return refused(503, f"{MAX_VIEWERS} pages are open already. FIX: close one")
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        with self.feed.viewing():
+            await stream.prepare(request)
+            place = {"context": self.place.context, "namespace": self.place.namespace}
+            hello = {**place, "token": self.token, **self.hello}
+            await stream.write(f"retry: {RETRY_MS}\n".encode() + event("hello", hello))
+            seen = ViewerState(self._version(request.headers.get("Last-Event-ID", "")))
+            while not (self._ending.is_set() or self.is_over()):
+                await stream.write(b"".join(self._pending_events(seen)) or event("alive", {}))
+                await self._wait()
+        return stream
+
+    def _pending_events(self, seen: ViewerState) -> Iterator[bytes]:
+        """Yield what is new for this browser, and note it as sent."""
+        feed = self.feed
+        if feed.trouble != seen.trouble:
+            seen.trouble = feed.trouble
+            yield event("trouble", {"message": feed.trouble}) if feed.trouble else event("well", {})
+        if feed.polled and seen.version != feed.rows.version:
+            update = feed.rows.since(seen.version)
+            seen.version = update.version
+            data = {"whole": update.whole, "rows": update.rows, "gone": update.gone, "now": time.time()}
+            yield event("jobs", data, f"{self._life}.{seen.version}")
+        if feed.projects is not None and feed.projects is not seen.projects:
+            seen.projects = feed.projects
+            yield event("projects", feed.projects)
+
+    async def _wait(self) -> None:
+        """Wait for a change, for the end, or until the next `alive` is due."""
+        waits = [asyncio.ensure_future(wait) for wait in (self.feed.wait_for_change(HEARTBEAT_S), self._ending.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _version(self, event_id: str) -> int | None:
+        """The version that a browser has seen; None for nothing, or if it is of an earlier run."""
+        life, _, number = event_id.partition(".")
+        return int(number) if life == self._life and number.isascii() and number.isdigit() else None
+
+    async def details(self, request: web.Request) -> web.Response:
+        """Everything about one job."""
+        found = self._job(request)
+        pods = await self._pods_of((found.namespace, found.name))
+        job = self._job(request)  # may be newer by now
+        own = [pod for pod in pods if is_owned(pod, job.uid)]  # they may be of one that had its name before
+        return web.json_response(job_details(job, own, time.time()))
+
+    def _job(self, request: web.Request) -> ElasticJob:
+        """The job that a request is about. Raises NotFoundError."""
+        name = request.match_info["name"]
+        job = self.feed.job((request.match_info["namespace"], name))
+        if job is None:
+            raise NotFoundError(f"the job {name} no longer exists")
+        return job
+
+    async def compare(self, request: web.Request) -> web.Response:
+        """How another job differs."""
+        namespace, _, name = request.query.get("with", "").partition("/")
+        other = self.feed.job((namespace, name))
+        if other is None:
+            raise NotFoundError(f"the job {name} no longer exists")
+        jobs = [self._job(request), other]
+
+        def answer() -> Mapping[str, Any]:
+            results = [self._run_metrics.results(job) for job in jobs]
+            troubles = [f"{job.name}: {trouble}" for job, (_, trouble) in zip(jobs, results, strict=True) if trouble]
+            return {**self.tools.compared(jobs, [found for found, _ in results]), "troubles": troubles}
+
+        async with self._calls:
+            return web.json_response(await run_in_thread(answer))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Curves."""
+        job, view = self._job(request), View.parse(request.query, request.query.getall("m", []))
+        async with self._calls:
+            return web.json_response(await run_in_thread(lambda: self._run_metrics.answer(job, view)))
+
+    async def logs(self, request: web.Request) -> web.Response:
+        """A page of lines."""
+        job, page = self._job(request), Page.parse(request.query)
+        async with self._calls:
+            return web.json_response(await run_in_thread(lambda: page.read(self.place.cluster, job)))
+
+    async def stacks(self, request: web.Request) -> web.Response:
+        """Where the ranks are."""
+        job, inside = self._job(request), self.place.inside
+        if inside is None:
+            raise NotFoundError("this dashboard cannot look into workers")
+        async with self._calls:
+            return web.json_response(await run_in_thread(lambda: stacks_data(inside(), self.place.cluster, job)))
+
+    async def table(self, request: web.Request) -> web.StreamResponse:
+        """Every value of the metrics, as CSV."""
+        job = self._job(request)
+        async with self._calls:
+            lines = await run_in_thread(lambda: self._run_metrics.table(job))
+        name = f"attachment; filename*=UTF-8''{quote(job.name)}.csv"
+        headers = {"Content-Type": "text/csv; charset=utf-8", "Content-Disposition": name}
+        return web.Response(text="".join(lines), headers=headers)
+
+    async def _pods_of(self, key: Key) -> Sequence[Manifest]:
+        """A job's pods, listed once for all viewers of it; empty if the cluster refuses.
+
+        A viewer that has gone on to another job does not cancel the request, so that clicking around never has more
+        than MAX_CALLS requests running.
+        """
+        now = time.monotonic()
+        asked_at, asking = self._pods.get(key, (0.0, None))
+        if asking is None or (asking.done() and now - asked_at >= PODS_FRESH_S):
+            self._pods = {k: v for k, v in self._pods.items() if not v[1].done() or now - v[0] < PODS_FRESH_S}
+            asking = asyncio.create_task(self._list_pods(key))
+            self._pods[key] = now, asking
+        return await asyncio.shield(asking)
+
+    async def _list_pods(self, key: Key) -> Sequence[Manifest]:
+        async with self._calls:
+            try:
+                return await run_in_thread(lambda: self.place.cluster.list_pods(*key))
+            except ClusterError as e:
+                log.debug("pods of %s: %s", key, e)
+                return ()
+
+    async def change(self, request: web.Request) -> web.Response:
+        """Have something done to a job."""
+        try:
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError) as e:
+            raise UsageError("the request is not JSON") from e
+        wish = ChangeRequest.parse(request.match_info["verb"], body)
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        if self.place.namespace not in (None, namespace):
+            raise NotFoundError(f"this page shows only the namespace {self.place.namespace}")
+        async with self._calls:
+            await run_in_thread(lambda: apply_change(self.place.cluster, namespace, name, wish, self.tools.scaled))
+        self.feed.poll_now()
+        return web.json_response({})
+
+
+def page_routes(base: str, desk_of: Callable[[web.Request], Awaitable[Desk]]) -> list[web.RouteDef]:
+    """What the page asks for below `base`, at the desk of whoever asks."""
+
+    def at_desk(handle: Callable[[Desk, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            desk = await desk_of(request)
+            answer = await handle(desk, request)
+            if desk.is_over() and not answer.prepared:
+                raise web.HTTPUnauthorized(reason="this login has ended")
+            return answer
+
+        return handler
+
+    job = base + "jobs/{namespace}/{name}"
+    return [
+        web.get(base + "events", at_desk(Desk.events), allow_head=False),
+        web.get(job, at_desk(Desk.details)),
+        web.get(job + "/compare", at_desk(Desk.compare)),
+        web.get(job + "/logs", at_desk(Desk.logs)),
+        web.get(job + "/metrics", at_desk(Desk.metrics)),
+        web.get(job + "/metrics.csv", at_desk(Desk.table)),
+        web.post(job + "/stacks", at_desk(Desk.stacks)),
+        web.post(job + "/{verb}", at_desk(Desk.change)),
+    ]
+
+
+async def answered(handler: Handler, request: web.Request) -> web.StreamResponse:
+    """What a handler answers; an error as JSON."""
+    try:
+        return await handler(request)
+    except web.HTTPException as e:
+        return refused(e.status, e.reason)
+    except ElasticctlError as e:
+        return refused(next((status for kind, status in _STATUSES.items() if isinstance(e, kind)), 502), str(e))
+
+
+def refused(status: int, message: str) -> web.Response:
+    """A refusal in one line."""
+    return web.json_response({"error": message}, status=status)
+
+
+def event(name: str, data: Mapping[str, Any], event_id: str = "") -> bytes:
+    """One server-sent event; JSON has no newlines of its own."""
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()

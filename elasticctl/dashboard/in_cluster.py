@@ -1,0 +1,172 @@
+"""The dashboard of many, in the cluster: each person logs in, and sees and does what the cluster lets them, no more.
+
+    GET  /                    the page, and its files beside it; what it asks for is in `desk`
+    GET  /in/{namespace}/     the same for one namespace
+    GET  BASE/session         who is logged in: {"user": …}; 401 with {"error": …, "asks": …} where nobody is
+    POST BASE/login           {"token": …}: a token of the cluster; it begins a session, and answers with a cookie
+    POST BASE/logout          ends it
+    GET  /healthz             for the kubelet
+
+All that is asked of the API server for a person is asked with that person's token: who may see or do what is decided
+there. The token is in no answer, no address, no cookie and no log. Behind a proxy that logs people in, the proxy sends
+it along with each request, and there is no cookie of ours.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from elasticctl.api.errors import ClusterError, CredentialsError, UsageError
+from elasticctl.dashboard.access import TOKEN_HEADER, is_cross_site, is_own_origin
+from elasticctl.dashboard.desk import Desk, Handler, Tools, answered, page_routes, refused
+from elasticctl.dashboard.page_files import file_routes, harden
+from elasticctl.dashboard.sessions import LogIn, Session, Sessions
+
+COOKIE = "__Host-elasticctl"
+"""The prefix has browsers keep it to this very host, and send it over TLS alone (or to their own machine)."""
+MAX_BODY_BYTES = 64 << 10
+SIGN_OUT = "/oauth2/sign_out"
+READ_ONLY = "this dashboard changes nothing. FIX: type it, or have it installed with --dashboard-changes"
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_OF_NAMESPACE = "/in/{scope:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """`allow_changes`: people may change jobs, as far as they may. `behind_proxy`: a proxy sends their tokens."""
+
+    allow_changes: bool = False
+    behind_proxy: bool = False
+
+
+@dataclass(slots=True)
+class ClusterDashboard:
+    """The handlers of one pod."""
+
+    log_in: LogIn
+    tools: Tools
+    rules: Rules = field(default_factory=Rules)
+    poll_s: float = 2.0
+    sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.log_in)
+
+    def app(self) -> web.Application:
+        """The aiohttp application; TLS ends in front of it."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app.router.add_get("/healthz", self._health)
+        for base in (_OF_NAMESPACE, "/"):
+            app.add_routes(
+                [
+                    web.get(base + "session", self._session),
+                    web.post(base + "login", self._login),
+                    web.post(base + "logout", self._logout),
+                    *page_routes(base, self._desk_of),
+                    *file_routes(base),
+                ]
+            )
+        app.on_response_prepare.append(harden)
+        app.on_shutdown.append(self._end)
+        return app
+
+    async def _end(self, _: web.Application) -> None:
+        self.sessions.end_all()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check every request before a handler answers it."""
+        if is_cross_site(request.headers):
+            return refused(403, "the request comes from another site")
+        if request.method not in ("GET", "HEAD") and not is_own_origin(request.headers):
+            return refused(403, "the request does not come from the page")
+        return await answered(handler, request)
+
+    async def _desk_of(self, request: web.Request) -> Desk:
+        """The desk of whoever asks. Raises HTTPUnauthorized for nobody, and HTTPForbidden for what is not allowed."""
+        try:
+            session = await self._session_of(request)
+        except CredentialsError as e:
+            raise web.HTTPUnauthorized(reason=str(e)) from e
+        if session is None:
+            raise web.HTTPUnauthorized(reason="log in first")
+        if request.method not in ("GET", "HEAD"):
+            if not self.rules.allow_changes:
+                raise web.HTTPForbidden(reason=READ_ONLY)
+            given = request.headers.get(TOKEN_HEADER, "").encode("utf-8", "surrogatepass")
+            if not hmac.compare_digest(given, session.token.encode()):
+                raise web.HTTPForbidden(reason="the request does not come from the page")
+        hello = {"user": session.person.user, "changes": self.rules.allow_changes, "storages": False}
+        return session.desk(request.match_info.get("scope"), self.tools, hello, self.poll_s)
+
+    async def _session_of(self, request: web.Request) -> Session | None:
+        """The session of whoever asks, None for nobody. Behind a proxy, raises ClusterError for a bad token."""
+        if not self.rules.behind_proxy:
+            return self.sessions.find(request.cookies.get(COOKIE, ""))
+        token = _proxied(request)
+        if not token:
+            return None
+        return self.sessions.find(token) or await self.sessions.admit(token, token)
+
+    async def _session(self, request: web.Request) -> web.Response:
+        why = ""
+        try:
+            session = await self._session_of(request)
+        except ClusterError as e:
+            session, why = None, str(e)
+        if session is not None:
+            return web.json_response({"user": session.person.user})
+        if self.rules.behind_proxy and not why:
+            why = "the proxy in front sends no token. FIX: have it pass the ID token as Authorization: Bearer"
+        asks = "proxy" if self.rules.behind_proxy else "token"
+        return web.json_response({"error": why, "asks": asks}, status=401)
+
+    async def _login(self, request: web.Request) -> web.Response:
+        if self.rules.behind_proxy:
+            raise web.HTTPNotFound
+        token = _token_in(await request.read())
+        self.sessions.end(request.cookies.get(COOKIE, ""))
+        shown = secrets.token_urlsafe(32)
+        try:
+            session = await self.sessions.admit(shown, token)
+        except CredentialsError as e:
+            return refused(401, str(e))
+        answer = web.json_response({"user": session.person.user})
+        answer.set_cookie(COOKIE, shown, path="/", secure=True, httponly=True, samesite="Strict")
+        return answer
+
+    async def _logout(self, request: web.Request) -> web.Response:
+        proxied = self.rules.behind_proxy
+        self.sessions.end(_proxied(request) if proxied else request.cookies.get(COOKIE, ""))
+        answer = web.json_response({"next": SIGN_OUT if proxied else ""})
+        answer.del_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="Strict")
+        return answer
+
+
+def _proxied(request: web.Request) -> str:
+    """The token that a proxy sends along; "" for none."""
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token if kind.lower() == "bearer" and _TOKEN.fullmatch(token) else ""
+
+
+def _token_in(body: bytes) -> str:
+    """The token of a login. Raises UsageError, which does not repeat it."""
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    token = found.get("token") if isinstance(found, dict) else None
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token.strip()):
+        raise UsageError("this is not a token. FIX: paste what `kubectl create token NAME` prints")
+    return token.strip()

@@ -1,0 +1,157 @@
+"""Who is logged in to a dashboard for many: each with connections and desks of their own, all of it in memory alone.
+
+A session is found by a secret that its browser or the proxy in front shows; only a digest of that is kept. It ends when
+the cluster does not accept the person's token any more, after MAX_AGE_S, after IDLE_S without a request, and where
+others need the room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticctl.api.errors import BusyError, CredentialsError
+from elasticctl.cluster.kube.person import NAME, Person
+from elasticctl.dashboard.desk import Desk, Scope, Tools
+from elasticctl.dashboard.feed import run_in_thread
+
+MAX_SESSIONS, MAX_OF_A_PERSON = 128, 8
+MAX_DESKS = 4
+"""How many namespaces one session may look at."""
+MAX_AGE_S, IDLE_S = 12 * 3600.0, 3600.0
+MAX_LOGINS = 4
+"""How many tokens are shown to the cluster at a time."""
+
+
+LogIn = Callable[[str, Callable[[], None]], Person]
+"""Finds out whose a token is; is given what to call once it is not accepted any more. Blocks; raises ClusterError."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One login. `token` is the page's own, which changes need."""
+
+    person: Person
+    token: str
+    refused: threading.Event
+    begun_at: float
+    used_at: float
+    desks: dict[str | None, Desk] = field(default_factory=dict)
+
+    @property
+    def viewers(self) -> int:
+        """How many pages watch."""
+        return sum(desk.feed.viewers for desk in self.desks.values())
+
+    def is_over(self) -> bool:
+        """True once the cluster has refused the token, or the session is too old; may be asked in any thread."""
+        return self.refused.is_set() or time.monotonic() - self.begun_at > MAX_AGE_S
+
+    def desk(self, namespace: str | None, tools: Tools, hello: Mapping[str, Any], poll_s: float) -> Desk:
+        """Where this person looks at a namespace (None: at all). Raises BusyError where there are too many."""
+        found = self.desks.get(namespace)
+        if found is not None and found.watching is not None and not found.watching.done():
+            return found
+        if len(self.desks) >= MAX_DESKS:
+            unseen = [name for name, desk in self.desks.items() if not desk.feed.viewers]
+            if not unseen:
+                raise BusyError(f"{MAX_DESKS} namespaces are open already. FIX: close a page")
+            self.desks.pop(unseen[0]).stop()
+        place = Scope(self.person.cluster, NAME, namespace, lambda: self.person.inside)
+        made = self.desks[namespace] = Desk(place, tools, self.token, poll_s, hello, self.is_over)
+        made.start()
+        return made
+
+    def end(self) -> None:
+        """Stop all that is done for this person."""
+        self.refused.set()
+        for desk in self.desks.values():
+            desk.stop()
+        self.person.close()
+
+
+class Sessions:
+    """All sessions; for one event loop."""
+
+    def __init__(self, log_in: LogIn) -> None:
+        self._log_in = log_in
+        self._by_digest: dict[bytes, Session] = {}
+        self._coming: dict[bytes, asyncio.Task[Session]] = {}
+        self._logins = asyncio.Semaphore(MAX_LOGINS)
+        self._secret = secrets.token_bytes(32)
+
+    def find(self, shown: str) -> Session | None:
+        """The session of whoever shows this secret; None where there is none, or none any more."""
+        self._sweep()
+        session = self._by_digest.get(_digest(shown))
+        if session is not None:
+            session.used_at = time.monotonic()
+        return session
+
+    async def admit(self, shown: str, token: str) -> Session:
+        """Begin a session for who shows `shown` from now on. Raises ClusterError where the cluster takes no such token.
+
+        Requests that come together with one secret begin one session.
+        """
+        digest = _digest(shown)
+        task = self._coming.get(digest)
+        if task is None:
+            task = self._coming[digest] = asyncio.create_task(self._begin(digest, token))
+            task.add_done_callback(lambda done: (self._coming.pop(digest), done.cancelled() or done.exception()))
+        return await asyncio.shield(task)
+
+    def end(self, shown: str) -> None:
+        """End a session, if there is one."""
+        session = self._by_digest.pop(_digest(shown), None)
+        if session is not None:
+            session.end()
+
+    def end_all(self) -> None:
+        """End them all."""
+        for session in self._by_digest.values():
+            session.end()
+        self._by_digest.clear()
+
+    async def _begin(self, digest: bytes, token: str) -> Session:
+        refused = threading.Event()
+        async with self._logins:
+            person = await run_in_thread(lambda: self._log_in(token, refused.set))
+        if refused.is_set():
+            raise CredentialsError("the cluster does not accept this token any more. FIX: log in with another one")
+        self._sweep()
+        self._make_room(person.user)
+        now = time.monotonic()
+        # The same for all sessions of a person: a page goes on while its proxy renews the token.
+        own = hmac.new(self._secret, person.user.encode(), hashlib.sha256).hexdigest()
+        session = self._by_digest[digest] = Session(person, own, refused, now, now)
+        return session
+
+    def _make_room(self, user: str) -> None:
+        """End the sessions that have been used least, of a person who has many, and of all."""
+        mine = [digest for digest, session in self._by_digest.items() if session.person.user == user]
+        for digests, most in ((mine, MAX_OF_A_PERSON), (list(self._by_digest), MAX_SESSIONS)):
+            if len(digests) >= most:
+                least = min(digests, key=lambda digest: self._rank(self._by_digest[digest]))
+                self._by_digest.pop(least).end()
+
+    @staticmethod
+    def _rank(session: Session) -> tuple[bool, float]:
+        return session.viewers > 0, session.used_at
+
+    def _sweep(self) -> None:
+        """End those that are over, and those that nobody uses."""
+        now = time.monotonic()
+        for digest, session in list(self._by_digest.items()):
+            if session.is_over() or (not session.viewers and now - session.used_at > IDLE_S):
+                self._by_digest.pop(digest).end()
+
+
+def _digest(shown: str) -> bytes:
+    return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,201 @@
+"""The dashboard of many as a Deployment on a real cluster: two people, with rights in two namespaces."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from elasticctl.api.errors import ConflictError, NotFoundError
+from elasticctl.api.observed.changes import changes_of
+from elasticctl.cluster.kube.client import KubeCluster
+from elasticctl.cluster.kube.install import Installer, path_of
+from elasticctl.dashboard.access import TOKEN_HEADER
+from elasticctl.dashboard.in_cluster import COOKIE
+from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.connection import Connection, resource_path
+from tests.on_cluster.audit import Audit, need_audit_log
+from tests.on_cluster.commands import kubectl
+from tests.on_cluster.waiting import wait_until
+from tests.support.jobs import shell_job
+
+pytestmark = pytest.mark.each_release
+
+IMAGE = "lab/controller:dev"
+"""Runs the code of this very Python; the controller's own image lacks the command line."""
+HOME, ML, NLP = "team-dashboard", "team-ml", "team-nlp"
+JO, MARIA = f"system:serviceaccount:{ML}:jo", f"system:serviceaccount:{NLP}:maria"
+
+
+@dataclass(slots=True)
+class Browser:
+    """Somebody who has logged in; the cookie is sent along without TLS, which no browser would do."""
+
+    address: str
+    cookie: str = ""
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
+        """A request, its status and the JSON of its answer."""
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        given = {"Cookie": self.cookie, "Origin": f"http://{self.address}", **headers}
+        connection.request(method, path, None if body is None else json.dumps(body), given)
+        answer = connection.getresponse()
+        self.cookie = (answer.getheader("Set-Cookie") or self.cookie).partition(";")[0]
+        found = answer.status, json.loads(answer.read() or b"null")
+        connection.close()
+        return found
+
+    def log_in(self, token: str) -> tuple[int, dict[str, Any]]:
+        return self.ask("POST", "/login", {"token": token})
+
+    def news(self, base: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The stream of news, each with its name."""
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        connection.request("GET", f"{base}events", None, {"Cookie": self.cookie})
+        answer, name = connection.getresponse(), ""
+        try:
+            for line in answer:
+                key, _, value = line.decode().rstrip().partition(": ")
+                name = value if key == "event" else name
+                if key == "data":
+                    yield name, json.loads(value)
+        finally:
+            connection.close()
+
+    def hears(self, base: str, wanted: str) -> dict[str, Any]:
+        """The next news of this name."""
+        return next(data for name, data in self.news(base) if name == wanted)
+
+
+def apply(item: dict[str, Any]) -> None:
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(item))
+
+
+@pytest.fixture(scope="module")
+def address(crd: None, api: Connection) -> Iterator[str]:
+    """The dashboard runs, in a namespace that takes restricted pods alone; yields where."""
+    need_audit_log()
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    for name, labels in ((HOME, restricted), (ML, {}), (NLP, {})):
+        apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    for role in installation.manifests():
+        if role["metadata"]["name"] in ("elasticjobs-edit", "elasticjobs-view"):
+            apply(role)
+    for name, namespace, role in (("jo", ML, "view"), ("maria", NLP, "edit")):
+        account = f"--serviceaccount={namespace}:{name}"
+        kubectl("create", "serviceaccount", name, "-n", namespace)
+        kubectl("create", "rolebinding", name, "-n", namespace, f"--clusterrole={role}", account)
+        wait_until(lambda user=f"system:serviceaccount:{namespace}:{name}", where=namespace: _may_list(user, where), 60)
+    cluster = KubeCluster(api)
+    for name, namespace in (("digits", ML), ("words", NLP)):
+        cluster.create_job(shell_job(name, "true", namespace=namespace, maxReplicas=4))
+    wanted = installation.dashboard_manifests(HOME, IMAGE, ["--allow-changes"])
+    wanted[-1]["spec"]["template"]["spec"]["containers"][0]["command"][0] = sys.executable
+    installer = Installer(api, print)
+    try:
+        installer.apply(wanted)
+        installer.await_available(HOME, 120, installation.DASHBOARD)
+        yield str(api.request("GET", path_of(wanted[1]))["spec"]["clusterIP"])
+    finally:
+        print(kubectl("logs", "-n", HOME, f"deployment/{installation.DASHBOARD}", "--tail", "80"))
+        for namespace in (HOME, ML, NLP):
+            with suppress(NotFoundError, ConflictError):
+                api.request("DELETE", resource_path("v1", None, "namespaces", namespace))
+
+
+def _may_list(user: str, namespace: str) -> bool:
+    """Has the cluster put the rights to jobs into the roles `view` and `edit` yet?"""
+    try:
+        kubectl("auth", "can-i", "list", "elasticjobs", "-n", namespace, "--as", user)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.fixture
+def people(address: str) -> tuple[Browser, Browser]:
+    """Jo, who may see the jobs of one namespace, and Maria, who may change those of another; both have logged in."""
+    jo, maria = Browser(address), Browser(address)
+    for browser, name, namespace in ((jo, "jo", ML), (maria, "maria", NLP)):
+        status, told = browser.log_in(kubectl("create", "token", name, "-n", namespace).strip())
+        assert (status, told) == (200, {"user": f"system:serviceaccount:{namespace}:{name}"})
+    return jo, maria
+
+
+def test_each_sees_what_the_cluster_lets_them_see(people: tuple[Browser, Browser]) -> None:
+    for browser, own, name, others, user in (
+        (people[0], ML, "digits", NLP, JO),
+        (people[1], NLP, "words", ML, MARIA),
+    ):
+        assert [row["name"] for row in browser.hears(f"/in/{own}/", "jobs")["rows"]] == [name]
+        trouble = browser.hears(f"/in/{others}/", "trouble")["message"]
+        assert f'User "{user}" cannot list resource "elasticjobs"' in trouble
+        assert f'in the namespace "{others}"' in trouble
+        assert "at the cluster scope" in browser.hears("/", "trouble")["message"]
+        status, _ = browser.ask("GET", f"/in/{own}/jobs/{own}/{name}")
+        assert status == 200
+
+
+def test_a_wrong_token_lets_nobody_in(address: str) -> None:
+    stranger = Browser(address)
+    status, told = stranger.log_in("eyJhbGciOiJSUzI1NiJ9.e30.AAAA")
+    assert (status, "does not accept this token" in told["error"]) == (401, True)
+    assert stranger.ask("GET", f"/in/{ML}/events")[0] == 401
+
+
+def test_a_change_takes_the_persons_own_right_and_bears_their_name(
+    people: tuple[Browser, Browser], api: Connection
+) -> None:
+    jo, maria = people
+    cluster = KubeCluster(api)
+    for browser, namespace, name in ((jo, ML, "digits"), (maria, NLP, "words")):
+        token = browser.hears(f"/in/{namespace}/", "hello")["token"]
+        uid = cluster.get_job(namespace, name)["metadata"]["uid"]
+        status, told = browser.ask(
+            "POST",
+            f"/in/{namespace}/jobs/{namespace}/{name}/scale",
+            {"uid": uid, "workers": 3},
+            **{TOKEN_HEADER: token},
+        )
+        replicas = cluster.get_job(namespace, name)["spec"]["replicaSpecs"]["Worker"].get("replicas", 1)
+        if browser is jo:
+            assert status == 403
+            assert f'User "{JO}" cannot patch resource "elasticjobs"' in told["error"]
+            assert replicas == 1
+        else:
+            assert (status, told, replicas) == (200, {}, 3)
+    (change,) = changes_of(cluster.get_job(NLP, "words"))
+    assert (change.by, change.verb) == (MARIA, "scale")
+    (event,) = [item for item in cluster.list_events(NLP, "words") if item["reason"] == "Changed"]
+    assert f"scale by {MARIA} with dashboard" in event["message"]
+    printed = kubectl("logs", "-n", HOME, f"deployment/{installation.DASHBOARD}")
+    (record,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert (record["by"], record["namespace"], record["name"]) == (MARIA, NLP, "words")
+
+
+def test_the_pod_itself_has_no_token_and_asks_for_nothing(people: tuple[Browser, Browser], api: Connection) -> None:
+    dashboard, jo = Audit(f"system:serviceaccount:{HOME}:{installation.DASHBOARD}"), Audit(JO)
+    people[0].hears(f"/in/{ML}/", "jobs")
+    (pod,) = api.request("GET", resource_path("v1", HOME, "pods"))["items"]
+    volumes = json.dumps(pod["spec"]["volumes"])
+    assert "serviceAccountToken" not in volumes
+    assert "secret" not in volumes
+    assert ("elastic.pytorch.org", "elasticjobs", "list") in wait_until(jo.read)
+    assert dashboard.read() == set()
+
+
+def test_a_person_whom_the_cluster_knows_no_more_is_logged_out(people: tuple[Browser, Browser]) -> None:
+    jo = people[0]
+    jo.hears(f"/in/{ML}/", "jobs")
+    assert jo.ask("GET", "/session")[0] == 200
+    kubectl("delete", "serviceaccount", "jo", "-n", ML)
+    # The API server keeps what it has found out about a token for some seconds.
+    wait_until(lambda: jo.ask("GET", f"/in/{ML}/jobs/{ML}/digits")[0] == 401, 60)
+    assert jo.ask("GET", "/session")[0] == 401
+    assert jo.cookie.startswith(COOKIE)

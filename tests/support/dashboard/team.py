@@ -1,0 +1,134 @@
+"""A cluster that knows people by their tokens, and the dashboard of many beside it, as a pod would run it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from aiohttp import web
+
+from elasticctl.cli.verbs.inspect.compare import compared
+from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
+from elasticctl.cluster.kube.person import log_in
+from elasticctl.dashboard.desk import Tools
+from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
+from elasticctl.kubeapi import connection, credentials
+from tests.support.certificates import issue, pem, server_context
+from tests.support.fakeapi import FakeApi, Request
+from tests.support.job_samples import job
+
+JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/{}/elasticjobs/{}"
+_OF_JOBS = re.compile(r".*/v1alpha1/(?:namespaces/(?P<namespace>[^/]+)/)?elasticjobs(?:/.*)?")
+
+
+@dataclass(slots=True)
+class Guest:
+    """Somebody by name: the namespaces whose jobs they may see, and those where they may change them ("*": all)."""
+
+    user: str
+    sees: set[str]
+    changes: set[str] = field(default_factory=set)
+
+
+class People(Protocol):
+    """Who is known, by token."""
+
+    def get(self, token: str, /) -> Guest | None:
+        """The person of a token; None for nobody."""
+
+
+class App(Protocol):
+    """What can be served."""
+
+    def app(self) -> web.Application:
+        """Its application."""
+
+
+@dataclass(slots=True)
+class Team:
+    """An API server and whom it knows, by token. `shown` are the tokens that it was shown."""
+
+    api: FakeApi
+    people: People
+    shown: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.api.refuse = self._judge
+
+    def _judge(self, request: Request) -> tuple[int, Any, dict[str, str]] | None:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.shown.append(token)
+        person = self.people.get(token)
+        if person is None:
+            return 401, {"message": "Unauthorized"}, {}
+        if request.path.endswith("/selfsubjectreviews"):
+            return 201, {"status": {"userInfo": {"username": person.user}}}, {}
+        found = _OF_JOBS.fullmatch(request.path)
+        allowed = person.sees if request.method == "GET" else person.changes
+        if found is None or {"*", found["namespace"]} & allowed:
+            return None
+        verb = {"GET": "list", "PATCH": "patch"}[request.method]
+        where = f'in the namespace "{found["namespace"]}"' if found["namespace"] else "at the cluster scope"
+        said = f'elasticjobs is forbidden: User "{person.user}" cannot {verb} resource "elasticjobs" {where}'
+        return 403, {"message": said}, {}
+
+    def add(self, name: str, namespace: str) -> dict[str, Any]:
+        """A job in a namespace, which runs."""
+        made = job(name)
+        made["metadata"] |= {"namespace": namespace, "uid": f"uid-{name}"}
+        return self.api.put(JOBS.format(namespace, name), made)
+
+    def job(self, namespace: str, name: str) -> dict[str, Any]:
+        """A job as the cluster has it."""
+        return self.api.objects[JOBS.format(namespace, name)]
+
+
+@contextmanager
+def team(folder: Path, monkeypatch: pytest.MonkeyPatch, people: People) -> Iterator[Team]:
+    """A cluster with these people, by token, of which this process is a pod without a token of its own."""
+    certificate = issue("localhost")
+    (folder / "ca.crt").write_bytes(pem(certificate).certificate)
+    for module in (credentials, connection):
+        monkeypatch.setattr(module, "SERVICE_ACCOUNT", folder)
+    api = FakeApi(server_context(pem(certificate)))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", api.url.rpartition(":")[2])
+    try:
+        yield Team(api, people)
+    finally:
+        api.close()
+
+
+def dashboard(**rules: bool) -> ClusterDashboard:
+    """The dashboard of many."""
+    return ClusterDashboard(log_in, Tools(patch_to_scale, compared), Rules(**rules), poll_s=0.02)
+
+
+@contextmanager
+def served(page: App) -> Iterator[str]:
+    """Serve it from a thread; yields its address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> web.AppRunner:
+        runner = web.AppRunner(page.app(), shutdown_timeout=0.2, handler_cancellation=True, max_field_size=32 << 10)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner
+
+    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
