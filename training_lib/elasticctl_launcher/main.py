@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -26,13 +27,13 @@ from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.drain import DEFAULT_GRACE_S, Limits
 from elasticctl_launcher.ranks.setup import set_up
 from elasticctl_launcher.ranks.starter import RankStarter, shared_environment
-from elasticctl_launcher.service.client import client_from_environment
+from elasticctl_launcher.service.client import ServiceClient, client_from_environment
 from elasticctl_launcher.service.heartbeat import Heartbeat
 from elasticctl_launcher.states import LauncherState
 from elasticctl_launcher.system import OrphanReaper, raise_file_limit
 from elasticctl_launcher.usage.watch import UsageWatch
 from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
-from elasticctl_launcher.workspace import unpack_workspace
+from elasticctl_launcher.workspace import PrivateFolder, unpack_workspace
 from elasticctl_store import storage
 from elasticctl_store.errors import TrainError
 
@@ -67,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         heartbeat.start()
         stack.enter_context(contextlib.closing(heartbeat))
         try:
-            workspace = unpack_workspace(os.environ)
+            is_alike = options.launcher and not is_local(heartbeat.client)
+            workspace = unpack_workspace(os.environ, "workspace" if is_alike else "")
             if workspace is not None:
                 stack.enter_context(contextlib.closing(workspace))
                 command = workspace.enter(command, os.environ)
@@ -80,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
             output.print_message(str(error))
             WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
-        return _train(command, options, output, heartbeat, uploads.hurry)
+        run = _take_commands if options.launcher else _train
+        return run(command, options, output, heartbeat, uploads.hurry)
 
 
 def _train(
@@ -121,7 +124,7 @@ def _train(
         spot_notice.NoticeWatch(source, agent.give_notice).start()
     reaper = OrphanReaper(agent.own_pids)
     reaper.start()
-    usage = UsageWatch(agent.note_usage, alone=not heartbeat.client.endpoint.startswith("unix:"))
+    usage = UsageWatch(agent.note_usage, alone=not is_local(heartbeat.client))
     usage.start()
     with contextlib.closing(agent), contextlib.closing(reaper), contextlib.closing(usage):
         failure = None
@@ -137,6 +140,55 @@ def _train(
             failure = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, EXIT_FAILED, error=why)
         failure.write()  # first: a worker that has to go may be killed during what follows
         return failure.exit_code
+
+
+def _take_commands(
+    command: list[str],
+    options: argparse.Namespace,
+    output: WorkerOutput,
+    heartbeat: Heartbeat,
+    on_sigterm: Callable[[], None],
+) -> int:
+    """Like `_train`, in the launcher role."""
+    from elasticctl_launcher.rendezvous import handler_from_environment
+    from elasticctl_launcher.role.commands import CommandServer
+    from elasticctl_launcher.role.hosts import HostFiles, is_loopback
+    from elasticctl_launcher.role.program import LauncherRole
+
+    client = heartbeat.client
+    handler = handler_from_environment(client, options.nproc_per_node, options.join_timeout, heartbeat)
+    host = handler.identity.host
+    with contextlib.ExitStack() as stack:
+        name = "" if is_local(client) else "hosts"
+        folder = stack.enter_context(contextlib.closing(PrivateFolder(Path(tempfile.gettempdir()), name)))
+        files = HostFiles(folder.path)
+        environment = files.environment(shared_environment(), on_loopback=is_loopback(host))
+        token_file = Path(client.token_file)
+        read_token = lambda: token_file.read_bytes().strip()  # noqa: E731
+        server = CommandServer(host, read_token, environment, Path.cwd(), options.stop_grace)
+        role = LauncherRole(handler, RankStarter(command, environment, ()), environment, output, server, files)
+
+        def handle_signal(number: int, frame: FrameType | None) -> None:
+            on_sigterm()
+            role.terminate()
+
+        _handle_signals(handle_signal)
+        if options.notice != spot_notice.OFF:
+            source = spot_notice.make_source(options.notice, options.metadata_url)
+            spot_notice.NoticeWatch(source, lambda notice: os.kill(os.getpid(), signal.SIGTERM)).start()
+        reaper = OrphanReaper(role.own_pids)
+        reaper.start()
+        stack.enter_context(contextlib.closing(reaper))
+        failure = role.run(options.stop_grace)
+    if failure is None:
+        return 0
+    failure.write()
+    return failure.exit_code
+
+
+def is_local(client: ServiceClient) -> bool:
+    """Is this a worker of the local cluster, which shares its machine with all others?"""
+    return client.endpoint.startswith("unix:")
 
 
 def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
@@ -173,7 +225,9 @@ def modules_to_preload(choice: str, command: list[str]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elasticctl-launch", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--nproc-per-node", type=_positive, default=1, metavar="N", help="ranks of this worker")
+    parser.add_argument(
+        "--nproc-per-node", type=_positive, default=1, metavar="N", help="ranks, or slots, of this worker"
+    )
     parser.add_argument(
         "--stop-grace",
         type=float,
@@ -221,6 +275,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WHEN",
         help="whether to store the log in the job's storage too, where it outlives this machine: on, off, or auto, "
         "which is on unless the storage is a folder on this machine's local cluster",
+    )
+    parser.add_argument(
+        "--launcher",
+        action="store_true",
+        help="run the command on one worker only, for it starts the others' work itself, as mpirun and horovodrun do",
     )
     parser.add_argument(
         "--stacks",

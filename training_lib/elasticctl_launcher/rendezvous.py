@@ -85,6 +85,7 @@ class ServiceRendezvous(RendezvousHandler):
 
     `prepared`: this worker's ranks have been started already, or need not; a caller that sets it to False handles
     RanksWanted. `stays()`: those of its last generation can go on in their processes, and need no start.
+    `serves_commands`: it has none, but runs what another worker tells it, so no change of the group stops anything.
 
     `join_timeout_s` limits the wait for a group; 0: none. `heartbeat`, if any, says what the launcher does.
 
@@ -104,6 +105,7 @@ class ServiceRendezvous(RendezvousHandler):
         self.poll: Poll = heartbeat.poll if heartbeat else lambda verb, body: client.call(verb, body, POLL_TIMEOUT_S)
         self.generation = 0
         self.prepared = True
+        self.serves_commands = False
         self.stays: Callable[[], bool] = lambda: False
         self.stale = threading.Event()
         self.stale_reason = ""
@@ -133,13 +135,8 @@ class ServiceRendezvous(RendezvousHandler):
         service refuses this worker for another reason).
         """
         while True:
-            self._watched = -1  # the watcher of the old generation is out of date
-            self._say(Doing.WAITING)
             server, port = _open_store(self.identity.host)
-            world = self._join(port)
-            self.members, self.generation = world["members"], world["generation"]
-            self._say(Doing.STARTING)
-            self._watch()
+            self.join_group(port)
             rank = next(i for i, member in enumerate(self.members) if member["uid"] == self.identity.uid)
             first = self.members[0]
             self._server = server if rank == 0 else None
@@ -153,6 +150,18 @@ class ServiceRendezvous(RendezvousHandler):
         prefixed = PrefixStore(f"elasticctl/{self.generation}", store)
         bootstrap = RendezvousStoreInfo(first["host"], first["port"])
         return RendezvousInfo(prefixed, rank, len(self.members), bootstrap)
+
+    def join_group(self, port: int) -> None:
+        """Join the next generation with something that listens at `port`, and watch it; blocks until one has formed.
+
+        Raises as `next_rendezvous` does.
+        """
+        self._watched = -1  # the watcher of the old generation is out of date
+        self._say(Doing.WAITING)
+        world = self._join(port)
+        self.members, self.generation = world["members"], world["generation"]
+        self._say(Doing.STARTING)
+        self._watch()
 
     def is_closed(self) -> bool:
         """True once the job is over for this agent."""
@@ -184,6 +193,7 @@ class ServiceRendezvous(RendezvousHandler):
         stays = self.stays()  # a service that was restarted may not know
         body = {**asdict(self.identity), "port": port, "generation": self.generation}
         body |= {"prepared": self.prepared or stays, "stays": stays}
+        body |= {"serves_commands": True} if self.serves_commands else {}
         deadline = time.monotonic() + (self._join_timeout_s or math.inf)
         refused_since: float | None = None
         backoff = Backoff()
@@ -238,7 +248,7 @@ class ServiceRendezvous(RendezvousHandler):
                 body.pop("members", None)
                 if state == "unknown":
                     body["members"] = self.members  # only then: some 100 bytes a member, from every agent
-                    body["stays"] = self.stays()
+                    body.update(stays=self.stays(), serves_commands=self.serves_commands)
                 if state in ("current", "unknown") or self._watched != generation:
                     continue
                 self.stale_reason = str(answer.get("reason", ""))

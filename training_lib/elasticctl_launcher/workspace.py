@@ -50,11 +50,19 @@ log = logging.getLogger(__name__)
 
 
 class PrivateFolder:
-    """A new folder in `parent` (mode 0700), which exists until `close` or the end of this process. Raises OSError."""
+    """A new folder in `parent` (mode 0700), which exists until `close` or the end of this process. Raises OSError.
 
-    def __init__(self, parent: Path) -> None:
+    It has a name of its own, unless it is to be called `PREFIX` + `name`: programs in the launcher role look for their
+    own folders on the other workers, and on a cluster each of these has its own temporary folder.
+    """
+
+    def __init__(self, parent: Path, name: str = "") -> None:
         delete_orphaned_folders(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        if name:
+            self.path = parent / f"{PREFIX}{name}"
+            self.path.mkdir(0o700)
+        else:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         unnamed = self.path / f"{LOCK}.new"
         self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -148,8 +156,8 @@ class UnpackedWorkspace:
         return [*command[:at], str(copied), *command[at + 1 :]] if copied.is_file() else None
 
 
-def unpack_workspace(environ: Mapping[str, str]) -> UnpackedWorkspace | None:
-    """Unpack the workspace that the environment names; None if it names none.
+def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWorkspace | None:
+    """Unpack the workspace that the environment names; None if it names none. `name` as in PrivateFolder.
 
     Raises TrainError, in one line with its fix, if that fails.
     """
@@ -159,7 +167,7 @@ def unpack_workspace(environ: Mapping[str, str]) -> UnpackedWorkspace | None:
     url, _, digest = reference.rpartition("#")
     if not url or not is_digest(digest):
         raise TrainError(f"{VARIABLE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit sets it")
-    parent, began_s = PrivateFolder(Path(tempfile.gettempdir())), time.monotonic()
+    parent, began_s = PrivateFolder(Path(tempfile.gettempdir()), name), time.monotonic()
     try:
         folder = parent.path / "workspace"
         folder.mkdir()

@@ -344,7 +344,8 @@ class RendezvousService:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
             if unprepared and group.has_to_prepare(member, generation, now):
                 return {"state": "prepare", "ranks": group.ranks_of_others(member)}
-            group.join(member, generation, now, stay=body.get("stays") is True)
+            serves_commands = body.get("serves_commands") is True
+            group.join(member, generation, now, stay=body.get("stays") is True, serves_commands=serves_commands)
             note_sign(group, body, now)
 
         def world(group: Group) -> GroupWorld | str | None:
@@ -387,7 +388,8 @@ class RendezvousService:
             if uid in group.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
-                group.adopt(world, now, stay=body.get("stays") is True)
+                serves_commands = body.get("serves_commands") is True
+                group.adopt(world, now, stay=body.get("stays") is True, serves_commands=serves_commands)
                 is_news = True
         if is_news:
             self._on_change(caller.key)
@@ -400,7 +402,7 @@ class RendezvousService:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._changing(caller) as (group, now):
             note_sign(group, body, now)
-            group.finish(uid, generation, now)
+            group.finish(uid, generation, now, for_all=body.get("for_all") is True)
 
         def state_of(group: Group) -> str | None:
             if group.state is GroupState.OVER:
@@ -526,7 +528,7 @@ def _watch_answer(group: Group, uid: str, generation: int, *, draining: bool) ->
     if uid not in group.alive:
         return {"state": "stale", "reason": "removed"}
     if group.state is GroupState.OVER:
-        return None
+        return {"state": "stale", "reason": "the job is done"} if group.serves_commands else None
     if group.world is None:
         return {"state": "stale", "reason": group.reason}
     if group.world.generation != generation or not group.is_member(uid):

@@ -64,7 +64,7 @@ class CopiedFile:
 def send_files(line: socket.socket, token: bytes, folder: Path, files: Sequence[CopiedFile]) -> None:
     """Send the files, which lie in `folder`; returns once they are kept. Raises PeerError and OSError."""
     line.settimeout(PATIENCE_S)
-    theirs, mine = _receive(line, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    theirs, mine = receive(line, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
     _say(line, token, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
     _raise_if_refused(_hear(line, token, b"accept" + mine))
     for file in files:
@@ -131,11 +131,11 @@ def _say(line: socket.socket, token: bytes, purpose: bytes, message: Mapping[str
 
 
 def _hear(line: socket.socket, token: bytes, purpose: bytes) -> dict[str, Any]:
-    (length,) = _LENGTH.unpack(_receive(line, _LENGTH.size))
+    (length,) = _LENGTH.unpack(receive(line, _LENGTH.size))
     if length > MAX_MESSAGE_BYTES:
         raise PeerError(f"a message of {length} bytes is too long")
-    data = _receive(line, length)
-    if not hmac.compare_digest(_receive(line, _MAC_BYTES), hmac.digest(token, purpose + data, hashlib.sha256)):
+    data = receive(line, length)
+    if not hmac.compare_digest(receive(line, _MAC_BYTES), hmac.digest(token, purpose + data, hashlib.sha256)):
         raise PeerError("the other end does not know this job's token")
     try:
         message = json.loads(data)
@@ -151,7 +151,8 @@ def _raise_if_refused(answer: Mapping[str, Any]) -> None:
         raise PeerError(str(answer["refused"])[:200])
 
 
-def _receive(line: socket.socket, size_bytes: int) -> bytes:
+def receive(line: socket.socket, size_bytes: int) -> bytes:
+    """So many bytes. Raises OSError where the other end hangs up before."""
     data = bytearray()
     while len(data) < size_bytes:
         part = line.recv(size_bytes - len(data))

@@ -120,8 +120,8 @@ def _plain(line: str) -> str:
 
 
 def last_error_line(lines: Sequence[str]) -> str:
-    """What comes nearest to an error without a traceback: the last line that is not blank."""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    """What comes nearest to an error without a traceback: the last line that says something."""
+    return next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
 
 
 def _find_of_python(lines: Sequence[str]) -> FinalException | None:

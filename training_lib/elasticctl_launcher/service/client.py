@@ -81,12 +81,17 @@ class _TcpConnection(http.client.HTTPConnection):
         finally:
             self.timeout = timeout_s
         self.sock.settimeout(timeout_s)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
-        for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):
-                self.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(self.sock)
+
+
+def keep_alive(connected: socket.socket) -> None:
+    """Have the kernel end a TCP connection on which nothing is said, and whose other end has gone."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -98,9 +98,12 @@ class Inquiries:
             self._poll
         )
 
-    def wait_for_peers(self, generation: int) -> Question:
-        """Report that all ranks here exited with 0: are those of all members DONE, or has this worker to REJOIN?"""
-        body = {"uid": self._uid, "generation": generation}
+    def wait_for_peers(self, generation: int, *, for_all: bool = False) -> Question:
+        """Report that all ranks here exited with 0: are those of all members DONE, or has this worker to REJOIN?
+
+        `for_all`: the others have none, and are done too.
+        """
+        body = {"uid": self._uid, "generation": generation, **({"for_all": True} if for_all else {})}
         return Question("finish", lambda: body, _read_state, DONE, self._on_answer).ask(self._poll)
 
     def ask_to_stay(self, reason: str, notice: SpotNotice | None) -> Stay:

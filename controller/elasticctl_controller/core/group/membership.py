@@ -104,7 +104,8 @@ class Group:
     and `unsaved` why they train on without saving; `places` are those of ranks that do not move, by rank.
 
     With `stays`, ranks go on in their processes when the group changes, so workers that have to start theirs do that
-    first (`preparing`), and the others train meanwhile.
+    first (`preparing`), and the others train meanwhile. With `serves_commands`, workers have no ranks but run what a
+    launcher program on the first of them says: a change of the group stops nothing.
     """
 
     job_uid: str
@@ -137,6 +138,7 @@ class Group:
     places: dict[int, RankPlace] = field(default_factory=dict)
     stays: bool = False
     preparing: set[str] = field(default_factory=set)
+    serves_commands: bool = False
     notices: Notices = field(default_factory=Notices)
     usage: UsageReports = field(default_factory=UsageReports)
     history: TrainingHistory = field(default_factory=TrainingHistory)
@@ -229,16 +231,19 @@ class Group:
             self.unreachable[uid] = now
             self.settle(now)
 
-    def join(self, member: Member, generation: int, now: float, *, stay: bool = False) -> None:
+    def join(
+        self, member: Member, generation: int, now: float, *, stay: bool = False, serves_commands: bool = False
+    ) -> None:
         """An agent is ready for a generation after `generation`, the last it was in (0: none).
 
-        `stay`: its ranks go on in their processes.
+        `stay`: its ranks go on in their processes. `serves_commands`: it has none.
         """
         if member.uid in self.leaving or self.state is GroupState.OVER:
             return
         self.note_sign(member.uid, now)
         self._note_unseen(generation)
         self.stays |= stay
+        self.serves_commands |= serves_commands
         if generation and not self.members:
             self.remembered.add(member.uid)
         world = self.world
@@ -296,10 +301,10 @@ class Group:
         known = transition(self.state, GroupEvent.GROUP_REPORTED) is self.state
         return not known and generation >= self.generation
 
-    def adopt(self, world: GroupWorld, now: float, *, stay: bool = False) -> None:
+    def adopt(self, world: GroupWorld, now: float, *, stay: bool = False, serves_commands: bool = False) -> None:
         """A running agent reports its group to a restarted service: it keeps training undisturbed.
 
-        `stay`: its ranks go on in their processes when the group changes. A member may have been lost while there was
+        `stay` and `serves_commands` as in `join`. A member may have been lost while there was
         no service; the others would wait for it in vain.
         """
         if not self.adopts(world.generation):
@@ -307,6 +312,7 @@ class Group:
         self._advance(GroupEvent.GROUP_REPORTED, now, world=world)
         self.generation, self.obstacle, self.unsaved = world.generation, "", ""  # ranks that still wait say so again
         self.stays |= stay
+        self.serves_commands |= serves_commands
         newest = self.history.newest
         if newest is None or newest.generation != world.generation:
             names = tuple(member.name for member in world.members)
@@ -344,15 +350,17 @@ class Group:
             self._advance(GroupEvent.MEMBER_LEFT, now, self.drain.reason if self.drain else reason)
         self.settle(now)
 
-    def finish(self, uid: str, generation: int, now: float) -> None:
-        """All ranks of an agent have succeeded. Once that holds for every member, the group is over."""
+    def finish(self, uid: str, generation: int, now: float, *, for_all: bool = False) -> None:
+        """All ranks of an agent have succeeded. Once that holds for every member, or for one that speaks `for_all`,
+        the group is over.
+        """
         self._advance(GroupEvent.MEMBER_FINISHED, now)
         known = set(self.members) if self.world is not None else set()
         if self.state is GroupState.RESTORED:
             known = set(self.remembered)
         if uid not in known or generation != self.generation:
             return
-        self.finished.add(uid)
+        self.finished |= known if for_all else {uid}
         if known <= self.finished:
             self._advance(GroupEvent.ALL_FINISHED, now)
         self.settle(now)
@@ -642,7 +650,7 @@ class Group:
         if max(waits) > now:
             self.growth = before or "newcomers wait until the group has trained long enough for stopping it to pay"
             return None if max(waits) == math.inf else max(waits) - now
-        if self.rules.automatic:
+        if self.rules.automatic and not self.serves_commands:
             measured = measure_growth(self.history.generations, self.history.rates, self.history.progress, now)
             verdict = decide_growth(
                 replace(measured, ready=len(newcomers), coming=len(starting), ready_since=self.first_join_at), now
@@ -659,7 +667,7 @@ class Group:
         If no more are to come, it is done at once, unless newcomers have stopped the group for much of its time.
         """
         newest = self.history.newest
-        if newest is None or newest.formed_at is None:
+        if newest is None or newest.formed_at is None or self.serves_commands:
             return 0.0
         if self.history.reports:
             if newest.first_step_at is None:

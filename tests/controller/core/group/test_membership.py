@@ -273,6 +273,33 @@ def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> N
     assert group.drain is not None
 
 
+def test_workers_that_serve_commands_let_newcomers_in_at_once_however_often() -> None:
+    group = Group(job_uid="j", rules=GroupRules(automatic=True))
+    for count in range(1, 9):
+        now = float(count)
+        group.set_alive(alive(*range(count)), 1, now)
+        for index in reversed(range(count)):  # the newcomer first; for it the others join again
+            group.join(member(index), group.generation, now, serves_commands=True)
+        assert group.world is not None
+        assert [each.uid for each in group.world.members] == [f"u{index}" for index in range(count)]
+
+
+def test_one_member_finishes_for_all() -> None:
+    group = formed(0, 1, 2)
+    group.finish("u0", 1, 5.0)
+    assert group.state is GroupState.TRAINING
+    group.finish("u0", 1, 6.0, for_all=True)
+    assert group.state is GroupState.OVER
+    assert group.verdict("u1", 1) == "rejoin"
+
+
+def test_nobody_finishes_for_all_with_a_generation_that_is_over() -> None:
+    group = formed(0, 1)
+    group.set_alive(alive(0), 1, 5.0)
+    group.finish("u0", 1, 6.0, for_all=True)
+    assert group.state is GroupState.FORMING
+
+
 def test_an_export_is_not_stopped_for_newcomers() -> None:
     group = formed(0, 1)
     group.note_sign("u0", 100.0, "exporting")

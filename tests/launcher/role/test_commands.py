@@ -1,0 +1,188 @@
+"""Commands on another worker, between real processes: what ssh would do, and who is let in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from elasticctl_launcher.peers.wire import PeerError
+from elasticctl_launcher.role.commands import CommandServer
+from elasticctl_launcher.role.hosts import HOSTFILE_VARIABLE, HostFiles
+from elasticctl_launcher.role.line import MAX_FRAME_BYTES, Frame, Line
+
+TOKEN = b"right-token"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> HostFiles:
+    (tmp_path / "token").write_bytes(TOKEN + b"\n")
+    return HostFiles(tmp_path)
+
+
+@pytest.fixture
+def server(files: HostFiles) -> Iterator[CommandServer]:
+    made = CommandServer("127.0.0.1", lambda: TOKEN, {**os.environ, "WHO": "a-1"}, files.folder, 0.5)
+    files.write([{"name": "a-1", "host": "127.0.0.1", "port": made.port, "slots": 1}])
+    yield made
+    made.close()
+
+
+def ssh(files: HostFiles, *words: str, token: str = "token") -> subprocess.Popen[bytes]:
+    environ = {
+        **os.environ,
+        HOSTFILE_VARIABLE: str(files.hostfile),
+        "ELASTICCTL_RDZV_TOKEN_FILE": str(files.folder / token),
+    }
+    pipe = subprocess.PIPE
+    return subprocess.Popen([str(files.folder / "bin/ssh"), *words], env=environ, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def sleeper(files: HostFiles) -> tuple[subprocess.Popen[bytes], int]:
+    """A command that leaves a process behind in its session, and that one's number."""
+    caller = ssh(files, "a-1", "sleep 1000 & echo $!; trap '' TERM; wait; sleep 1000")
+    assert caller.stdout is not None
+    return caller, int(caller.stdout.readline())
+
+
+def test_input_both_outputs_and_the_exit_code_are_the_commands_own(server: CommandServer, files: HostFiles) -> None:
+    words = ("-x", "-o", "StrictHostKeyChecking=no", "-p22", "a-1", "-oBatchMode=yes", "echo $WHO >&2;", "cat; exit 7")
+    data = os.urandom(3 << 20)
+
+    with ssh(files, *words) as caller:
+        out, err = caller.communicate(data)
+
+    assert (caller.returncode, out, err) == (7, data, b"a-1\n")
+
+
+def test_without_input_a_command_reads_its_end(server: CommandServer, files: HostFiles) -> None:
+    with ssh(files, "-n", "a-1", "cat; echo done") as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.read() == b"done\n"
+
+
+def test_signals_are_passed_on(server: CommandServer, files: HostFiles) -> None:
+    with ssh(files, "a-1", "trap 'echo told; exit 9' TERM; echo ready; while true; do sleep 0.05; done") as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"ready\n"
+        caller.send_signal(signal.SIGTERM)
+        assert caller.stdout.read() == b"told\n"
+        assert caller.wait() == 9
+
+
+def test_a_command_that_a_signal_ends_says_so_as_a_shell_does(server: CommandServer, files: HostFiles) -> None:
+    with ssh(files, "a-1", "kill -KILL $$") as caller:
+        assert caller.wait() == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["caller", "worker"])
+def test_what_a_command_has_started_ends_with_the_connection(server: CommandServer, files: HostFiles, how: str) -> None:
+    caller, pid = sleeper(files)
+    with caller:
+        caller.kill() if how == "caller" else server.end_commands()
+        until(lambda: is_gone(pid) and not server.own_pids())
+        assert caller.wait() == (-signal.SIGKILL if how == "caller" else 255)
+
+
+def test_nobody_without_the_token_runs_anything(
+    server: CommandServer, files: HostFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    (files.folder / "wrong").write_text("wrong-token")
+    with ssh(files, "a-1", "touch", "ran", token="wrong") as caller:
+        assert caller.wait() == 255
+    until(lambda: "does not know this job's token" in caplog.text)
+    assert not (files.folder / "ran").exists()
+
+
+def test_a_stranger_in_the_workers_place_is_not_believed(files: HostFiles) -> None:
+    """It has no key for an answer, and who calls believes nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        files.write([{"name": "a-1", "host": "127.0.0.1", "port": stranger.getsockname()[1], "slots": 1}])
+        with ssh(files, "a-1", "cat") as caller:
+            connected, _ = stranger.accept()
+            with connected:
+                line = Line(connected, b"wrong-token", calls=False)
+                line.send(Frame.EXIT, b"0")
+                assert caller.stderr is not None
+                assert b"does not know this job's token" in caller.stderr.read()
+            assert caller.wait() == 255
+
+
+SENT = b"longer than the MAC of a frame: " * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one, two: two + one,
+        lambda one, two: one + one,
+        lambda one, two: one[:20] + b"?" + one[21:] + two,
+        lambda one, two: b"\x02" + (MAX_FRAME_BYTES + 1).to_bytes(4, "big"),
+    ],
+    ids=["in another order", "twice", "changed", "too long"],
+)
+def test_who_sits_on_the_line_cannot_change_what_is_said(change: Callable[[bytes, bytes], bytes]) -> None:
+    ours, tapped = socket.socketpair()
+    theirs, forged = socket.socketpair()
+    with ours, tapped, theirs, forged, ThreadPoolExecutor() as threads:
+        caller = threads.submit(Line, ours, TOKEN, calls=True)
+        worker = threads.submit(Line, theirs, TOKEN, calls=False)
+        forged.sendall(tapped.recv(32))
+        tapped.sendall(forged.recv(32))
+        frames = []
+        for _ in range(2):
+            caller.result().send(Frame.INPUT, SENT)
+            frames.append(tapped.recv(1000))
+        forged.sendall(change(*frames))
+
+        def listen() -> None:
+            for _ in frames:
+                assert worker.result().receive() == (Frame.INPUT, SENT)
+
+        with pytest.raises(PeerError):
+            listen()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "a worker and a command are needed"),
+        (("a-1",), "a worker and a command are needed"),
+        (("-l", "root", "a-9", "true"), "a-9 is none of this job's workers now"),
+    ],
+)
+def test_what_cannot_be_is_said(files: HostFiles, words: tuple[str, ...], said: str) -> None:
+    with ssh(files, *words) as caller:
+        assert caller.stderr is not None
+        assert said in caller.stderr.read().decode()
+        assert caller.wait() == 255
+
+
+def test_outside_a_job_the_variable_is_named() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != HOSTFILE_VARIABLE}
+    argv = [sys.executable, "-m", "elasticctl_launcher.role.rsh", "a-1", "true"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "ELASTICCTL_HOSTFILE is not set. FIX: " in done.stderr) == (255, True)

@@ -1,0 +1,148 @@
+"""Launchers in the launcher role, against the real service; the launcher program is a shell script, or mpirun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from elasticctl_controller.core.group.blame import GroupRules
+from tests.support.launcher_lab import Lab
+
+ROLE = ("--launcher",)
+UNTIL_DONE = 'while [ ! -e "$LAB/done" ]; do sleep 0.05; done'
+
+SUM_OF_RANKS = """
+import ctypes, os
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+def named(name):
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, name)))
+assert mpi.MPI_Init(None, None) == 0
+world, rank, total = named("ompi_mpi_comm_world"), ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Allreduce(ctypes.byref(rank), ctypes.byref(total), 1, named("ompi_mpi_int"), named("ompi_mpi_op_sum"), world)
+mpi.MPI_Finalize()
+os.write(1, f"rank {rank.value} on {os.environ['ELASTICCTL_WORKER']}: {total.value}\\n".encode())
+"""
+
+
+def hosts(lab: Lab, name: str) -> list[str]:
+    """What discovery prints for the program of this worker, which wrote down where it is."""
+    path = lab.folder / f"{name}.discovery"
+    if not path.exists():
+        return []
+    return subprocess.run([path.read_text().strip()], capture_output=True, text=True, check=True).stdout.split()
+
+
+def start(lab: Lab, name: str, script: str, *options: str) -> None:
+    script = f'echo "$ELASTICCTL_DISCOVER_HOSTS" > "$LAB/$ELASTICCTL_WORKER.discovery"; echo started $$; {script}'
+    lab.start(name, "sh", "-c", script, options=(*ROLE, *options), LAB=str(lab.folder))
+
+
+def start_all(lab: Lab, script: str, *names: str) -> None:
+    lab.add(*names)
+    for name in names:
+        start(lab, name, script)
+
+
+def started(lab: Lab, name: str) -> int:
+    return lab.output(name).count("started ")
+
+
+def test_the_first_worker_runs_the_program_and_its_success_ends_all(lab: Lab) -> None:
+    start_all(lab, UNTIL_DONE, "a-0", "a-1", "a-2")
+    lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-1:1", "a-2:1"])
+
+    (lab.folder / "done").touch()
+
+    assert [lab.wait(name) for name in ("a-0", "a-1", "a-2")] == [0, 0, 0]
+    assert [started(lab, name) for name in ("a-0", "a-1", "a-2")] == [1, 0, 0]
+
+
+def test_workers_come_and_go_and_the_program_runs_on(lab: Lab) -> None:
+    start_all(lab, UNTIL_DONE, "a-0", "a-1")
+    lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-1:1"])
+    start_all(lab, UNTIL_DONE, "a-2")
+    lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-1:1", "a-2:1"])
+    start_all(lab, UNTIL_DONE, "a-3")
+    lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-1:1", "a-2:1", "a-3:1"])
+    lab.kill("a-1")
+    lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-2:1", "a-3:1"])
+    lab.workers["a-2"].send_signal(signal.SIGTERM)
+    assert lab.wait("a-2") == 128 + signal.SIGTERM
+    lab.until(lambda: hosts(lab, "a-0") == ["a-0:1", "a-3:1"])
+
+    (lab.folder / "done").touch()
+
+    assert [lab.wait(name) for name in ("a-0", "a-3")] == [0, 0]
+    assert started(lab, "a-0") == 1
+    assert lab.message("a-2")["verdict"] == "preempted"
+
+
+def test_another_worker_starts_the_program_again_once_the_first_is_lost(lab: Lab) -> None:
+    start_all(lab, f"ssh a-1 'echo $$ > $LAB/remote; exec sleep 1000' & {UNTIL_DONE}", "a-0", "a-1")
+    remote = lab.folder / "remote"
+    lab.until(lambda: remote.exists() and remote.read_text().strip())
+    pid = int(remote.read_text())
+
+    lab.kill("a-0")
+
+    lab.until(lambda: hosts(lab, "a-1") == ["a-1:1"])
+    lab.until(lambda: not _runs(pid) or remote.read_text().strip() != str(pid))
+    (lab.folder / "done").touch()
+    assert lab.wait("a-1") == 0
+
+
+def test_a_failure_counts_and_the_last_one_ends_the_job(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=1)
+    start_all(lab, "echo no such file >&2; exit 3", "a-0", "a-1")
+
+    assert lab.wait("a-0") == 3
+
+    assert started(lab, "a-0") == 2
+    message = lab.message("a-0")
+    assert {key: message[key] for key in ("verdict", "worker", "exitCode", "error", "generation")} == {
+        "verdict": "application",
+        "worker": "a-0",
+        "exitCode": 3,
+        "error": "no such file",
+        "generation": 2,
+    }
+    assert "rank" not in message
+    assert started(lab, "a-1") == 0
+
+
+def test_sigterm_reaches_the_program(lab: Lab) -> None:
+    start_all(lab, 'trap "touch $LAB/told; exit 0" TERM; while true; do sleep 0.05; done', "a-0")
+    lab.until(lambda: hosts(lab, "a-0"))
+
+    lab.workers["a-0"].send_signal(signal.SIGTERM)
+
+    assert lab.wait("a-0") == 128 + signal.SIGTERM
+    assert (lab.folder / "told").exists()
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI: apt-get install openmpi-bin")
+def test_mpirun_starts_ranks_on_all_workers_that_reach_each_other(lab: Lab) -> None:
+    lab.add("a-0", "a-1", "a-2")
+    for name in ("a-0", "a-1", "a-2"):
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        options = (*ROLE, "--nproc-per-node", "2")
+        lab.start(name, "mpirun", sys.executable, "-c", SUM_OF_RANKS, options=options, **root)
+
+    assert [lab.wait(name) for name in ("a-0", "a-1", "a-2")] == [0, 0, 0]
+
+    said = sorted(line for line in lab.output("a-0").splitlines() if line.startswith("rank "))
+    assert said == [f"rank {rank} on a-{rank // 2}: 15" for rank in range(6)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""`CommandServer`: runs what the launcher program sends to this worker, in place of sshd.
+
+A command is a line for the shell, as ssh's. It runs in a session of its own, with this worker's environment, and ends
+with its connection: SIGTERM, and SIGKILL after a grace period. The kernel ends it with the launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from elasticctl_launcher.peers.wire import PeerError
+from elasticctl_launcher.ranks.starter import BOOTSTRAP
+from elasticctl_launcher.role.line import CHUNK_BYTES, Frame, Line
+
+MAX_CONNECTIONS = 512
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that a caller passes on."""
+
+CANNOT_START = 126
+
+log = logging.getLogger(__name__)
+
+
+class _Command:
+    """A process in a session of its own, for the caller at the other end of `line`; `run` returns at its end.
+
+    The process is collected last, so its session's number is nobody else's meanwhile. Raises OSError where it cannot
+    be started.
+    """
+
+    def __init__(self, line: Line, words: str, environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
+        self._line, self._grace_s = line, grace_s
+        self._ended, self._hung_up, self._lock = threading.Event(), False, threading.Lock()
+        pipe = subprocess.PIPE
+        argv = [sys.executable, "-I", "-S", BOOTSTRAP, str(os.getpid()), "exec", "/bin/sh", "-c", words]
+        self._process = subprocess.Popen(
+            argv, env=environ, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        self.pid = self._process.pid
+
+    def run(self) -> int:
+        """Wait for its end, and for that of its output; its exit code, as a shell has it.
+
+        From the thread that has started it, for the kernel ties it to that.
+        """
+        obey = threading.Thread(target=self._obey, daemon=True)
+        pumps = [
+            threading.Thread(target=self._pump, args=(pipe, kind), daemon=True)
+            for pipe, kind in ((self._process.stdout, Frame.OUTPUT), (self._process.stderr, Frame.ERRORS))
+        ]
+        for thread in (obey, *pumps):
+            thread.start()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        for pump in pumps:
+            pump.join()  # as sshd does: who inherits the output is waited for, as long as the caller is there
+        if self._hung_up:
+            self._signal(signal.SIGKILL)  # what it has left behind
+        with self._lock:
+            code = self._process.wait()
+            self._ended.set()
+        return 128 - code if code < 0 else code
+
+    def hang_up(self) -> None:
+        """End it, as if its caller had gone; returns at once."""
+        self._line.hang_up()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._ended.wait(timeout_s)
+
+    def _obey(self) -> None:
+        """Pass on input and signals until the connection ends, and have the command end with it."""
+        stdin = self._process.stdin
+        try:
+            while True:
+                kind, data = self._line.receive()
+                if kind is Frame.INPUT and stdin is not None:
+                    with suppress(BrokenPipeError, ValueError):  # it reads no more
+                        stdin.write(data) if data else stdin.close()
+                        stdin.flush()
+                elif kind is Frame.SIGNAL and int(data) in FORWARDED:
+                    self._signal(int(data))
+        except (OSError, PeerError, ValueError):
+            self._hung_up = True
+            self._line.hang_up()
+        self._signal(signal.SIGTERM)
+        if not self._ended.wait(self._grace_s):
+            self._signal(signal.SIGKILL)
+        if stdin is not None:
+            with suppress(BrokenPipeError):
+                stdin.close()
+
+    def _pump(self, pipe: IO[bytes], kind: Frame) -> None:
+        with contextlib.closing(pipe), suppress(OSError):
+            while data := os.read(pipe.fileno(), CHUNK_BYTES):
+                self._line.send(kind, data)
+
+    def _signal(self, number: int) -> None:
+        """To everything in its session."""
+        with self._lock, suppress(ProcessLookupError, PermissionError):
+            if not self._ended.is_set():
+                os.killpg(self.pid, number)
+
+
+class CommandServer:
+    """Listens on TCP at `host` until `close`, for callers that know what `read_token` returns. Raises OSError.
+
+    Commands run in `folder` with `environ`; what has to end does so within `grace_s` seconds.
+    """
+
+    def __init__(
+        self, host: str, read_token: Callable[[], bytes], environ: Mapping[str, str], folder: Path, grace_s: float
+    ) -> None:
+        self._read_token, self._environ, self._folder, self._grace_s = read_token, dict(environ), folder, grace_s
+        self._lock = threading.Lock()
+        self._running: list[_Command] = []
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, name="commands", daemon=True).start()
+
+    def own_pids(self) -> set[int]:
+        """The processes that this server has started and waits for."""
+        with self._lock:
+            return {command.pid for command in self._running}
+
+    def end_commands(self) -> None:
+        """End whatever runs, as if its callers had gone; returns at once."""
+        with self._lock:
+            for command in self._running:
+                command.hang_up()
+
+    def close(self) -> None:
+        """Listen no more, and return once nothing runs any longer."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.end_commands()
+        with self._lock:
+            left = list(self._running)
+        for command in left:
+            command.wait(self._grace_s + 1.0)
+
+    def _accept(self) -> None:
+        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        while True:
+            try:
+                connected, _ = self._server.accept()
+            except OSError:
+                return
+            if not slots.acquire(blocking=False):
+                connected.close()
+                continue
+            threading.Thread(target=self._serve, args=(connected, slots), name="command", daemon=True).start()
+
+    def _serve(self, connected: socket.socket, slots: threading.BoundedSemaphore) -> None:
+        try:
+            with connected:
+                line = Line(connected, self._read_token(), calls=False)
+                kind, words = line.receive()
+                if kind is Frame.RUN:
+                    line.stay_open()
+                    line.send(Frame.EXIT, str(self._run(line, os.fsdecode(words))).encode())
+        except PeerError as error:
+            log.warning("a command was not taken: %s", error)
+        except OSError:
+            return  # the caller has gone, and what it had started has ended
+        finally:
+            slots.release()
+
+    def _run(self, line: Line, words: str) -> int:
+        try:
+            command = _Command(line, words, self._environ, self._folder, self._grace_s)
+        except (OSError, ValueError) as error:
+            line.send(Frame.ERRORS, f"elasticctl: cannot start a command: {error}\n".encode())
+            return CANNOT_START
+        with self._lock:
+            self._running.append(command)
+        try:
+            return command.run()
+        finally:
+            with self._lock:
+                self._running.remove(command)

@@ -1,0 +1,103 @@
+"""A line between two workers of one job, on which one runs a command on the other.
+
+    worker -> caller    32 random bytes, once
+    caller -> worker    32 random bytes, once
+    both                frames: a kind (1 byte), a length (4), so many bytes, and an HMAC-SHA256 of all that
+
+The key of each direction is derived from the job's token and both ends' random bytes, and the HMAC covers the frame's
+number. So the first frame proves that its sender is of this job, and nothing that was recorded, left out or put in is
+accepted. Frames are not encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+from enum import IntEnum
+
+from elasticctl_launcher.peers.wire import NONCE_BYTES, PATIENCE_S, PeerError, receive
+from elasticctl_launcher.service.client import keep_alive
+
+MAX_FRAME_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+_HEADER = struct.Struct(">BI")
+_MAC_BYTES = 32
+_TO_WORKER, _TO_CALLER = b"to worker", b"to caller"
+
+
+class Frame(IntEnum):
+    """What a frame holds."""
+
+    RUN = 1
+    """From the caller, first: a line for the worker's shell."""
+    INPUT = 2
+    """From the caller; an empty one is the end of the input."""
+    SIGNAL = 3
+    """From the caller: the number of a signal, in digits."""
+    OUTPUT = 4
+    ERRORS = 5
+    EXIT = 6
+    """From the worker, last: the exit code, in digits."""
+
+
+class Line:
+    """One end, after both have said their random bytes; sends from any thread, receives from one.
+
+    Either way, PeerError says that the other end is not of this job, OSError that it has gone.
+    """
+
+    def __init__(self, connected: socket.socket, token: bytes, *, calls: bool) -> None:
+        if not token:
+            raise PeerError("the token file holds no token")
+        self._socket = connected
+        connected.settimeout(PATIENCE_S)
+        mine = secrets.token_bytes(NONCE_BYTES)
+        connected.sendall(mine)
+        theirs = receive(connected, NONCE_BYTES)
+        nonces = theirs + mine if calls else mine + theirs
+        purposes = (_TO_WORKER, _TO_CALLER) if calls else (_TO_CALLER, _TO_WORKER)
+        self._send_key, self._receive_key = (hmac.digest(token, each + nonces, hashlib.sha256) for each in purposes)
+        self._sent = self._received = 0
+        self._lock = threading.Lock()
+
+    def stay_open(self) -> None:
+        """From now on, silence is no sign that the other end has gone: the network is asked."""
+        self._socket.settimeout(None)
+        keep_alive(self._socket)
+
+    def send(self, kind: Frame, data: bytes = b"") -> None:
+        """Send one frame of at most `MAX_FRAME_BYTES`."""
+        body = _HEADER.pack(kind, len(data)) + data
+        with self._lock:
+            self._socket.sendall(body + _mac(self._send_key, self._sent, body))
+            self._sent += 1
+
+    def receive(self) -> tuple[Frame, bytes]:
+        """The next frame."""
+        header = receive(self._socket, _HEADER.size)
+        number, length = _HEADER.unpack(header)
+        if length > MAX_FRAME_BYTES:
+            raise PeerError(f"a frame of {length} bytes is too long")
+        body = header + receive(self._socket, length)
+        if not hmac.compare_digest(receive(self._socket, _MAC_BYTES), _mac(self._receive_key, self._received, body)):
+            raise PeerError("the other end does not know this job's token")
+        self._received += 1
+        try:
+            return Frame(number), body[_HEADER.size :]
+        except ValueError as e:
+            raise PeerError(f"a frame of the unknown kind {number}") from e
+
+    def hang_up(self) -> None:
+        """End the connection, and with it what waits for the other end; from any thread."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it has ended already
+
+
+def _mac(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.digest(key, struct.pack(">Q", number) + body, hashlib.sha256)

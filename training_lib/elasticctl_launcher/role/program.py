@@ -1,0 +1,165 @@
+"""A worker in the launcher role: the first of the group runs the launcher program, the others what it tells them.
+
+The group is the rendezvous service's, as in training. But a change of it stops nothing: the files that name the workers
+are replaced, and the program reads them when it likes. Another worker starts the program again once the first is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Mapping
+from dataclasses import replace
+
+from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
+from elasticctl_launcher.notifications import (
+    Notification,
+    RankExited,
+    ServiceAnnounced,
+    ServiceAnswered,
+    SigtermReceived,
+)
+from elasticctl_launcher.rank_processes import Rank, RankGroup
+from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
+from elasticctl_launcher.role.commands import CommandServer
+from elasticctl_launcher.role.hosts import HostFiles
+from elasticctl_launcher.service.heartbeat import Doing
+from elasticctl_launcher.service.questions import DONE, EXIT, Inquiries, Question
+from elasticctl_launcher.states import LauncherEvent
+from elasticctl_launcher.worker_output import WorkerOutput
+
+log = logging.getLogger(__name__)
+
+
+class Terminated(Exception):
+    """This worker has to go; the text says why."""
+
+
+class LauncherRole:
+    """One worker, which runs the command of `starter` while it is the first of its group.
+
+    Commands come to `server`, and `files` say where those of the others are; `environment` is the program's.
+    """
+
+    def __init__(
+        self,
+        handler: ServiceRendezvous,
+        starter: RankStarter,
+        environment: Mapping[str, str],
+        output: WorkerOutput,
+        server: CommandServer,
+        files: HostFiles,
+    ) -> None:
+        self._handler, self._server, self._files = handler, server, files
+        self._environment = environment
+        self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+        notify = self._notifications.put
+        self._program = RankGroup(starter, output.print_rank_line, lambda rank: notify(RankExited(rank)))
+        self._service = Inquiries(
+            handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
+        )
+        handler.serves_commands = True
+        handler.on_stale = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.GENERATION_STALE))
+        handler.on_drain = handler.on_stale
+        handler.on_leave = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.LEAVE_DUE))
+        self._got_sigterm = self._is_joining = False
+        self._first = ""
+        self._has_succeeded = False
+        self._question: Question | None = None
+        self._failure: WorkerFailure | None = None
+
+    def terminate(self) -> None:
+        """Handle SIGTERM (from the signal handler): leave the group, and end."""
+        is_news, self._got_sigterm = not self._got_sigterm, True
+        self._notifications.put(SigtermReceived())
+        if is_news and self._is_joining:
+            raise Terminated
+
+    def own_pids(self) -> set[int]:
+        """The processes that this worker has started and waits for."""
+        return self._program.own_pids() | self._server.own_pids()
+
+    def run(self, stop_grace_s: float) -> WorkerFailure | None:
+        """Take part until the launcher program has succeeded (None), or this worker ends for another reason.
+
+        Whatever still runs then has `stop_grace_s` to end.
+        """
+        try:
+            while True:
+                self._join_group()
+                if self._take_part():
+                    return self._failure
+        except GroupFinished:
+            return None
+        except WorkerRemoved as error:
+            log.warning("%s", error)
+            return WorkerFailure.of_sigterm(*self._place(), str(error))
+        except Terminated as error:
+            self._service.tell("leave", str(error) or "SIGTERM")
+            return WorkerFailure.of_sigterm(*self._place(), str(error))
+        finally:
+            self._program.stop(stop_grace_s)
+            self._server.close()
+
+    def _join_group(self) -> None:
+        """Join the next generation, and have the files say who is in it."""
+        self._is_joining = True
+        if self._got_sigterm:
+            raise Terminated
+        self._handler.join_group(self._server.port)
+        self._is_joining = False
+        members, mine = self._handler.members, self._handler.identity.uid
+        if self._handler.heartbeat is not None:
+            self._handler.heartbeat.say(Doing.RUNNING, self._handler.generation)
+        self._files.write(members)
+        log.info("%d workers: %s", len(members), ", ".join(str(each["name"]) for each in members))
+        before, self._first = self._first, str(members[0]["uid"])
+        if before not in ("", self._first):
+            self._server.end_commands()  # those of a program that nobody waits for
+        if self._first != mine:
+            self._program.stop(0.0)
+        elif self._has_succeeded:
+            self._ask_to_finish()
+        elif not self._program.ranks:
+            log.info("%s runs the launcher program", self._handler.identity.name)
+            self._program.start([(0, self._environment)])
+
+    def _take_part(self) -> bool:
+        """Wait until this generation ends here; True if that is the end of this worker."""
+        while True:
+            match self._notifications.get():
+                case SigtermReceived():
+                    raise Terminated
+                case ServiceAnnounced(self._handler.generation, LauncherEvent.LEAVE_DUE):
+                    raise Terminated(self._handler.stale_reason)
+                case ServiceAnnounced(self._handler.generation) if self._failure is None:
+                    if self._question is not None:
+                        self._question.withdraw()
+                    return False
+                case RankExited(rank) if rank in self._program.ranks:
+                    self._note_exit(rank)
+                case ServiceAnswered(question) if question is self._question:
+                    if question.answer in (DONE, EXIT):
+                        return True
+                    self._failure = None
+                    return False
+
+    def _note_exit(self, rank: Rank) -> None:
+        self._program.stop(0.0)  # what it has left behind
+        if rank.code == 0:
+            self._has_succeeded = True
+            self._ask_to_finish()
+            return
+        failure = replace(WorkerFailure.of_rank(*self._place(), rank), rank=None)
+        if failure.verdict == COLLATERAL:
+            failure = replace(failure, verdict=APPLICATION)  # no other worker's end has to be waited for
+        log.warning("the launcher program failed: %s", failure.describe())
+        self._failure = failure
+        self._question = self._service.ask_for_verdict(failure.to_report)
+
+    def _ask_to_finish(self) -> None:
+        self._question = self._service.wait_for_peers(self._handler.generation, for_all=True)
+
+    def _place(self) -> tuple[str, int]:
+        return self._handler.identity.name, self._handler.generation
