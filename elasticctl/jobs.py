@@ -58,6 +58,7 @@ class JobOptions(TypedDict, total=False):
     mounts: Sequence[str]
     workspace: str | os.PathLike[str]
     no_workspace: bool
+    launcher: bool
     workspace_limit: int | str
     storage: str
     spot: bool
@@ -95,13 +96,12 @@ def submit(
     from elasticctl.cli.verbs.run.submit import create
 
     target = _reach(context, namespace)
-    words = tuple(map(str, args))
+    words, request = tuple(map(str, args)), read_options(options)
     if isinstance(script, str | os.PathLike):
         command = Command(os.fspath(script), words)
     else:
-        command = of_words([*map(str, script), *words])
+        command = of_words([*map(str, script), *words], starts_ranks=request.launcher)
     place = target.context
-    request = read_options(options)
     draft = with_notifications(from_command(command, request, place, (), template=template), "", place)
     if draft.doubt:
         raise UsageError(draft.doubt)

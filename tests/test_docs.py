@@ -262,7 +262,7 @@ def test_the_difference_shown_leads_from_the_plain_script_to_the_elastic_one() -
 # ElasticJob, field by field.
 
 
-@pytest.mark.parametrize("name", ["elasticjob.md", "launcher.md"])
+@pytest.mark.parametrize("name", ["elasticjob.md", "launcher.md", "launcher-role.md"])
 def test_example_manifests_are_valid(name: str) -> None:
     blocks = fences(page(name), "yaml")
     assert blocks

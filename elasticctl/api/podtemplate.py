@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ LAUNCHER = "elasticctl-launch"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _RANKS = "--nproc-per-node"
+_LAUNCHER_ROLE = "--launcher"
 _MOST = 1_000_000  # GPUs or ranks of a worker: larger numbers mean nothing, and must not break arithmetic
 
 
@@ -45,6 +46,11 @@ class Hardware:
     def launched(self) -> bool:
         """True if our launcher runs the ranks, so that groups, and perhaps progress, are known."""
         return bool(self.command) and self.command[0].rpartition("/")[2] == LAUNCHER
+
+    @property
+    def in_launcher_role(self) -> bool:
+        """True if a program on one worker, which our launcher runs, starts the ranks."""
+        return self.launched and _LAUNCHER_ROLE in self.command[: _end_of_ours(self.command)]
 
 
 def hardware(job: ElasticJob) -> Hardware:
@@ -111,7 +117,7 @@ def _after(flag: str, words: list[str]) -> str | None:
     return following[0] if following else None
 
 
-def _end_of_ours(words: list[str]) -> int:
+def _end_of_ours(words: Sequence[str]) -> int:
     """Where the launcher's own arguments end and the script's begin."""
     return words.index("--") if "--" in words else len(words)
 

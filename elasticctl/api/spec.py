@@ -107,7 +107,8 @@ class JobSpec:
     """One training job in a researcher's words: what a job template renders.
 
     `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
-    (`gpus_per_worker` 0: CPU ranks); `automatic`: how many is chosen between the bounds; `goal` is `spec.goal`.
+    (`gpus_per_worker` 0: CPU ranks); `launcher`: it runs on one worker, and starts the ranks itself; `automatic`: how
+    many is chosen between the bounds; `goal` is `spec.goal`.
     `gpu_type` is a name of `elasticctl.api.gpu_types`; `storage` is a URL; times are in seconds. A worker runs on a
     node that fits any one of `node_terms`: label -> the values that do (none: the label must be absent).
 
@@ -130,6 +131,7 @@ class JobSpec:
     priority: int = 0
     suspend: bool = False
     ranks_per_worker: int = 1
+    launcher: bool = False
     gpus_per_worker: int = 0
     gpu_type: str = ""
     spot: bool = True

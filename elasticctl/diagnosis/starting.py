@@ -68,11 +68,14 @@ def says_nothing(case: Case) -> Finding | None:
         return None
     if case.status.reason == "Finishing":
         return None
-    text = (
-        f"A group of {plural(len(group.workers), 'worker')} formed {span(case.since(group.formed_at))} ago and runs."
-        " No step has been reported: its script is still starting, or does not use elasticctl_train, and then nobody"
+    unknown = (
+        "No step has been reported: its script is still starting, or does not use elasticctl_train, and then nobody"
         " knows how far it is."
     )
+    if case.hardware.in_launcher_role:
+        unknown = f"The launcher program, on {group.workers[0]}, starts its ranks: how far they are, its output tells."
+    since = span(case.since(group.formed_at))
+    text = f"A group of {plural(len(group.workers), 'worker')} formed {since} ago and runs. {unknown}"
     return Finding("says-nothing", Severity.INFO, text)
 
 

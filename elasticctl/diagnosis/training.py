@@ -249,7 +249,7 @@ def much_done_again(case: Case) -> Finding | None:
 def begun_again(case: Case) -> Finding | None:
     """A script that reports no steps has been sent back to its beginning."""
     redone = redone_s(case.status)
-    if redone is None:
+    if redone is None or case.hardware.in_launcher_role:
         return None
     text = (
         "The script reports neither steps nor checkpoints: unless it keeps checkpoints of its own, each loss and each"

@@ -44,6 +44,12 @@ def test_the_scripts_own_options_say_nothing_about_ranks() -> None:
     assert not read({"command": ["torchrun", "--nproc-per-node", "2", "x"]}).launched
 
 
+def test_a_job_is_in_the_launcher_role_by_the_launchers_own_option() -> None:
+    assert read({"command": ["elasticctl-launch", "--launcher", "--"], "args": ["mpirun"]}).in_launcher_role
+    assert not read({"command": ["elasticctl-launch", "--"], "args": ["x", "--launcher"]}).in_launcher_role
+    assert not read({"command": ["x", "--launcher", "--"]}).in_launcher_role
+
+
 @pytest.mark.parametrize("limit", [None, -1, "-1", "many", True, 1.5, [2]])
 def test_odd_limits_are_no_gpus(limit: Any) -> None:
     assert read({"resources": {"limits": {"nvidia.com/gpu": limit}}}).gpus_per_worker == 0

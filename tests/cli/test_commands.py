@@ -146,6 +146,44 @@ def test_jobs_are_called_after_what_they_run(run: Run, folder: Path) -> None:
         assert json.loads(run("submit", "--dry-run", "-o", "json", *words).out)["metadata"]["name"] == name
 
 
+def test_a_launcher_program_runs_as_it_is_typed(run: Run, folder: Path) -> None:
+    line = ("-n", "4", "python", "train.py")
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "mpirun"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    words = (str(program), *line)
+    refused = run("submit", "--dry-run", "--", *words)
+    assert (refused.code, "with --launcher" in refused.err) == (2, True)
+
+    done = run("submit", "--dry-run", "--launcher", "--cpus", "3", "-o", "json", "--", *words)
+
+    (container,) = json.loads(done.out)["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["command"] == ["elasticctl-launch", "--nproc-per-node", "3", "--launcher", "--"]
+    assert container["args"] == list(words)
+    assert "the command runs once, on the first worker" in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        (("--hang-timeout", "5m"), "--hang-timeout cannot be had. FIX: leave it out"),
+        (("--on-nan", "stop"), "--on-nan cannot be had"),
+        (("--budget", "20"), "a deadline or a budget to plan for cannot be had"),
+        (
+            ("--on-nan", "stop", "--hang-timeout", "5m"),
+            "--hang-timeout and --on-nan cannot be had. FIX: leave them out",
+        ),
+    ],
+)
+def test_what_needs_ranks_of_ours_is_refused_for_a_launcher_program(
+    run: Run, folder: Path, option: tuple[str, ...], what: str
+) -> None:
+    done = run("submit", "--dry-run", "--launcher", *option, "train.sh")
+    assert (done.code, done.out) == (2, "")
+    assert what in done.err
+
+
 @pytest.mark.parametrize(
     ("text", "fix"),
     [

@@ -339,6 +339,20 @@ def test_a_script_that_reports_nothing_is_said_to_begin_again() -> None:
     assert "begun-again" not in named(case(generations=groups, progress={}, checkpoint={"step": 3}))
 
 
+def test_what_a_launcher_program_does_is_its_own_affair() -> None:
+    groups = [
+        {"generation": n + 1, "workers": ["a-1", "a-0"], "openedAt": at(100 * n), "formedAt": at(100 * n + 10)}
+        for n in range(3)
+    ]
+    manifest = job(**{**QUIET, "generations": groups, "progress": {}, "checkpoint": {}})
+    container(manifest)["command"] = ["elasticctl-launch", "--launcher", "--", "mpirun", "x"]
+    found = named(Case(ElasticJob.from_manifest(manifest), (), NOW, {}))
+    assert "begun-again" not in found
+    assert found["says-nothing"].text.endswith(
+        "The launcher program, on a-1, starts its ranks: how far they are, its output tells."
+    )
+
+
 def test_steps_done_again_matter_from_one_in_twenty_on() -> None:
     assert "steps-done-again" in named(case(stepsRedone=12))
     assert "steps-done-again" not in named(case(stepsRedone=6))

@@ -54,8 +54,11 @@ class Command:
         return inner
 
 
-def of_words(words: Sequence[str]) -> Command:
-    """The command that somebody typed. Raises UsageError for a launcher that cannot be translated."""
+def of_words(words: Sequence[str], *, starts_ranks: bool = False) -> Command:
+    """The command that somebody typed. Raises UsageError for a launcher that cannot be translated.
+
+    `starts_ranks`: it is to be run as it is, for the job is in the launcher role.
+    """
     env = []
     rest = list(words)
     while rest and _ASSIGNED.match(rest[0]):
@@ -63,7 +66,7 @@ def of_words(words: Sequence[str]) -> Command:
         env.append((name, value))
     if not rest:
         raise UsageError("nothing to run. FIX: give a script, or a command after `--`")
-    made = _translated(rest)
+    made = Command("", tuple(rest)) if starts_ranks else _translated(rest)
     return Command(made.script, made.args, made.options, (*env, *made.env), made.notes)
 
 
@@ -78,7 +81,7 @@ def _translated(words: list[str]) -> Command:
     if program in _OTHER_LAUNCHERS:
         raise UsageError(
             f"{program} starts ranks of its own, each group of which would train alone. FIX: give the script that it"
-            " starts, and sizes with --workers or --gpus"
+            " starts, and sizes with --workers or --gpus; or have it run once, over all workers, with --launcher"
         )
     if not _is_python(words[0]):
         return Command("", tuple(words))

@@ -64,14 +64,19 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
     shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
     refuse_notebook(command)
-    refuse_other_groups(command)
+    if request.launcher:
+        plan.check_launcher(request)
+        command = dataclasses.replace(command, notes=(*command.notes, plan.LAUNCHER_NOTE))
+    else:
+        refuse_other_groups(command)
+        command = dataclasses.replace(command, notes=(*command.notes, *lines_without_checkpoints(command)))
     workspace = _plan_workspace(command, request, context)
     spec = dataclasses.replace(spec, command=_words(command, context, workspace))
     if workspace is not None:
         spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
     doubt = plan.doubt_of(size, request)
     notes = (*command.notes, "" if doubt else size.note, plan.unused_note(request, context))
-    for note in (*notes, *lines_without_checkpoints(command)):
+    for note in notes:
         if note:
             say(note)
 

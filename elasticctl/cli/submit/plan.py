@@ -11,7 +11,7 @@ from typing import Any
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
 from elasticctl.api.observed.outlook import goal_words
-from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec
+from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec, OnNan
 from elasticctl.api.text import join_and, plural, plural_are, quote
 from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
 from elasticctl.cli.framework.options import Assignment
@@ -79,6 +79,7 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         shm="" if local else request.shm,
         suspend=bool(request.queue),
         ranks_per_worker=size.ranks_per_worker,
+        launcher=request.launcher,
         gpus_per_worker=size.gpus_per_worker,
         gpu_type=kind.name if kind else "",
         spot=request.spot,
@@ -118,7 +119,8 @@ def size_of(request: JobFlags, context: Context, machine_gpus: int) -> JobSize:
     _check(low, workers, high)
     if automatic and context.provider == LOCAL and each and machine_gpus >= (low or 1) * each:
         workers = high = min(workers, machine_gpus // each)
-    size = JobSize(workers, low or 1, high, each, max(each, 1), automatic=automatic)
+    slots = int(request.cpus) if request.launcher and request.cpus.isdecimal() else 1
+    size = JobSize(workers, low or 1, high, each, each or max(slots, 1), automatic=automatic)
     if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
         return size
     if machine_gpus:
@@ -145,6 +147,27 @@ def _with_bounds(request: JobFlags, context: Context, machine_gpus: int) -> JobF
             workers = GOAL_MOST
     low = 1 if request.min_workers is None and request.min_gpus is None else request.min_workers
     return dataclasses.replace(request, gpus=None, workers=None, max_gpus=gpus, max_workers=workers, min_workers=low)
+
+
+LAUNCHER_NOTE = (
+    "the command runs once, on the first worker, and starts what the others run: its checkpoints, hangs and lost ranks"
+    " are its own affair"
+)
+
+
+def check_launcher(request: JobFlags) -> None:
+    """Refuse what elasticctl does with ranks, where it starts none: UsageError."""
+    asked = {
+        "--hang-timeout": request.hang_timeout is not None,
+        "--on-nan": request.on_nan is not OnNan.WARN,
+        "a deadline or a budget to plan for": request.has_goal,
+    }
+    refused = [what for what, is_asked in asked.items() if is_asked]
+    if refused:
+        raise UsageError(
+            f"--launcher: your program starts the ranks, and elasticctl knows nothing of their steps, so"
+            f" {join_and(refused)} cannot be had. FIX: leave {'it' if len(refused) == 1 else 'them'} out"
+        )
 
 
 def with_asked(request: JobFlags, options: Mapping[str, Any], env: tuple[tuple[str, str], ...]) -> JobFlags:
@@ -296,7 +319,11 @@ def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int
 
 def unused_note(request: JobFlags, context: Context) -> str:
     """Which flags mean nothing on this machine; "" for none, and for clusters."""
-    flags: dict[str, object] = {"--cpus": request.cpus, "--memory": request.memory, "--shm": request.shm}
+    flags: dict[str, object] = {
+        "--cpus": request.cpus and not request.launcher,
+        "--memory": request.memory,
+        "--shm": request.shm,
+    }
     flags |= {"--node-selector": request.node_selector, "--toleration": request.tolerations}
     unused = [name for name, value in flags.items() if value]
     if context.provider != LOCAL or not unused:

@@ -42,7 +42,7 @@ def describe_job(case: Case, findings: Sequence[Finding]) -> list[Section]:
         Section("", facts=_filled(_identity(case, findings))),
         Section("Runs", facts=_filled(_runs(job, case.hardware))),
         Section("Policy", facts=_filled(_policy(job))),
-        Section("Training", facts=_filled([*views.progress_facts(status, case.now), *_goodput_and_cost(case)])),
+        Section("Training", facts=_filled([*views.progress_facts(case.job, case.now), *_goodput_and_cost(case)])),
         _workers(case),
         _groups(status, job.name),
         Section("Interruptions", lines=_last(interruptions(status))),

@@ -63,7 +63,7 @@ def status_table(
         ("Reason", reason(job, pods, now, seen)),
         ("Workers", f"{_at_work(status, job.desired)} ({job.bounds}), {_kind(job)}"),
         ("Waiting", waiting_text(job)),
-        *progress_facts(status, now, bar_encoding=bar_encoding),
+        *progress_facts(job, now, bar_encoding=bar_encoding),
         ("On a loss", on_a_loss(status)),
         ("In use", usage_text(status.usage)),
         ("Idle", idle_text(status.usage, job.name)),
@@ -98,14 +98,15 @@ def _last(lines: list[str], job: str) -> list[str]:
     return [*more, *lines[-_SHOWN_LAST:]]
 
 
-def progress_facts(status: JobStatus, now: float, *, bar_encoding: str | None = None) -> list[tuple[str, str]]:
+def progress_facts(job: ElasticJob, now: float, *, bar_encoding: str | None = None) -> list[tuple[str, str]]:
     """How far it is, how safe, and how often it was disturbed; some may be blank."""
+    status = job.status
     return [
         ("Progress", _progress(status, bar_encoding)),
         ("Metrics", joined((not_finite_text(status), *_metrics(status)))),
         ("Checkpoint", _checkpoint(status, now)),
         ("Restarts", causes(status)),
-        ("Redone", redone_text(status)),
+        ("Redone", "" if hardware(job).in_launcher_role else redone_text(status)),
     ]
 
 

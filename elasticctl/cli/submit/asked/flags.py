@@ -48,6 +48,12 @@ class JobFlags(PodFlags):
     ] = 0
     queue: Annotated[str, options.text("The Kueue queue that admits the job.")] = ""
     name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
+    launcher: Annotated[
+        bool,
+        typer.Option(
+            "--launcher", help="Run the command once: it starts the workers' ranks, as mpirun and horovodrun do."
+        ),
+    ] = False
     image: Annotated[str, options.text("The container image; unused on this machine.", "IMAGE")] = ""
     service_account: Annotated[str, options.text("The Kubernetes service account of the workers.")] = ""
     env: Annotated[

@@ -130,7 +130,7 @@ class SubmitVerb(DryRunVerb):
         "By when, and for how much": ("finish_by", "budget", "prefer", "work", "zones"),
         "What, and where its state goes": (
             "name", "workspace", "no_workspace", "workspace_limit", "env", "env_file", "secrets", "mounts", "storage",
-            "image", "setup", "template", "module", "file", "same_code", "settings",
+            "image", "setup", "launcher", "template", "module", "file", "same_code", "settings",
         ),
         "On what nodes, and how it is marked": (
             "cpus", "memory", "shm", "node_selector", "tolerations", "service_account", "labels", "annotations",
@@ -193,7 +193,7 @@ def submit(
       elasticctl submit -f job.yaml --set spec.backoffLimit=10
     """
     how.check()
-    command = _what_to_run(ctx, source, script, args)
+    command = _what_to_run(ctx, source, script, args, starts_ranks=request.launcher)
     draft_in = partial(_draft, command, request, source, how.notify, where.namespace)
     places = [
         dataclasses.replace(context, namespace=namespace)
@@ -229,7 +229,7 @@ def submit(
 
 
 def _what_to_run(
-    ctx: typer.Context, source: ManifestSource, script: str | None, args: tuple[str, ...]
+    ctx: typer.Context, source: ManifestSource, script: str | None, args: tuple[str, ...], *, starts_ranks: bool
 ) -> Command | None:
     """The command as typed or from the job file; None for a manifest, which says it itself."""
     from elasticctl.cli.submit.commands import Command, of_words
@@ -250,10 +250,12 @@ def _what_to_run(
     if typed and typed[0]:
         return Command(typed[0], (*typed[1:], *after))
     if written is not None and not typed:
-        return Command(written.script, after or written.args) if written.script else of_words(written.command)
+        if written.script:
+            return Command(written.script, after or written.args)
+        return of_words(written.command, starts_ranks=starts_ranks)
     if typed or not after:  # a variable of a shell that is not set, perhaps
         raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
-    return of_words(after)
+    return of_words(after, starts_ranks=starts_ranks)
 
 
 def _draft(
