@@ -251,6 +251,17 @@ def test_logging_out_ends_all_of_it(cluster: Team) -> None:
     tell(story)
 
 
+def test_who_logs_in_anew_is_no_longer_who_they_were(cluster: Team) -> None:
+    async def story(open_browser: Open, _: ClusterDashboard) -> None:
+        jo = open_browser()
+        before = (await jo.log_in(JO)).cookies[COOKIE].value
+        await jo.log_in(MARIA)
+        assert (await (await jo.get("/session")).json())["user"] == "maria@example.org"
+        assert (await open_browser().get("/session", Cookie=f"{COOKIE}={before}")).status == 401
+
+    tell(story)
+
+
 def test_a_login_that_nobody_uses_ends_and_so_does_an_old_one(cluster: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(open_browser: Open, _: ClusterDashboard) -> None:
         for limit in ("IDLE_S", "MAX_AGE_S"):
@@ -270,7 +281,7 @@ def test_there_are_so_many_logins_and_one_person_cannot_take_those_of_others(clu
         maria, first = open_browser(), open_browser()
         await maria.log_in(MARIA)
         await first.log_in(JO)
-        for _ in range(sessions.MAX_OF_A_PERSON):
+        for _number in range(sessions.MAX_OF_A_PERSON):
             await open_browser().log_in(JO)
         assert (await first.get("/session")).status == 401
         assert (await maria.get("/session")).status == 200

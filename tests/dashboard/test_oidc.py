@@ -24,7 +24,7 @@ def test_who_logs_in_by_oidc_has_their_own_rights_and_name(
         with urllib.request.urlopen(f"{issuer}/jwks", timeout=10) as answer:
             known = Verifier(issuer, json.load(answer), people)
         with (
-            team(tmp_path, monkeypatch, known) as cluster,
+            team(tmp_path, monkeypatch, people, known.find) as cluster,
             served(dashboard(allow_changes=True, behind_proxy=True)) as upstream,
             served(Proxy(issuer, upstream)) as address,
         ):

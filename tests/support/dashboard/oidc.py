@@ -6,13 +6,16 @@ flow, keeps their tokens itself, and sends the ID token along as `Authorization:
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
+import ssl
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,19 +33,32 @@ COOKIE = "_oauth2_proxy"
 _NOT_PASSED = {"host", "connection", "authorization", "transfer-encoding", "content-length"}
 
 
+SERVE = """
+import sys, oidc_provider_mock
+port, *tls = sys.argv[1:]
+oidc_provider_mock.app().run("127.0.0.1", int(port), use_reloader=False, ssl_context=tuple(tls) or None)
+"""
+
+
 @contextmanager
-def provider() -> Iterator[str]:
-    """An OIDC server that lets anybody in under the name that they type; yields its issuer."""
+def provider(certificate: Path | None = None) -> Iterator[str]:
+    """An OIDC server that lets anybody in under the name that they type; yields its issuer.
+
+    `certificate` is a file with the one that it shows as localhost, and its key; None: without TLS.
+    """
     port = free_port()
-    issuer = f"http://127.0.0.1:{port}"
+    issuer = f"{'http' if certificate is None else 'https'}://localhost:{port}"
 
     def answers() -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"{issuer}/jwks", timeout=5):
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
             return True
         return False
 
-    argv = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port)]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    tls = () if certificate is None else (str(certificate), str(certificate))
+    argv = [sys.executable, "-W", "ignore", "-c", SERVE, str(port), *tls]
+    environ = {**os.environ, "AUTHLIB_INSECURE_TRANSPORT": "1"}
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ) as process:
         try:
             wait_until(answers, 60)
             yield issuer
@@ -55,10 +71,10 @@ class Verifier:
     """Whom an API server with `--oidc-issuer-url` knows: those whose ID tokens are signed by the issuer, for us."""
 
     issuer: str
-    keys: dict[str, Any]
+    keys: Any
     people: dict[str, Guest]
 
-    def get(self, token: str) -> Guest | None:
+    def find(self, token: str) -> Guest | None:
         """The person of a token; None for one that is not the issuer's, not for us, or has expired."""
         wanted = jwt.JWTClaimsRegistry(
             iss={"essential": True, "value": self.issuer},
@@ -75,10 +91,14 @@ class Verifier:
 
 @dataclass(slots=True)
 class Proxy:
-    """In front of `upstream`. `tokens` are the ID tokens by the sessions' cookies."""
+    """In front of `upstream`; `trusts` is what the issuer's certificate is checked against.
+
+    `tokens` are the ID tokens by the sessions' cookies.
+    """
 
     issuer: str
     upstream: str
+    trusts: ssl.SSLContext | bool = True
     tokens: dict[str, str] = field(default_factory=dict)
     _states: set[str] = field(default_factory=set)
 
@@ -120,7 +140,10 @@ class Proxy:
         self._states.remove(request.query["state"])
         given = {"grant_type": "authorization_code", "code": request.query["code"], "client_id": CLIENT}
         given |= {"client_secret": "x", "redirect_uri": f"http://{request.host}/oauth2/callback"}
-        async with ClientSession() as session, session.post(f"{self.issuer}/oauth2/token", data=given) as answer:
+        async with (
+            ClientSession() as session,
+            session.post(f"{self.issuer}/oauth2/token", data=given, ssl=self.trusts) as answer,
+        ):
             token = (await answer.json())["id_token"]
         cookie = secrets.token_urlsafe(16)
         self.tokens[cookie] = token

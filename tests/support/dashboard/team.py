@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,13 +37,6 @@ class Guest:
     changes: set[str] = field(default_factory=set)
 
 
-class People(Protocol):
-    """Who is known, by token."""
-
-    def get(self, token: str, /) -> Guest | None:
-        """The person of a token; None for nobody."""
-
-
 class App(Protocol):
     """What can be served."""
 
@@ -53,10 +46,11 @@ class App(Protocol):
 
 @dataclass(slots=True)
 class Team:
-    """An API server and whom it knows, by token. `shown` are the tokens that it was shown."""
+    """An API server, and people by token; `find` says who shows one. `shown` are the tokens that it was shown."""
 
     api: FakeApi
-    people: People
+    people: dict[str, Guest]
+    find: Callable[[str], Guest | None]
     shown: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,7 +59,7 @@ class Team:
     def _judge(self, request: Request) -> tuple[int, Any, dict[str, str]] | None:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         self.shown.append(token)
-        person = self.people.get(token)
+        person = self.find(token)
         if person is None:
             return 401, {"message": "Unauthorized"}, {}
         if request.path.endswith("/selfsubjectreviews"):
@@ -91,8 +85,13 @@ class Team:
 
 
 @contextmanager
-def team(folder: Path, monkeypatch: pytest.MonkeyPatch, people: People) -> Iterator[Team]:
-    """A cluster with these people, by token, of which this process is a pod without a token of its own."""
+def team(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    people: dict[str, Guest],
+    find: Callable[[str], Guest | None] | None = None,
+) -> Iterator[Team]:
+    """A cluster, of which this process is a pod without a token; `find` knows its people otherwise than by `people`."""
     certificate = issue("localhost")
     (folder / "ca.crt").write_bytes(pem(certificate).certificate)
     for module in (credentials, connection):
@@ -101,7 +100,7 @@ def team(folder: Path, monkeypatch: pytest.MonkeyPatch, people: People) -> Itera
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", api.url.rpartition(":")[2])
     try:
-        yield Team(api, people)
+        yield Team(api, people, find or people.get)
     finally:
         api.close()
 
