@@ -89,17 +89,22 @@ def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
 
 
 @pytest.mark.parametrize("index", [pytest.param(2, marks=pytest.mark.each_release), 1, 0])
-def test_a_worker_that_is_killed_costs_a_few_steps(digits: Trainer, index: int) -> None:
-    before = digits.uids()
+def test_a_worker_that_is_killed_costs_no_step_and_no_process_of_another(digits: Trainer, index: int) -> None:
     digits.wait_steady()
-    digits.disturbed(lambda: digits.kill(index), 3)
+    before, starts, generation = digits.uids(), digits.starts(), digits.job().status.generation
+    trains = digits.disturbed(lambda: digits.kill(index), 3)
     after = digits.uids()
+    new = set(after.values()) - set(before.values())
+    assert digits.starts() - starts == dict.fromkeys(new, 1)
+    made = [item for item in trains.status.generations if item.generation > generation and item.first_step_at]
+    assert {item.resumed_from for item in made} == {"memory"}
     lost = f"digits-worker-{index}"
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} == {lost}
     last = digits.job().status.interruptions[-1]
     assert (last.worker, last.cause) == (lost, Cause.DELETED)
     wait_until(lambda: Cause.DELETED.value in digits.reasons(), 10)
+    assert last.steps_redone == 0
     assert last.recovery_s is not None  # how long is for a benchmark to say: the lab shares its cores with all else
     print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step, {last.steps_redone} steps redone")
 

@@ -6,7 +6,9 @@ Each rank, and each spare, that imported scikit-learn for the example's digits w
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ from torch.utils.data import TensorDataset
 
 from elasticctl_train import Run, SavePolicy
 
+STARTS = Path("/state/starts")
+"""Where each start of the script adds a line, its pod's uid; /state is the job's folder."""
 SAMPLES, GLOBAL_BATCH, FEATURES, CLASSES = 1438, 64, 64, 10
 
 
@@ -23,6 +27,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--step-delay-s", type=float, required=True, help="sleep in each step")
     args = parser.parse_args()
+    with STARTS.open("a") as starts:
+        starts.write(f"{os.environ['ELASTICCTL_POD_UID']}\n")
 
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(0, CLASSES, (SAMPLES,)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ class Trainer:
     def submit(self, workers: int, *, epochs: int, step_delay_s: float, **spec: Any) -> None:
         """Create the job; its state is kept in a folder of its own on the host."""
         self.submit_script([str(TRAIN), "--epochs", str(epochs), "--step-delay-s", str(step_delay_s)], workers, **spec)
+
+    def starts(self) -> Counter[str]:
+        """How often the script has been started in each pod, by the pods' uids."""
+        return Counter((self.folder / "starts").read_text().split())
 
     def submit_script(
         self,

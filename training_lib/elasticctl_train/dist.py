@@ -7,13 +7,16 @@ and a collective on the training's group could meet one of DistributedDataParall
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
 _CONNECT = timedelta(seconds=2)
 """How long one attempt to reach a store lasts."""
+_LOOK = timedelta(seconds=0.5)
+"""How long one wait for others lasts, before a look whether they can still come."""
 _LONGEST_LOOK_S = 0.05
 """A rank that waits for others looks ever more rarely whether they have come, but this often."""
 _PATIENT = timedelta(days=3650)
@@ -35,11 +40,14 @@ lost shows at once, by its connections, or is seen by whoever started it."""
 class Channel:
     """What the messages go through; all copies of a `World` share one, so that nobody can hold on to a group alone.
 
-    `training`: what gradients go through, where that is not the default group.
+    `training`: what gradients go through, where that is not the default group. `is_dead()`: nothing that still waits
+    there will end. `is_stuck`: something has been given up that does.
     """
 
     group: dist.ProcessGroup | None = None
     training: dist.ProcessGroup | None = None
+    is_dead: Callable[[], bool] = lambda: False
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +66,10 @@ class World:
             return message
         data = _to_bytes(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)], dtype=torch.int64)
-        dist.broadcast(length, src=0, group=self.channel.group)
+        self.share(length, 0)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self.channel.group)
+        self.share(data, 0)
         return _from_bytes(data)
 
     def gather(self, message: Any) -> list[Any]:
@@ -70,33 +78,67 @@ class World:
             return [message]
         data = _to_bytes(message)
         lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.channel.group)
+        self._finish(dist.all_gather(lengths, torch.tensor([len(data)]), group=self.channel.group, async_op=True))
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data
         found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=self.channel.group)
+        self._finish(dist.all_gather(found, padded, group=self.channel.group, async_op=True))
         return [_from_bytes(data[: int(length)]) for data, length in zip(found, lengths, strict=True)]
 
     def share(self, data: torch.Tensor, source: int) -> None:
-        """Fill `data` (uint8, equally long everywhere) with what it is on rank `source`. All ranks must call."""
-        dist.broadcast(data, src=source, group=self.channel.group)
+        """Fill `data` (equally long everywhere) with what it is on rank `source`. All ranks must call."""
+        self._finish(dist.broadcast(data, src=source, group=self.channel.group, async_op=True))
 
     def send(self, data: torch.Tensor, to: int) -> None:
         """Send `data` (uint8) to a rank that calls `receive`; returns once it is on its way."""
-        dist.send(data, to, group=self.channel.group)
+        self._call_apart(partial(dist.send, data, to, group=self.channel.group))
 
     def receive(self, data: torch.Tensor, source: int) -> None:
         """Fill `data` (uint8) with what rank `source` sends."""
-        dist.recv(data, source, group=self.channel.group)
+        self._call_apart(partial(dist.recv, data, source, group=self.channel.group))
 
     def highest(self, *values: int) -> list[int]:
         """The highest of each value over all ranks. All ranks must call."""
         if self.size == 1:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.channel.group)
+        self._finish(dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.channel.group, async_op=True))
         return [int(number) for number in numbers]
+
+    def _finish(self, work: Any) -> None:
+        """Wait for a collective. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
+        while True:
+            with suppress(RuntimeError):  # also where it takes longer
+                work.wait(_LOOK)
+            if work.is_completed():
+                work.wait()
+                return
+            self._check_dead()
+
+    def _call_apart(self, call: Callable[[], Any]) -> None:
+        """As `_finish`, for what cannot be waited for with a limit: gloo then ends all that goes on in the group."""
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="elasticctl-transfer", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_LOOK.total_seconds())
+            if thread.is_alive():
+                self._check_dead()
+        if errors:
+            raise errors[0]
+
+    def _check_dead(self) -> None:
+        if self.channel.is_dead():
+            self.channel.is_stuck = True
+            raise GroupOver("what was on its way to a lost peer never ends")
 
 
 class GroupOver(RuntimeError):
@@ -172,9 +214,7 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
 
     The default group is the script's own; `training` has a group beside it, so that the two never meet.
     """
-    world.channel.group = world.channel.training = None
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    _take_down(world.channel)
     _torch_groups().group_count = 0  # an attempt that failed has counted: its name for this group would be its own
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
@@ -190,8 +230,19 @@ def leave(world: World) -> None:
 
     The group's threads end here; see `_end_threads`.
     """
-    world.channel.group = world.channel.training = None
-    if world.owned and dist.is_initialized():
+    if world.owned:
+        _take_down(world.channel)
+    else:
+        world.channel.group = world.channel.training = None
+
+
+def _take_down(channel: Channel) -> None:
+    """End all groups and their threads, but for those in which something is stuck: that would be waited for."""
+    if channel.is_stuck:
+        for group in _torch_groups().pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    channel.group, channel.training, channel.is_stuck = None, None, False
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

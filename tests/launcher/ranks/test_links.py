@@ -79,6 +79,17 @@ def test_the_launcher_hears_of_lost_peers_and_of_ranks_that_cannot_stay(launcher
     rank.close()
 
 
+def test_a_rank_that_is_stuck_in_a_generation_that_is_over_cannot_stay_in_the_next(launcher: Launcher) -> None:
+    rank = launcher.rank(0, generation=4)
+    wait_until(lambda: launcher.links.are_attached([0]))
+    launcher.links.give_place(0, {"ELASTICCTL_GENERATION": "5"})
+    launcher.links.say_over(4)
+    wait_until(lambda: rank.is_over)  # said after the place, so that has come too
+    rank.decline("a collective never ends")
+    wait_until(lambda: launcher.heard == [("declined", 5, "a collective never ends")])
+    rank.close()
+
+
 def test_a_rank_whose_line_is_cut_waits_for_nothing(launcher: Launcher) -> None:
     rank = launcher.rank(0)
     threading.Timer(0.1, rank.close).start()

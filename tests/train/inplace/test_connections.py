@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from elasticctl_train import dist
 from elasticctl_train.inplace.connections import Connections
 from tests.support.ports import free_port
 from tests.support.train import ranks
+from tests.support.waiting import wait_until
 
 
 def give_up_and_meet(port: int) -> None:
@@ -65,6 +69,37 @@ def lose_the_last(port: int) -> None:
     os._exit(0)
 
 
+def freeze_while_taking(port: int, call: str) -> None:
+    """Rank 1 freezes when the first of many bytes has come, and is then killed; rank 0 goes on alone."""
+    store = _connect(port)
+    connections = Connections(2)
+    channel = dist.Channel(is_dead=lambda: connections.is_dead)
+    world = dist.rejoin(dist.World(channel=channel), PrefixStore("first", _connect(port)))
+    assert connections.settle()
+    data = torch.full((256 << 20,), 1 - world.rank, dtype=torch.uint8)
+    if world.rank == 1:
+        take = torch_dist.irecv if call == "send" else partial(torch_dist.broadcast, async_op=True)
+        take(data, 0, group=channel.group)
+        while not data[0]:
+            pass
+        store.set("frozen", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def kill_and_cut() -> None:
+        peer = int(store.get("frozen"))
+        wait_until(lambda: Path(f"/proc/{peer}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        os.kill(peer, signal.SIGKILL)
+        connections.cut()
+
+    threading.Thread(target=kill_and_cut, daemon=True).start()
+    with pytest.raises(dist.GroupOver, match="never ends"):
+        world.send(data, 1) if call == "send" else world.share(data, 0)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    world = dist.rejoin(world, PrefixStore("next", _connect(port)))
+    torch_dist.all_reduce(torch.ones(1))
+    dist.leave(world)
+
+
 def _connect(port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
@@ -89,3 +124,10 @@ def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
         late.wait(["what nobody sets"])
     assert "timeout" not in str(cut.value)
     assert not connections.settle()
+
+
+@pytest.mark.parametrize("call", ["send", "share"])
+def test_what_a_peer_never_took_is_given_up_and_the_next_group_is_made(call: str) -> None:
+    """gloo forgets what it had begun to send: without a limit the sender would wait for good."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert ranks.run(freeze_while_taking, 2, server.port, call) == [0, -signal.SIGKILL]

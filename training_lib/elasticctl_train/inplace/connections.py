@@ -1,9 +1,10 @@
 """Cut a process group's connections, so that nobody waits any longer for a peer that will not answer.
 
 gloo offers no way to do that: a rank whose peers are alive, but have given up the collective that it waits in, waits
-until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once; a rank
-that still waits for a peer's call is called. The sockets of a group are those that appeared in this process while the
-group was made, that to its store included.
+until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once, but for
+what gloo has begun to send on it: that it forgets, and whoever waits for its end has to be told to give up. A rank that
+still waits for a peer's call is called. The sockets of a group are those that appeared in this process while the group
+was made, that to its store included.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,17 +24,22 @@ from torch.distributed.distributed_c10d import _abort_process_group
 _LISTEN = "0A"
 _AGAIN_S = 0.2
 _CALL_S = 1.0
+_DEAD_S = 1.0
+"""What fails after a cut does so within some milliseconds."""
 
 
 class Connections:
-    """Those that this process opens for a group of `size` ranks, from the construction of this object to `settle`."""
+    """Those that this process opens for a group of `size` ranks, from the construction of this object to `settle`.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    `on_dead(connections)` is called, from a thread, when what still waits on them after a cut will never end.
+    """
+
+    def __init__(self, size: int, on_dead: Callable[[Connections], None] = lambda connections: None) -> None:
+        self._size, self._on_dead = size, on_dead
         self._before = set(_sockets())
         self._mine: set[int] | None = None
         self._lock = threading.Lock()
-        self._is_cut = False
+        self._cut_at: float | None = None
 
     @classmethod
     def none(cls) -> Connections:
@@ -46,7 +53,12 @@ class Connections:
         with self._lock:
             if self._mine is None:
                 self._mine = _sockets().keys() - self._before
-            return not self._is_cut
+            return self._cut_at is None
+
+    @property
+    def is_dead(self) -> bool:
+        """Will what still waits on them never end?"""
+        return self._cut_at is not None and time.monotonic() >= self._cut_at + _DEAD_S
 
     def cut(self) -> None:
         """Shut them down, from any thread; every collective on them fails, here and on the peers.
@@ -54,18 +66,17 @@ class Connections:
         Those that are opened later are shut down too, until `settle`: a peer that has gone may never answer them.
         """
         with self._lock:
-            was_cut, self._is_cut = self._is_cut, True
             self._shut_down()
-            if self._mine is None and not was_cut:
+            if self._cut_at is None:
+                self._cut_at = time.monotonic()
                 threading.Thread(target=self._go_on_cutting, name="elasticctl-cut", daemon=True).start()
 
     def _go_on_cutting(self) -> None:
-        while True:
+        while self._mine is None or not self.is_dead:
             time.sleep(_AGAIN_S)
             with self._lock:
-                if self._mine is not None:
-                    return
                 self._shut_down()
+        self._on_dead(self)
 
     def _shut_down(self) -> None:
         if dist.is_initialized() and dist.get_backend() == "nccl":

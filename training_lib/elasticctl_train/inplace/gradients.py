@@ -6,6 +6,7 @@ pass is only this rank's own; what it computes is not used, because the optimize
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,37 @@ class PeerWatch:
         self.survives = True
         self.buckets: Buckets | None = None
         self.recorded: dict[int, list[int]] | None = None
+        self._expected: dict[Future[torch.Tensor], torch.Tensor] = {}
+
+    def expect(self, future: Future[Any], buffer: torch.Tensor) -> Future[torch.Tensor]:
+        """`buffer`, once `future` is done, whether it has failed or not, or has been given up."""
+        result: Future[torch.Tensor] = Future()
+        with self._lock:
+            self._expected[result] = buffer
+        future.add_done_callback(partial(self._settle, result))
+        return result
+
+    def give_up(self, error: BaseException) -> bool:
+        """Expect nothing of this group any more; False if nothing was expected."""
+        with self._lock:
+            expected, self._expected = self._expected, {}
+        for result, buffer in expected.items():
+            self._complete(result, buffer, error)
+        return bool(expected)
+
+    def _settle(self, result: Future[torch.Tensor], future: Future[Any]) -> None:
+        with self._lock:
+            buffer = self._expected.pop(result, None)
+        if buffer is not None:  # else it has been given up, and another group may be under way
+            self._complete(result, buffer, _error_of(future))
+
+    def _complete(self, result: Future[torch.Tensor], buffer: torch.Tensor, error: BaseException | None) -> None:
+        try:
+            if error is not None:
+                self.note(error)
+            result.set_result(buffer)
+        except RuntimeError as own:
+            result.set_exception(own)  # type: ignore[arg-type]
 
     def note(self, error: BaseException) -> None:
         """A collective has failed. Raises the error itself where nobody would heed it, or no peer is to blame."""
@@ -61,6 +93,7 @@ class PeerWatch:
         """A new group has been formed, of `size` ranks."""
         with self._lock:
             self.size, self.group, self.lost, self.recorded, self._on_loss = size, group, False, None, on_loss
+            self._expected = {}
 
     def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
         """One of the buckets, while they are recorded."""
@@ -163,7 +196,9 @@ def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBu
     if watch.size > 1 and not watch.lost:
         try:
             work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
-            averaged: Future[torch.Tensor] = work.get_future().then(lambda future: _value(watch, future, buffer))
+            if not buffer.is_cuda:
+                return watch.expect(work.get_future(), buffer)
+            averaged: Future[torch.Tensor] = work.get_future().then(lambda future: _averaged(watch, future, buffer))
             return averaged
         except RuntimeError as error:
             watch.note(error)
@@ -172,9 +207,16 @@ def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBu
     return done
 
 
-def _value(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor) -> torch.Tensor:
+def _averaged(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor) -> torch.Tensor:
+    error = _error_of(future)
+    if error is not None:
+        watch.note(error)
+    return buffer
+
+
+def _error_of(future: Future[Any]) -> BaseException | None:
     try:
         future.value()
     except RuntimeError as error:
-        watch.note(error)
-    return buffer
+        return error
+    return None

@@ -17,6 +17,7 @@ from elasticctl_train.inplace.connections import Connections
 from elasticctl_train.inplace.gradients import PeerWatch, is_own
 from elasticctl_train.inplace.handover import Agreement, Standing
 from elasticctl_train.inplace.link import Link
+from elasticctl_train.inplace.stuck import is_stuck
 
 log = logging.getLogger("elasticctl_train")
 
@@ -35,7 +36,7 @@ class ElasticGroup:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.world = dist.World(device=dist.device())
+        self.world = dist.World(device=dist.device(), channel=dist.Channel(is_dead=lambda: self._connections.is_dead))
         self._connections = Connections.none()
         self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections))
         self.on_loss: Callable[[], None] = lambda: None
@@ -96,7 +97,7 @@ class ElasticGroup:
         self._link.close()
 
     def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        connections = self._connections = Connections(int(os.environ["WORLD_SIZE"]))
+        connections = self._connections = Connections(int(os.environ["WORLD_SIZE"]), self._free)
         self.world = dist.rejoin(self.world, dist.meet(lambda: self._link.is_over))
         if not connections.settle():
             raise dist.GroupOver("a peer was lost while the group was being made")
@@ -118,6 +119,15 @@ class ElasticGroup:
 
     def _cut(self) -> None:
         self._connections.cut()
+
+    def _free(self, connections: Connections) -> None:
+        """What waits on these connections will never end: give up what can be, else this process."""
+        if connections is self._connections and self.watch.give_up(dist.GroupOver("gradients never came")):
+            self.world.channel.is_stuck = True
+        while connections is self._connections and self.world.device.type == "cpu":  # NCCL has been told to abort
+            if is_stuck() and connections is self._connections:
+                self._link.decline("a collective with a lost peer never ends")
+                return
 
 
 def _first_line(error: BaseException) -> str:

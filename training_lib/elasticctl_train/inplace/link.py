@@ -66,8 +66,10 @@ class Link:
             self._say(lost=generation, why=why)
 
     def decline(self, why: str) -> None:
-        """This process cannot go on: the launcher is to start another in its place."""
-        self._say(decline=self.generation, why=why)
+        """This process cannot go on: the launcher is to start another in its place, in the next group too."""
+        with self._changed:
+            newest = (self._place or {}).get(GENERATION_VARIABLE, self.generation)
+        self._say(decline=int(newest), why=why)
 
     def wait_for_place(self) -> dict[str, str]:
         """Wait for a generation after this one; returns its environment, and is in it from then on.
