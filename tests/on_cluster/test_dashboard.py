@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, resource_path
 from tests.on_cluster.audit import Audit, need_audit_log
 from tests.on_cluster.commands import kubectl
+from tests.on_cluster.installing import dashboard
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
 
 pytestmark = pytest.mark.each_release
 
-IMAGE = "lab/controller:dev"
-"""Runs the code of this very Python; the controller's own image lacks the command line."""
 HOME, ML, NLP = "team-dashboard", "team-ml", "team-nlp"
 JO, MARIA = f"system:serviceaccount:{ML}:jo", f"system:serviceaccount:{NLP}:maria"
 
@@ -95,8 +93,7 @@ def address(crd: None, api: Connection) -> Iterator[str]:
     cluster = KubeCluster(api)
     for name, namespace in (("digits", ML), ("words", NLP)):
         cluster.create_job(shell_job(name, "true", namespace=namespace, maxReplicas=4))
-    wanted = installation.dashboard_manifests(HOME, IMAGE, ["--allow-changes"])
-    wanted[-1]["spec"]["template"]["spec"]["containers"][0]["command"][0] = sys.executable
+    wanted = dashboard(HOME, ["--allow-changes"])
     installer = Installer(api, print)
     try:
         installer.apply(wanted)
@@ -180,14 +177,14 @@ def test_a_change_takes_the_persons_own_right_and_bears_their_name(
 
 
 def test_the_pod_itself_has_no_token_and_asks_for_nothing(people: tuple[Browser, Browser], api: Connection) -> None:
-    dashboard, jo = Audit(f"system:serviceaccount:{HOME}:{installation.DASHBOARD}"), Audit(JO)
+    itself, jo = Audit(f"system:serviceaccount:{HOME}:{installation.DASHBOARD}"), Audit(JO)
     people[0].hears(f"/in/{ML}/", "jobs")
     (pod,) = api.request("GET", resource_path("v1", HOME, "pods"))["items"]
     volumes = json.dumps(pod["spec"]["volumes"])
     assert "serviceAccountToken" not in volumes
     assert "secret" not in volumes
     assert ("elastic.pytorch.org", "elasticjobs", "list") in wait_until(jo.read)
-    assert dashboard.read() == set()
+    assert itself.read() == set()
 
 
 def test_a_person_whom_the_cluster_knows_no_more_is_logged_out(people: tuple[Browser, Browser]) -> None:

@@ -17,6 +17,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.dashboard.cluster import Jobs
 from tests.support.dashboard.process import Dashboard
+from tests.support.dashboard.team import dashboard, served
 from tests.support.dashboard.visitor import CHROMIUM, FLAGS, Visitor, hosted
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.usage_samples import BUSY, IDLE, sample
@@ -107,23 +108,32 @@ def machines(visitor: Visitor) -> None:
         page.locator(".machines").screenshot(path=IMAGES / "dashboard-machines.png")
 
 
+def login(visitor: Visitor) -> None:
+    """Where people log in to the dashboard of a cluster."""
+    with served(dashboard()) as address:
+        page = visitor.open(address, width=1280, height=460)
+        page.get_by_label("A token of this cluster").wait_for()
+        page.screenshot(path=IMAGES / "dashboard-login.png")
+
+
 def main() -> None:
     """Run it, and take the pictures."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home, sync_playwright() as playwright:
         os.environ["ELASTICCTL_HOME"] = home
-        dashboard = Dashboard("--no-open")
+        mine = Dashboard("--no-open")
         try:
             tell(LocalCluster())
             with Visitor(playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))) as visitor:
                 machines(visitor)
+                login(visitor)
                 for name, width, height, dark in (("light", 1280, 940, False), ("dark", 400, 860, True)):
-                    page = visitor.open(dashboard.link(), width=width, height=height, dark=dark)
+                    page = visitor.open(mine.link(), width=width, height=height, dark=dark)
                     page.goto(page.url + "#/default/digits")
                     page.locator("canvas").nth(2).wait_for()
                     page.screenshot(path=IMAGES / f"dashboard-{name}.png")
-                page = visitor.open(dashboard.link(), width=1280, height=900)
+                page = visitor.open(mine.link(), width=1280, height=900)
                 address = page.url
                 page.goto(
                     f"{address}#/default/digits?x=step&m=loss&m=test_accuracy&s=0.9&vs=default%2Fdigits-wide&log=1"
@@ -139,12 +149,12 @@ def main() -> None:
                 page.locator(".plan canvas").nth(1).wait_for()
                 page.locator(".plan").screenshot(path=IMAGES / "dashboard-plan.png")
                 share(LocalCluster())
-                page = visitor.open(dashboard.link(), width=1280, height=760)
+                page = visitor.open(mine.link(), width=1280, height=760)
                 page.get_by_role("link", name="Projects").click()
                 page.get_by_text("nlp/bert").wait_for()
                 page.screenshot(path=IMAGES / "dashboard-projects.png")
         finally:
-            dashboard.end()
+            mine.end()
             elasticctl("local", "down", "--delete-jobs", "--yes")
 
 
