@@ -12,22 +12,10 @@ import pytest
 
 from elasticctl_controller.core.group.blame import GroupRules
 from tests.support.launcher_lab import Lab
+from tests.support.mpi import SUM_OF_RANKS
 
 ROLE = ("--launcher",)
 UNTIL_DONE = 'while [ ! -e "$LAB/done" ]; do sleep 0.05; done'
-
-SUM_OF_RANKS = """
-import ctypes, os
-mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
-def named(name):
-    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, name)))
-assert mpi.MPI_Init(None, None) == 0
-world, rank, total = named("ompi_mpi_comm_world"), ctypes.c_int(), ctypes.c_int()
-mpi.MPI_Comm_rank(world, ctypes.byref(rank))
-mpi.MPI_Allreduce(ctypes.byref(rank), ctypes.byref(total), 1, named("ompi_mpi_int"), named("ompi_mpi_op_sum"), world)
-mpi.MPI_Finalize()
-os.write(1, f"rank {rank.value} on {os.environ['ELASTICCTL_WORKER']}: {total.value}\\n".encode())
-"""
 
 
 def hosts(lab: Lab, name: str) -> list[str]:
@@ -116,9 +104,20 @@ def test_a_failure_counts_and_the_last_one_ends_the_job(lab: Lab) -> None:
     assert started(lab, "a-1") == 0
 
 
+def test_a_service_that_refuses_the_worker_is_a_failure(lab: Lab) -> None:
+    (lab.folder / "wrong").write_text("wrong-token")
+    lab.add("a-0")
+    lab.start("a-0", "true", options=ROLE, ELASTICCTL_RDZV_TOKEN_FILE=str(lab.folder / "wrong"))
+
+    assert lab.wait("a-0") == 1
+
+    assert "wrong token" in str(lab.message("a-0")["error"])
+    assert "Traceback" not in lab.output("a-0")
+
+
 def test_sigterm_reaches_the_program(lab: Lab) -> None:
-    start_all(lab, 'trap "touch $LAB/told; exit 0" TERM; while true; do sleep 0.05; done', "a-0")
-    lab.until(lambda: hosts(lab, "a-0"))
+    start_all(lab, 'trap "touch $LAB/told; exit 0" TERM; echo ready; while true; do sleep 0.05; done', "a-0")
+    lab.until(lambda: "ready" in lab.output("a-0"))
 
     lab.workers["a-0"].send_signal(signal.SIGTERM)
 

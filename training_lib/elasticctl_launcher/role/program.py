@@ -11,6 +11,8 @@ import queue
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch.distributed.elastic.rendezvous import RendezvousError
+
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
 from elasticctl_launcher.notifications import (
     Notification,
@@ -98,6 +100,10 @@ class LauncherRole:
         except Terminated as error:
             self._service.tell("leave", str(error) or "SIGTERM")
             return WorkerFailure.of_sigterm(*self._place(), str(error))
+        except (RendezvousError, OSError) as error:
+            log.error("%s", error)
+            self._service.tell("leave", str(error))
+            return WorkerFailure(APPLICATION, *self._place(), 1, error=str(error))
         finally:
             self._program.stop(stop_grace_s)
             self._server.close()
@@ -105,10 +111,12 @@ class LauncherRole:
     def _join_group(self) -> None:
         """Join the next generation, and have the files say who is in it."""
         self._is_joining = True
-        if self._got_sigterm:
-            raise Terminated
-        self._handler.join_group(self._server.port)
-        self._is_joining = False
+        try:
+            if self._got_sigterm:
+                raise Terminated
+            self._handler.join_group(self._server.port)
+        finally:
+            self._is_joining = False
         members, mine = self._handler.members, self._handler.identity.uid
         if self._handler.heartbeat is not None:
             self._handler.heartbeat.say(Doing.RUNNING, self._handler.generation)
