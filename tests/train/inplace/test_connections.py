@@ -79,9 +79,9 @@ def freeze_while_taking(port: int, call: str) -> None:
     data = torch.full((256 << 20,), 1 - world.rank, dtype=torch.uint8)
     if world.rank == 1:
         take = torch_dist.irecv if call == "send" else partial(torch_dist.broadcast, async_op=True)
-        take(data, 0, group=channel.group)
+        taking = take(data, 0, group=channel.group)
         while not data[0]:
-            pass
+            assert taking is not None  # what nobody holds is not taken
         store.set("frozen", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
 
