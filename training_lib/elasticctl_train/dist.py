@@ -66,10 +66,10 @@ class World:
             return message
         data = _to_bytes(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)], dtype=torch.int64)
-        self.share(length, 0)
+        self._broadcast(length, 0)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
-        self.share(data, 0)
+        self._broadcast(data, 0)
         return _from_bytes(data)
 
     def gather(self, message: Any) -> list[Any]:
@@ -87,8 +87,8 @@ class World:
         return [_from_bytes(data[: int(length)]) for data, length in zip(found, lengths, strict=True)]
 
     def share(self, data: torch.Tensor, source: int) -> None:
-        """Fill `data` (equally long everywhere) with what it is on rank `source`. All ranks must call."""
-        self._finish(dist.broadcast(data, src=source, group=self.channel.group, async_op=True))
+        """Fill `data` (uint8, equally long everywhere) with what it is on rank `source`. All ranks must call."""
+        self._broadcast(data, source)
 
     def send(self, data: torch.Tensor, to: int) -> None:
         """Send `data` (uint8) to a rank that calls `receive`; returns once it is on its way."""
@@ -105,6 +105,9 @@ class World:
         numbers = torch.tensor(values, dtype=torch.int64)
         self._finish(dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.channel.group, async_op=True))
         return [int(number) for number in numbers]
+
+    def _broadcast(self, data: torch.Tensor, source: int) -> None:
+        self._finish(dist.broadcast(data, src=source, group=self.channel.group, async_op=True))
 
     def _finish(self, work: Any) -> None:
         """Wait for a collective. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
