@@ -27,8 +27,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--step-delay-s", type=float, required=True, help="sleep in each step")
     args = parser.parse_args()
-    with STARTS.open("a") as starts:
-        starts.write(f"{os.environ['ELASTICCTL_POD_UID']}\n")
+    if uid := os.environ.get("ELASTICCTL_POD_UID"):  # else it is no worker
+        with STARTS.open("a") as starts:
+            starts.write(f"{uid}\n")
 
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(0, CLASSES, (SAMPLES,)))
