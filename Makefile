@@ -64,17 +64,13 @@ startup: $(VENV)/.dev  ## how long the command line takes to answer
 
 images: controller-image trainer-image  ## build both images and push them: make images REGISTRY=registry.example/team BUILD=podman
 
-controller-image:
-	$(BUILD) build $(BUILD_OPTIONS) -f controller/Dockerfile -t $(call target,controller) .
-	$(BUILD) push $(PUSH_OPTIONS) $(call target,controller)
+controller-image: DOCKERFILE := controller/Dockerfile
+trainer-image: DOCKERFILE := training_lib/Dockerfile
+dashboard-image: DOCKERFILE := Dockerfile
 
-trainer-image:
-	$(BUILD) build $(BUILD_OPTIONS) -f training_lib/Dockerfile -t $(call target,trainer) .
-	$(BUILD) push $(PUSH_OPTIONS) $(call target,trainer)
-
-dashboard-image:  ## the command line as an image, for the dashboard in a cluster: make dashboard-image REGISTRY=...
-	$(BUILD) build $(BUILD_OPTIONS) -t $(call target,dashboard) .
-	$(BUILD) push $(PUSH_OPTIONS) $(call target,dashboard)
+controller-image trainer-image dashboard-image:  ## one of them; the dashboard's, for clusters, is the command line's
+	$(BUILD) build $(BUILD_OPTIONS) -f $(DOCKERFILE) -t $(call target,$(@:-image=)) .
+	$(BUILD) push $(PUSH_OPTIONS) $(call target,$(@:-image=))
 
 install: images $(VENV)/.client  ## images, controller, and jobs' image, from this checkout: make install CONTEXT=prod REGISTRY=...
 	$(BIN)/elasticctl install --context $(CONTEXT) --image $(call target,controller)

@@ -114,14 +114,11 @@ def _train(
     grace_s = float(os.environ.get("ELASTICCTL_GRACE_S") or DEFAULT_GRACE_S)
     agent = Agent(spec, handler, starter, output, Limits(options.stop_grace, options.hang_timeout, grace_s))
 
-    def handle_signal(number: int, frame: FrameType | None) -> None:
+    def terminate() -> None:
         on_sigterm()
         agent.terminate()
 
-    _handle_signals(handle_signal)
-    if options.notice != spot_notice.OFF:
-        source = spot_notice.make_source(options.notice, options.metadata_url)
-        spot_notice.NoticeWatch(source, agent.give_notice).start()
+    _heed_signs_of_the_end(options, terminate, agent.give_notice)
     reaper = OrphanReaper(agent.own_pids)
     reaper.start()
     usage = UsageWatch(agent.note_usage, alone=not is_local(heartbeat.client))
@@ -168,14 +165,11 @@ def _take_commands(
         server = CommandServer(host, read_token, environment, Path.cwd(), options.stop_grace)
         role = LauncherRole(handler, RankStarter(command, environment, ()), environment, output, server, files)
 
-        def handle_signal(number: int, frame: FrameType | None) -> None:
+        def terminate() -> None:
             on_sigterm()
             role.terminate()
 
-        _handle_signals(handle_signal)
-        if options.notice != spot_notice.OFF:
-            source = spot_notice.make_source(options.notice, options.metadata_url)
-            spot_notice.NoticeWatch(source, lambda notice: os.kill(os.getpid(), signal.SIGTERM)).start()
+        _heed_signs_of_the_end(options, terminate, lambda notice: os.kill(os.getpid(), signal.SIGTERM))
         reaper = OrphanReaper(role.own_pids)
         reaper.start()
         stack.enter_context(contextlib.closing(reaper))
@@ -189,6 +183,16 @@ def _take_commands(
 def is_local(client: ServiceClient) -> bool:
     """Is this a worker of the local cluster, which shares its machine with all others?"""
     return client.endpoint.startswith("unix:")
+
+
+def _heed_signs_of_the_end(
+    options: argparse.Namespace, terminate: Callable[[], None], on_notice: Callable[[spot_notice.SpotNotice], None]
+) -> None:
+    """Have SIGTERM and SIGINT call `terminate`, and the cloud's notice, if it is watched for, `on_notice`."""
+    _handle_signals(lambda number, frame: terminate())
+    if options.notice != spot_notice.OFF:
+        source = spot_notice.make_source(options.notice, options.metadata_url)
+        spot_notice.NoticeWatch(source, on_notice).start()
 
 
 def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,10 +65,10 @@ class World:
             return message
         data = _to_bytes(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)], dtype=torch.int64)
-        self._broadcast(length, 0)
+        self._call(dist.broadcast, length, src=0)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
-        self._broadcast(data, 0)
+        self._call(dist.broadcast, data, src=0)
         return _from_bytes(data)
 
     def gather(self, message: Any) -> list[Any]:
@@ -78,39 +77,37 @@ class World:
             return [message]
         data = _to_bytes(message)
         lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        self._finish(dist.all_gather(lengths, torch.tensor([len(data)]), group=self.channel.group, async_op=True))
+        self._call(dist.all_gather, lengths, torch.tensor([len(data)]))
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data
         found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self._finish(dist.all_gather(found, padded, group=self.channel.group, async_op=True))
+        self._call(dist.all_gather, found, padded)
         return [_from_bytes(data[: int(length)]) for data, length in zip(found, lengths, strict=True)]
 
     def share(self, data: torch.Tensor, source: int) -> None:
         """Fill `data` (uint8, equally long everywhere) with what it is on rank `source`. All ranks must call."""
-        self._broadcast(data, source)
+        self._call(dist.broadcast, data, src=source)
 
     def send(self, data: torch.Tensor, to: int) -> None:
         """Send `data` (uint8) to a rank that calls `receive`; returns once it is on its way."""
-        self._call_apart(partial(dist.send, data, to, group=self.channel.group))
+        self._call_apart(dist.send, data, to)
 
     def receive(self, data: torch.Tensor, source: int) -> None:
         """Fill `data` (uint8) with what rank `source` sends."""
-        self._call_apart(partial(dist.recv, data, source, group=self.channel.group))
+        self._call_apart(dist.recv, data, source)
 
     def highest(self, *values: int) -> list[int]:
         """The highest of each value over all ranks. All ranks must call."""
         if self.size == 1:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.int64)
-        self._finish(dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.channel.group, async_op=True))
+        self._call(dist.all_reduce, numbers, op=dist.ReduceOp.MAX)
         return [int(number) for number in numbers]
 
-    def _broadcast(self, data: torch.Tensor, source: int) -> None:
-        self._finish(dist.broadcast(data, src=source, group=self.channel.group, async_op=True))
-
-    def _finish(self, work: Any) -> None:
-        """Wait for a collective. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
+    def _call(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        """Run a collective to its end. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
+        work = collective(*arguments, group=self.channel.group, async_op=True, **options)
         while True:
             with suppress(RuntimeError):  # also where it takes longer
                 work.wait(_LOOK)
@@ -119,13 +116,13 @@ class World:
                 return
             self._check_dead()
 
-    def _call_apart(self, call: Callable[[], Any]) -> None:
-        """As `_finish`, for what cannot be waited for with a limit: gloo then ends all that goes on in the group."""
+    def _call_apart(self, transfer: Callable[..., Any], *arguments: Any) -> None:
+        """As `_call`, for what cannot be waited for with a limit: gloo then ends all that goes on in the group."""
         errors: list[BaseException] = []
 
         def run() -> None:
             try:
-                call()
+                transfer(*arguments, group=self.channel.group)
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
 

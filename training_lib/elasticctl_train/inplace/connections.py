@@ -75,7 +75,8 @@ class Connections:
         while self._mine is None or not self.is_dead:
             time.sleep(_AGAIN_S)
             with self._lock:
-                self._shut_down()
+                if self._mine is None:
+                    self._shut_down()
         self._on_dead(self)
 
     def _shut_down(self) -> None:

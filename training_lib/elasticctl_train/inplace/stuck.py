@@ -22,11 +22,8 @@ _IDLE = 0.2
 def is_stuck() -> bool:
     """Look for two seconds. A pass that computes on, or a script that sleeps, is not stuck."""
     before, used_s = _where(), time.process_time()
-    if before is None:
-        time.sleep(_LONG_S)
-        return False
     time.sleep(_LONG_S)
-    return before == _where() and time.process_time() - used_s < _IDLE * _LONG_S
+    return before is not None and before == _where() and time.process_time() - used_s < _IDLE * _LONG_S
 
 
 def _where() -> tuple[FrameType, int] | None:

@@ -168,8 +168,8 @@ def _roll_out(
     installer.remove(installer.present(gone))
     if left:
         say("Next: have an administrator of the cluster run this command once, unless one has, for what was left out")
-    for name in (DEPLOYMENT, DASHBOARD) if how.dashboard else (DEPLOYMENT,):
-        if not how.no_wait:
+    if not how.no_wait:
+        for name in (DEPLOYMENT, DASHBOARD) if how.dashboard else (DEPLOYMENT,):
             installer.await_available(namespace, how.timeout, name)
 
 
