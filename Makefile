@@ -7,6 +7,8 @@ PYTEST := $(BIN)/python -m pytest
 # How many: tests/support/ordering.py; whoever is done takes from the end of another. What halts: tests/support/watching.py.
 SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
+# Many tests measure time: in CI, on a machine that nobody knows, what has failed is tried once more, alone.
+tests   = $(PYTEST) $(2) $(1) || { [ $$? -eq 1 ] && [ -n "$(CI)" ] && echo "again, alone:" && $(PYTEST) --last-failed $(1); }
 
 # Where images go, and what builds and pushes them: docker, podman or buildah.
 BUILD  ?= docker
@@ -32,8 +34,8 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.dev  # many tests measure time: in CI, on a machine that nobody knows, what failed beside others is tried again alone
-	$(PYTEST) $(SPREAD) $(HERE) || { [ $$? -eq 1 ] && [ -n "$(CI)" ] && echo "again, alone:" && $(PYTEST) --last-failed $(HERE); }
+unit: $(VENV)/.dev
+	$(call tests,$(HERE),$(SPREAD))
 
 soak: $(VENV)/.dev  ## simulated clusters with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
 	$(BIN)/python -m tests.support.virtual.soak $(SOAK)
@@ -45,16 +47,16 @@ coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered
 
 test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the one that $CHROMIUM names
-	$(PYTEST) -m browser
+	$(call tests,-m browser)
 
 test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, each installed alone: needs a package index
 	$(PYTEST) -m packaging tests/test_packaging.py
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
-	$(PYTEST) tests/on_cluster
+	$(call tests,tests/on_cluster)
 
 test-cluster-short: $(VENV)/.dev  ## those of them that show what depends on the release of Kubernetes: two minutes
-	$(PYTEST) tests/on_cluster -m each_release
+	$(call tests,tests/on_cluster -m each_release)
 
 docs: $(VENV)/.dev  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,12 +99,21 @@ def address(crd: None, api: Connection) -> Iterator[str]:
     try:
         installer.apply(wanted)
         installer.await_available(HOME, 120, installation.DASHBOARD)
-        yield str(api.request("GET", path_of(wanted[1]))["spec"]["clusterIP"])
+        found = str(api.request("GET", path_of(wanted[1]))["spec"]["clusterIP"])
+        wait_until(lambda: _answers(found), 60)  # nodes learn of a Service's pods some time after those are ready
+        yield found
     finally:
         print(kubectl("logs", "-n", HOME, f"deployment/{installation.DASHBOARD}", "--tail", "80"))
         for namespace in (HOME, ML, NLP):
             with suppress(NotFoundError, ConflictError):
                 api.request("DELETE", resource_path("v1", None, "namespaces", namespace))
+
+
+def _answers(address: str) -> bool:
+    with suppress(ConnectionRefusedError):
+        socket.create_connection((address, 80), 20).close()
+        return True
+    return False
 
 
 def _may_list(user: str, namespace: str) -> bool:
