@@ -12,8 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+
+from elasticctl_train.dist import GroupOver
 
 Buckets = list[list[int]]
 """The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
@@ -133,6 +136,24 @@ class ElasticDataParallel(DistributedDataParallel):
         if self.forward_sync_buffers and self.modules_buffers and self._watch.size > 1:
             self._sync_buffers()  # type: ignore[no-untyped-call]
             self._has_buffers_of_rank_0 = True
+
+    def _distributed_broadcast_coalesced(
+        self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
+    ) -> None:
+        """As DistributedDataParallel, but raises GroupOver for what never comes, and leaves `tensors` alone then."""
+        if any(tensor.is_cuda for tensor in tensors):  # NCCL is told to abort
+            super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
+            return
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call]
+            work = dist.broadcast(flat, group=self._watch.group, group_src=authoritative_rank, async_op=True)
+            self._watch.expect(work.get_future(), flat).wait()
+            if self._watch.lost:
+                raise GroupOver("rank 0's buffers never came")
+            parts = _unflatten_dense_tensors(flat, alike)  # type: ignore[no-untyped-call]
+            for tensor, part in zip(alike, parts, strict=True):
+                tensor.copy_(part)
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
         has_them = self._has_buffers_of_rank_0
