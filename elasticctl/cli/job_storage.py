@@ -35,12 +35,23 @@ _WIDE = ("NUMBER", "GENERATION", "METRICS")
 
 @dataclass(frozen=True, slots=True)
 class JobStorage:
-    """The storage of a job, or one named by its URL. `running`: somebody may be saving there."""
+    """The storage of a job, or one named by its URL. `running`: somebody may be saving there.
+
+    `script_saves_to` is the URL that the job's ranks say they save to; empty where none has said so.
+    """
 
     name: str
     storage: Storage
     running: bool
     of_job: bool = False
+    script_saves_to: str = ""
+
+    @property
+    def elsewhere(self) -> str:
+        """Where the checkpoints are that are not here. Nobody opens that URL unasked: a job could name any."""
+        if self.script_saves_to in ("", self.storage.url):
+            return ""
+        return f": its script saves to {quote(self.script_saves_to)}. FIX: give that URL in place of {self.name}"
 
 
 Check = Callable[[JobStorage, "CheckedCommit"], "CheckedCommit | None"]
@@ -76,7 +87,8 @@ def find_storage(wanted: str, where: Where) -> JobStorage:
     if not url:
         raise UsageError(f"{job.name} has no storage. FIX: give the URL of its checkpoints")
     with storage_errors():
-        return JobStorage(job.name, open_job_storage(url), not job.status.phase.terminal, of_job=True)
+        kept, said = open_job_storage(url), job.status.checkpoint.url
+        return JobStorage(job.name, kept, not job.status.phase.terminal, of_job=True, script_saves_to=said)
 
 
 def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:

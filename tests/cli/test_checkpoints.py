@@ -75,6 +75,30 @@ def test_a_storage_without_checkpoints_is_no_error(run: Run, tmp_path: Path) -> 
     assert "no checkpoints at file://" in done.err
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("", ""),
+        ("own", ""),
+        (
+            "file:///else\x1b[2Jwhere",
+            ': its script saves to "file:///else\\x1b[2Jwhere". FIX: give that URL in place of digits',
+        ),
+    ],
+)
+def test_where_a_script_saves_elsewhere_its_own_url_is_named_and_left_alone(
+    run: Run, job: dict[str, Any], folder: Path, said: str, words: str
+) -> None:
+    for key in list(all_keys(LocalStorage(folder), "")):
+        (folder / key).unlink()
+    url = LocalStorage(folder).url
+    job["status"]["checkpoint"] = {"step": 36, "committed": 1, "url": url if said == "own" else said}
+    done = run("checkpoints", "list", "digits")
+    assert (done.code, done.out + done.err) == (0, f"digits: no checkpoints at {url}{words}\n")
+    done = run("checkpoints", "verify", "digits")
+    assert (done.code, done.err) == (3, f"error: digits: there are no checkpoints at {url} to verify{words}\n")
+
+
 def test_there_is_nothing_to_verify_where_there_is_nothing(run: Run, tmp_path: Path) -> None:
     done = run("checkpoints", "verify", str(tmp_path / "nothere"))
     assert (done.code, done.out) == (3, "")

@@ -75,7 +75,7 @@ def list_checkpoints(*, target: JobOrUrl, output: options.Output = "table", wher
     elif output in ("json", "yaml"):
         _print_list(place, found, output)
     elif not found:
-        say(f"{place.name}: no checkpoints at {place.storage.url}")
+        say(f"{place.name}: no checkpoints at {place.storage.url}{place.elsewhere}")
     else:
         print_table(job_storage.checkpoints_table(found, time.time(), wide=output == "wide"))
         hint(f"Next: check every byte: elasticctl checkpoints verify {target}")
@@ -101,7 +101,8 @@ def verify(
         wanted = job_storage.checkpoints_of_step(found, step)
         found = [finding for finding in found if finding.commit in wanted]
     if not found:
-        raise NotFoundError(f"{place.name}: there are no checkpoints at {place.storage.url} to verify")
+        nothing = f"{place.name}: there are no checkpoints at {place.storage.url} to verify"
+        raise NotFoundError(nothing + place.elsewhere)
     looked_at = [job_storage.proved(place, finding) for finding in found]
     checked = [finding for finding in looked_at if finding is not None]
     if output in ("json", "yaml"):
