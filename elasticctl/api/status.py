@@ -418,6 +418,12 @@ class JobStatus:
     checkpoint: CheckpointStatus = CheckpointStatus()
     usage: JobUsage | None = None
     first_failure: RankFailure | None = None
+    last_failure: RankFailure | None = None
+
+    @property
+    def newest_failure(self) -> RankFailure | None:
+        """The last failure that was counted; of a job whose controller only kept the first, that one."""
+        return self.last_failure or self.first_failure
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of this type; None if it has never been set."""

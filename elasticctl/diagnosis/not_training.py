@@ -29,25 +29,25 @@ def deadline_exceeded(case: Case) -> Finding | None:
 
 
 def failed(case: Case) -> Finding | None:
-    """It failed because its script did: which rank failed first, how, and how many failures were allowed."""
+    """It failed because its script did: which rank failed, how, and how many failures were allowed."""
     status = case.status
     if status.phase is not Phase.FAILED or status.reason == _DEADLINE:
         return None
-    first = status.first_failure
-    steps = [NextStep("see all of its output", _logs(case, first))]
-    if first is not None and status.restarts.get(Cause.OOM_KILLED):
+    last = status.newest_failure
+    steps = [NextStep("see all of its output", _logs(case, last))]
+    if last is not None and status.restarts.get(Cause.OOM_KILLED):
         steps.append(_go_on(case, "", "with a smaller batch or more memory, continue from its last checkpoint"))
     elif status.checkpoint.step is not None:
         steps.append(_go_on(case, "", "after fixing that, continue from its last checkpoint"))
     else:
         steps.append(NextStep("after fixing that, run it again", f"elasticctl rerun {case.name}"))
-    why = describe_failure(first, case.name) if first else status.message or status.reason
+    why = describe_failure(last, case.name) if last else status.message or status.reason
     return Finding(
         "failed",
         Severity.ERROR,
         f"It failed: {why}{'' if why.endswith('…') else '.'} {_budget(case)}",
         tuple(steps),
-        first.last_lines if first else (),
+        last.last_lines if last else (),
         decisive=True,
     )
 
@@ -284,15 +284,17 @@ def backing_off(case: Case) -> Finding | None:
     until = status.backoff.until
     if not case.waiting or until is None or until <= case.now:
         return None
-    last = f" ({describe_failure(status.first_failure, case.name)})" if status.first_failure else ""
+    failure = status.newest_failure
+    last = f" ({describe_failure(failure, case.name)})" if failure else ""
+    what = "failed" if failure else "ended right after their start"
     return Finding(
         "back-off",
         Severity.WARNING,
-        f"Its workers have failed {times(status.backoff.failures)} in a row{last}; it tries again in"
+        f"Its workers have {what} {times(status.backoff.failures)} in a row{last}; it tries again in"
         f" {span(until - case.now)}. {failures_used(case)} of {plural(case.job.backoff_limit, 'allowed failure')}"
         " used.",
         (NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
-        status.first_failure.last_lines if status.first_failure else (),
+        failure.last_lines if failure else (),
         decisive=True,
     )
 

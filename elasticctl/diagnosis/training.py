@@ -135,11 +135,11 @@ def failing(case: Case) -> Finding | None:
     told = status.backoff.until is not None and status.backoff.until > case.now and case.waiting
     if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or told:
         return None
-    first = f" First, {describe_failure(status.first_failure, case.name)}." if status.first_failure else ""
-    text = f"Its script has failed {times(status.failures)}.{first} {_used(case)}"
+    last = status.newest_failure
+    what = f"; last, {describe_failure(last, case.name)}" if last else ""
+    text = f"Its script has failed {times(status.failures)}{what}. {_used(case)}"
     step = NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30")
-    lines = status.first_failure.last_lines if status.first_failure else ()
-    return Finding("failing", _budget_severity(case), text, (step,), lines)
+    return Finding("failing", _budget_severity(case), text, (step,), last.last_lines if last else ())
 
 
 def stuck(case: Case) -> Finding | None:
@@ -275,7 +275,8 @@ def _budget_severity(case: Case) -> Severity:
 def _used(case: Case) -> str:
     used, limit = failures_used(case), case.job.backoff_limit
     left = "one more ends it" if used >= limit else f"{limit - used} left"
-    since = "" if case.status.failures_since_commit is None else " since the last checkpoint"
+    counted = case.status.failures_since_commit is not None and case.status.checkpoint.step is not None
+    since = " since the last checkpoint" if counted else ""
     return f"{used} of {plural(limit, 'allowed failure')} used{since}, {left}."
 
 

@@ -53,7 +53,7 @@ def test_a_page_at_80_columns() -> None:
         "  3   2023-11-14 22:14:00  1",
     ]
     assert "Scalings:" in lines
-    assert "First failure:" not in lines
+    assert "Last failure:" not in lines
 
 
 def test_long_values_are_folded_on_a_terminal_and_whole_in_a_pipe() -> None:

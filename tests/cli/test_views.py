@@ -145,7 +145,7 @@ def test_a_failed_job_names_its_first_failing_rank() -> None:
     assert "Phase\tFailed after 1m39s" in lines
     assert "Reason\tBackoffLimitExceeded: 4 failures, 3 allowed" in lines
     assert "Failures\t4 of 3 allowed" in lines
-    assert "Failed first\trank 1 of digits-worker-1: exit code 1, ValueError: bad learning rate" in lines
+    assert "Failed last\trank 1 of digits-worker-1: exit code 1, ValueError: bad learning rate" in lines
     assert "Last lines\tTraceback (most recent call last): ValueError: bad learning rate" in lines
 
 

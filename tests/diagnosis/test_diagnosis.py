@@ -196,6 +196,8 @@ def test_a_pause_after_failures_says_until_when_and_why() -> None:
     failed = {**FAILED, "phase": "Restarting", "failures": 2, "backoff": {"failures": 2, "until": at(68)}}
     found = first(case(**failed))
     assert found.rule == "back-off"
+    killed = case(**failed | {"firstFailure": None, "failures": 0})
+    assert "ended right after their start twice in a row; it tries" in first(killed).text
     assert "failed twice in a row (rank 1 of worker-1 ended with exit code 1" in found.text
     assert "tries again in 8.0s. 2 of 3 allowed failures used." in found.text
     assert first(case(**failed, now=AT + 70)).rule == "failing"
@@ -252,6 +254,22 @@ def test_failures_are_counted_since_the_last_checkpoint() -> None:
     assert fresh.severity == Severity.WARNING
     ended = first(case(phase="Failed", failures=7, failuresSinceCommit=4, firstFailure={"worker": "digits-worker-0"}))
     assert "That was failure 4 since the last checkpoint; its budget allows 3" in ended.text
+    unsaved = named(case(failures=2, failuresSinceCommit=2, checkpoint={}))["failing"]
+    assert "2 of 3 allowed failures used, 1 left." in unsaved.text
+
+
+def test_it_is_the_last_failure_that_ended_a_job() -> None:
+    """The first may have been another one, days and checkpoints ago."""
+    last = {
+        "worker": "digits-worker-0",
+        "rank": 0,
+        "exitCode": 7,
+        "error": "OSError: disk",
+        "lastLines": ["it was full"],
+    }
+    ended = case(**FAILED, failuresSinceCommit=4, lastFailure=last)
+    assert first(ended).text.startswith("It failed: rank 0 of worker-0 ended with exit code 7: OSError: disk. That was")
+    assert first(ended).details == ("it was full",)
 
 
 def test_a_standstill_is_told_by_the_steps_before_it() -> None:
@@ -270,6 +288,9 @@ def test_a_standstill_is_told_by_the_steps_before_it() -> None:
 def test_failures_say_what_is_left_of_the_budget() -> None:
     some = {"failures": 1, "firstFailure": FAILED["firstFailure"]}
     found = named(case(**some))["failing"]
+    assert found.text.startswith(
+        "Its script has failed once; last, rank 1 of worker-1 ended with exit code 1: ValueError"
+    )
     assert found.severity == Severity.WARNING
     assert found.text.endswith("1 of 3 allowed failures used, 2 left.")
     last = named(case(**{**some, "failures": 3}))["failing"]

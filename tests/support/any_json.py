@@ -13,5 +13,5 @@ JSON = st.recursive(
 
 KEYS = [
     "phase", "conditions", "replicaStatuses", "workers", "restarts", "backoff", "interruptions", "scalings", "progress",
-    "checkpoint", "curve", "firstFailure", "startTime", "active", "generations", "workerSeconds",
+    "checkpoint", "curve", "firstFailure", "lastFailure", "startTime", "active", "generations", "workerSeconds",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from elasticctl.api.codec import Timestamp, to_rfc3339
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, JobStatus, Phase
+from elasticctl.api.text import times
 from elasticctl_controller.core.restarts import complete_failure, describe_failure, fatal_failure, paused_until
 from elasticctl_controller.core.workers import Roster, completed_at, count_kept, is_active
 
@@ -155,7 +156,7 @@ def _finish(job: ElasticJob, status: JobStatus, roster: Roster, done_at: float, 
 
 def _explain_failure(job: ElasticJob, status: JobStatus, roster: Roster) -> str:
     counted = [end for end in roster.ends if end.cause.counted]
-    last = complete_failure(counted[-1]) if counted else status.first_failure
+    last = complete_failure(counted[-1]) if counted else status.newest_failure
     since = " since the last checkpoint" if status.checkpoint.step is not None else ""
     used = status.failures if status.failures_since_commit is None else status.failures_since_commit
     budget = f"failures{since}: {used}, backoffLimit: {job.backoff_limit}"
@@ -176,6 +177,7 @@ def _decide_by_workers(job: ElasticJob, status: JobStatus, roster: Roster, now: 
         return PhaseDecision(
             phase,
             "BackOff",
-            f"workers failed {status.backoff.failures} times in a row; next attempt at {to_rfc3339(until)}",
+            f"workers failed, or ended at once, {times(status.backoff.failures)} in a row; next attempt at"
+            f" {to_rfc3339(until)}",
         )
     return PhaseDecision(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")

@@ -40,6 +40,8 @@ QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is n
 HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures
 CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
 MAX_FAILURES_IN_A_ROW = 64  # more do not lengthen the pause
+_OF_PLATFORM = (Cause.PREEMPTED, Cause.DRAINED, Cause.NODE_LOST)
+"""The machine was taken away: that says nothing about the next one."""
 
 
 def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], finishing: bool) -> JobStatus:
@@ -91,10 +93,16 @@ def _broken(item: GroupGeneration, failure: RankFailure, cause: Cause) -> Interr
         at=failure.at,
         worker=failure.worker,
         cause=cause,
-        message=failure.error,
+        message=_what_was_said(failure),
         exit_code=failure.exit_code,
         generation=item.generation,
     )
+
+
+def _what_was_said(failure: RankFailure) -> str:
+    """The error, or how it ended that left none."""
+    code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
+    return failure.error or (f"ended by {failure.signal}" if failure.signal else code)
 
 
 def _count_failure(status: JobStatus, failure: RankFailure, *, charged: bool = True) -> JobStatus:
@@ -103,6 +111,7 @@ def _count_failure(status: JobStatus, failure: RankFailure, *, charged: bool = T
         failures=status.failures + 1,
         failures_since_commit=(status.failures_since_commit or 0) + charged,
         first_failure=status.first_failure or failure,
+        last_failure=failure,
     )
 
 
@@ -218,22 +227,47 @@ def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
         return status
     quick = end.lived_s is not None and end.lived_s < QUICK_DEATH_S
     if end.cause.counted or quick:
-        status = replace(status, backoff=_extend_backoff(policy, status.backoff, end))
+        status = replace(status, backoff=_extend_backoff(policy, status, end))
     if end.cause.counted:
         status = _count_failure(status, complete_failure(end))
     return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])
 
 
-def _extend_backoff(policy: Policy, backoff: Backoff, end: WorkerEnd) -> Backoff:
-    """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt."""
+def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backoff:
+    """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt.
+
+    What the platform took away lengthens nothing.
+    """
+    backoff = status.backoff
     in_a_row = min(backoff.failures, MAX_FAILURES_IN_A_ROW)
-    if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
+    if _begins_anew(status, end):
         in_a_row = 1
-    elif backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S:
+    elif end.cause not in _OF_PLATFORM and (
+        backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S
+    ):
         in_a_row = min(in_a_row + 1, MAX_FAILURES_IN_A_ROW)
-    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(in_a_row, 1) - 1))
+    in_a_row = max(in_a_row, 1)
+    doublings = 0 if end.cause in _OF_PLATFORM else in_a_row - 1
+    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0**doublings)
     before = min(backoff.until or 0.0, end.at + policy.backoff_max_seconds)
-    return Backoff(failures=max(in_a_row, 1), until=Timestamp(max(before, end.at + pause_s)))
+    return Backoff(failures=in_a_row, until=Timestamp(max(before, end.at + pause_s)))
+
+
+def _begins_anew(status: JobStatus, end: WorkerEnd) -> bool:
+    """Has there been proof since the last pause that the job can run, so that this end continues no series?
+
+    A long life is one, or a step that a worker of this name took part in; for a failure that counts, a new checkpoint.
+    """
+    if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
+        return True
+    since = status.backoff.until or 0.0
+    if end.cause.counted:
+        return status.checkpoint.at is not None and status.checkpoint.at > since
+    return any(
+        item.first_step_at is not None and item.formed_at is not None and item.formed_at > since
+        for item in status.generations
+        if end.worker.name in item.workers
+    )
 
 
 def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:
@@ -242,7 +276,7 @@ def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:
         worker=end.worker.name,
         uid=end.worker.uid,
         cause=end.cause,
-        message=end.failure.error,
+        message=_what_was_said(end.failure) if end.cause.counted else end.failure.error,
         exit_code=end.exit_code,
         generation=_last_generation_of(status, end.worker.name),
     )

@@ -47,7 +47,7 @@ def describe_job(case: Case, findings: Sequence[Finding]) -> list[Section]:
         _groups(status, job.name),
         Section("Interruptions", lines=_last(interruptions(status))),
         Section("Scalings", lines=_last(scalings(status))),
-        Section("First failure", lines=tuple(failure_lines(status))),
+        Section("Last failure", lines=tuple(failure_lines(status))),
         _conditions(status),
     ]
     return [section for section in sections if section.facts or section.table or section.lines]

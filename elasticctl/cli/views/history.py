@@ -121,8 +121,9 @@ def _kind(item: Interruption) -> str:
 
 
 def _cause(item: Interruption) -> str:
-    """Why; where ranks failed, with what was said of it. What ended a worker says no more than its cause does."""
-    return ": ".join(filter(None, (item.cause or "", "" if item.uid else shorten(item.message))))
+    """Why; where the script failed, with what was said of it. What else ended a worker says no more than its cause."""
+    told = not item.uid or (item.cause is not None and item.cause.counted)
+    return ": ".join(filter(None, (item.cause or "", shorten(item.message) if told else "")))
 
 
 def _requester(item: Scaling) -> str:
@@ -137,8 +138,8 @@ def _unfinished(item: Scaling) -> str:
 
 
 def failure_lines(status: JobStatus) -> list[str]:
-    """The first failing rank and the last lines it printed."""
-    failure = status.first_failure
+    """The rank that failed last, and the last lines it printed."""
+    failure = status.newest_failure
     if failure is None:
         return []
     rank = "" if failure.rank is None else f"rank {failure.rank} of "

@@ -73,7 +73,7 @@ def status_table(
         ("Failures", failures_text(job) if status.failures else ""),
         *(("Interruption", text) for text in _last(interruptions(status), job.name)),
         *(("Scaling", text) for text in _last(scalings(status), job.name)),
-        *zip(("Failed first", "Last lines"), _failure(status), strict=False),
+        *zip(("Failed last", "Last lines"), _failure(status), strict=False),
     ]
     return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True, facts=True)
 
@@ -137,7 +137,7 @@ def _metrics(status: JobStatus) -> list[str]:
 
 
 def _failure(status: JobStatus) -> list[str]:
-    """The first failing rank, and what it printed last as one text."""
+    """The rank that failed last, and what it printed at its end as one text."""
     head, *lines = failure_lines(status) or [""]
     return [head, textwrap.dedent("\n".join(lines))]
 

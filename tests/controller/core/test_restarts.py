@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +104,47 @@ def test_workers_that_are_killed_again_and_again_right_after_their_start_are_slo
     assert pauses == [1, 2, 4]
     assert job.status.restarts == {"Killed": 3, "Deleted": 1}
     assert job.status.phase is Phase.RUNNING
+
+
+def killed_in_a_row(ends: int, signs: Callable[[float], dict[str, Any]] = lambda _: {}, **end: Any) -> list[float]:
+    """The pauses after so many workers that end 3 s after their start; `signs(now)` is what was seen by then."""
+    job = a_running_job(backoff_limit=100)
+    pauses, now = [], NOW
+    for _ in range(ends):
+        how = {"uid": f"uid-{now}", "started_at": Timestamp(now), "finished_at": Timestamp(now + 3), **end}
+        now += 3
+        observed = Observed(pods=(a_pod(0), an_end(1, 137, **how), a_pod(2)), **signs(now))
+        job = replace(job, status=reconcile(job, observed, now).status)
+        assert job.status.backoff.until is not None
+        pauses.append(job.status.backoff.until - now)
+        now = job.status.backoff.until
+    return pauses
+
+
+def stepped(now: float, worker: int = 1) -> dict[str, Any]:
+    """A generation that this worker was in made a step a second ago."""
+    workers = ("digits-worker-0", f"digits-worker-{worker}")
+    formed, step = Timestamp(now - 2), Timestamp(now - 1)
+    return {"generations": (GroupGeneration(int(now), workers, formed_at=formed, first_step_at=step),)}
+
+
+def committed(now: float) -> dict[str, Any]:
+    return {"checkpoint": CheckpointStatus(step=int(now), at=Timestamp(now - 1))}
+
+
+def test_steps_in_between_begin_a_new_series():
+    assert killed_in_a_row(8, stepped) == [1] * 8
+    assert killed_in_a_row(4, lambda now: stepped(now, worker=2)) == [1, 2, 4, 8], "others' steps prove nothing"
+
+
+def test_a_failure_that_counts_begins_a_new_series_after_a_new_checkpoint_only():
+    assert killed_in_a_row(4, stepped, message=told("application")) == [1, 2, 4, 8]
+    assert killed_in_a_row(4, committed, message=told("application")) == [1] * 4
+
+
+@pytest.mark.parametrize("taken", [{"message": told("preempted")}, {"disruption_target": True}])
+def test_what_the_platform_takes_away_does_not_lengthen_the_pause(taken):
+    assert killed_in_a_row(8, **taken) == [1] * 8
 
 
 def test_a_pod_that_no_node_takes_is_slowed_down_too():
@@ -230,6 +272,23 @@ def test_the_last_failure_of_the_budget_names_the_rank_and_its_error():
     assert "rank 2" in job.status.message
     assert "ValueError: no" in job.status.message
     assert job.status.restarts == {"ApplicationError": 2}
+
+
+def test_the_last_failure_is_kept_beside_the_first():
+    job = a_pass(a_running_job(backoff_limit=1), broken(1, NOW - 9))
+    job, _ = a_step(job, [a_pod(0), an_end(1, 3, message=told("application")), a_pod(2)])
+    first, last = job.status.first_failure, job.status.last_failure
+    assert first is not None
+    assert last is not None
+    assert (first.error, last.error) == ("ValueError: 1", "ValueError: no")
+    assert [item.message for item in job.status.interruptions] == ["ValueError: 1", "ValueError: no"]
+
+
+def test_history_says_how_a_rank_ended_that_left_no_error():
+    killed = RankFailure("killed", "digits-worker-1", 1, 137, "SIGKILL", at=Timestamp(NOW - 3))
+    silent = RankFailure("application", "digits-worker-1", 1, 3, at=Timestamp(NOW - 2))
+    job = a_pass(a_running_job(), GroupGeneration(1, failure=killed), GroupGeneration(2, failure=silent))
+    assert [item.message for item in job.status.interruptions] == ["ended by SIGKILL", "exit code 3"]
 
 
 def test_an_error_that_another_try_cannot_help_fails_the_job():

@@ -82,7 +82,7 @@ def _say_plan(old: ElasticJob, new: ElasticJob, limit_s: float) -> None:
     from elasticctl.cli.views.cost import plan_line, with_live_spot
     from elasticctl.diagnosis.not_training import describe_failure
 
-    failure = old.status.first_failure
+    failure = old.status.newest_failure
     if failure is not None:
         say(f"{old.name}: {describe_failure(failure, old.name)}")
     say(f"{new.name}: a worker like those of {old.name}, for {span(limit_s)} at most; it ends with its shell")
