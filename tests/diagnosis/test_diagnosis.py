@@ -91,6 +91,10 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
         ({"error": "OOMKilled", "exitCode": 137}, "worker-1 was killed because it used more memory than allowed"),
         ({"error": "ApplicationError", "exitCode": 7}, "worker-1 ended with exit code 7."),
         ({}, "worker-1 failed."),
+        (
+            {"error": "the group hangs: rank 1 has been in x for 5m00s", "exitCode": 1},
+            "It failed: the group hangs: rank",
+        ),
     ],
 )
 def test_how_the_first_worker_failed(failure: dict[str, Any], text: str) -> None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.hangs.watch import Hang
+from elasticctl_launcher.hangs.watch import GROUP_HANGS, Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line
 
@@ -125,8 +125,8 @@ class WorkerFailure:
     def describe(self) -> str:
         """One line: the signal or exit code, and the error."""
         how = f"killed by {self.signal}" if self.signal else f"exit code {self.exit_code}"
-        how = "a peer was lost" if self.stays else how
-        return f"{how}: {self.error}" if self.error else how
+        how = "a peer was lost" if self.stays else "" if self.error.startswith(GROUP_HANGS) else how
+        return ": ".join(filter(None, (how, self.error)))
 
     def to_report(self) -> dict[str, Any]:
         """The body of the request that tells the service, without who sends it."""
@@ -138,7 +138,7 @@ class WorkerFailure:
             "ended_s_ago": round(max(0.0, time.monotonic() - self.ended_at), 3),
             "failure": {
                 "rank": self.rank,
-                "exit_code": self.exit_code,
+                "exit_code": None if self.stays else self.exit_code,
                 "signal": self.signal,
                 "error": self.error[:500],
                 "last_lines": [line[:400] for line in self.last_lines],

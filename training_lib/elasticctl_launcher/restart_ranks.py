@@ -106,7 +106,7 @@ class Agent(SimpleElasticAgent):
         handler.stays = self._ranks.can_stay
         self._got_sigterm = False
         self._sigterm_raises = False
-        self._is_excused = False
+        self._is_excused, self._found = False, ""
         self._others, self._is_prepared = 0, False
         self._leaving = Leaving(self._service, limits.grace_s)
         self._reported: WorkerFailure | None = None
@@ -285,7 +285,7 @@ class Agent(SimpleElasticAgent):
         if event is not LauncherEvent.TOLD_TO_REJOIN or not self._ranks.release():
             self._ranks.stop(peers_ended=self._is_excused)
         if event is LauncherEvent.TOLD_TO_EXIT:
-            self.failure = replace(self.failure or failure, verdict=APPLICATION)  # whatever it looked like from here
+            self.failure = self._as_judged(self.failure or failure)
         return event
 
     def _stop_to_restart(self) -> LauncherEvent:
@@ -402,7 +402,7 @@ class Agent(SimpleElasticAgent):
     def _wait_for_answer(self, question: Question) -> LauncherEvent:
         """Wait for the answer, for as long as it takes; a SIGTERM ends the wait, one that came before it soon."""
         timeout_s = TELL_TIMEOUT_S if self._got_sigterm else None
-        self._is_excused = False
+        self._is_excused, self._found = False, ""
         while True:
             try:
                 notification = self._notifications.get(timeout=timeout_s)
@@ -414,6 +414,7 @@ class Agent(SimpleElasticAgent):
                     question.withdraw()
                     return LauncherEvent.SIGTERM
                 case ServiceAnswered(answered) if answered is question:
+                    self._found = question.error
                     self._is_excused = question.answer == EXCUSED
                     return ANSWERS[question.answer]
                 case RankExited(rank) if self.failure is not None and rank in self._ranks.running and rank.code != 0:
@@ -441,6 +442,10 @@ class Agent(SimpleElasticAgent):
     def _failure_of(self, rank: Rank) -> WorkerFailure:
         error_file = self._ranks.reports.error_file(self._handler.generation, rank.rank)
         return WorkerFailure.of_rank(*self._place(), rank, error_file)
+
+    def _as_judged(self, failure: WorkerFailure) -> WorkerFailure:
+        """The failure that this worker is to blame for, whatever it looked like from here."""
+        return replace(failure, verdict=APPLICATION, error=self._found or failure.error)
 
     def _report(self, failure: WorkerFailure) -> Question:
         log.warning("generation %d: %s", failure.generation, failure.describe())

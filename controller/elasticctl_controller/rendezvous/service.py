@@ -454,7 +454,8 @@ class RendezvousService:
         def answer(group: Group) -> dict[str, Any] | None:
             verdict = group.verdict(uid, generation)
             excused = verdict == "rejoin" and group.is_excused(uid, generation)
-            return {"verdict": verdict, **({"excused": True} if excused else {})} if verdict else None
+            found = {"error": group.error_of(uid, generation)} if verdict == "exit" else {}
+            return {"verdict": verdict, **({"excused": True} if excused else {}), **found} if verdict else None
 
         return await self._poll(caller, answer) or {"verdict": "pending"}
 

@@ -1,4 +1,4 @@
-"""What disturbed a job: interruptions, scalings and its first failure, one by one and in total.
+"""What disturbed a job: interruptions, scalings and its last failure, one by one and in total.
 
 `now` is in seconds since the epoch.
 """
@@ -16,6 +16,7 @@ from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps
 from elasticctl.api.observed.outlook import step_words
+from elasticctl.api.observed.standstill import GROUP_HANGS
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
@@ -144,7 +145,7 @@ def failure_lines(status: JobStatus) -> list[str]:
         return []
     rank = "" if failure.rank is None else f"rank {failure.rank} of "
     code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
-    end = failure.signal or code
+    end = "" if failure.error.startswith(GROUP_HANGS) else failure.signal or code
     head = f"{rank}{failure.worker or 'a worker'}: " + (
         ", ".join(part for part in (end, failure.error) if part) or "failed"
     )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from elasticctl_launcher.hangs.collectives import Collective
 from elasticctl_launcher.hangs.pace import Allowance, Pace
 from elasticctl_launcher.hangs.places import RankPlace, describe, place_of
-from elasticctl_launcher.hangs.stacks import StackReader, Stacks, to_lines
+from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
 from elasticctl_launcher.hangs.standstill import Sighting, Track, follow, wakes_by_itself, where_all_are
 from elasticctl_launcher.hangs.vitals import read_vitals
 
@@ -29,6 +29,8 @@ TURNS = 3
 """A launcher whose ranks only wait lets this many looks pass, so that the one whose rank is to blame comes first."""
 ANSWER_S = 2.0
 """How long a look waits for the group's store; a later answer is heard by a later look."""
+GROUP_HANGS = "the group hangs"
+"""How the error of a hang begins; the controller knows it by that."""
 STACK_LINES = 20
 """Of the stack of the rank to blame, in the failure's own story; the log has all of it."""
 
@@ -81,7 +83,7 @@ class Hang:
 
     def describe(self) -> str:
         """One line for people."""
-        return f"the group hangs: {describe(self.places)}"
+        return f"{GROUP_HANGS}: {describe(self.places)}"
 
 
 class HangWatch:
@@ -273,9 +275,15 @@ class GenerationWatch:
     def _hang(self, still_s: float) -> Hang:
         places = where_all_are(self._with_numbers(), time.monotonic())
         culprit = next((place.rank for place in places if not place.waits), None)
-        stack = () if culprit is None else tuple(_stack_lines(self._tracks[culprit].seen.stacks))
+        stack = () if culprit is None else _innermost_lines(self._tracks[culprit].seen.stacks)
         of_peers = culprit is None and self._peers.are_there
-        return Hang(self._generation, still_s, places, of_peers, culprit, stack[:STACK_LINES])
+        return Hang(self._generation, still_s, places, of_peers, culprit, stack)
+
+
+def _innermost_lines(stacks: Stacks | None) -> tuple[str, ...]:
+    """The main thread's stack as Python prints it, the innermost call last: what is shown of it is its end."""
+    main = main_thread(stacks) if stacks else None
+    return () if main is None else tuple(reversed(list(to_lines((main,)))[1 : STACK_LINES + 1]))
 
 
 def _stack_lines(stacks: Stacks | None) -> list[str]:

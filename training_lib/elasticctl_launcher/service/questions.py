@@ -41,7 +41,8 @@ class Stay:
 class Question:
     """`verb`, asked again with a new `body()` until `read(answer)` is not empty; `if_refused` stands for a refusal.
 
-    `on_answer(question)` is called once, from a thread, when `answer` is there.
+    `on_answer(question)` is called once, from a thread, when `answer` is there, and in `error` what the service knows
+    of the failure that was asked about.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Question:
     ) -> None:
         self._verb, self._body, self._read, self._if_refused = verb, body, read, if_refused
         self._on_answer = on_answer
-        self.answer = ""
+        self.answer = self.error = ""
         self._withdrawn = threading.Event()
 
     def ask(self, poll: Poll) -> Question:
@@ -71,7 +72,9 @@ class Question:
         while not self._withdrawn.is_set():
             asked = time.monotonic()
             try:
-                answer = self._read(poll(self._verb, self._body()))
+                said = poll(self._verb, self._body())
+                answer, error = self._read(said), said.get("error")
+                self.error = error if isinstance(error, str) else ""
             except ServiceAway:
                 self._withdrawn.wait(backoff.next_s())
                 continue

@@ -8,14 +8,19 @@ of a broken connection, the first end is named, because whoever caused the other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from elasticctl.api.observed.standstill import GROUP_HANGS, RankPlace, describe_standstill
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
+from elasticctl.api.text import plural
+from elasticctl_controller.core.classify import APPLICATION
 
 PERMANENT_EXIT_CODES = range(1, 128)
 """restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried."""
+MOST_NAMES = 3
+"""Of the workers that an error names; it is shown in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +96,21 @@ class GroupRules:
 def first_to_blame(ends: Iterable[RanksEnd]) -> RanksEnd:
     """The end that is to blame. Raises ValueError if there is none."""
     return min(ends, key=lambda end: (end.of_peers, end.at, end.name))
+
+
+def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int, RankPlace]) -> RanksEnd:
+    """The end that is to blame, with what its launcher cannot know.
+
+    In a hang, that is where the ranks of others stand; where connections broke, whose ranks (`finished`) had ended with
+    exit code 0 while its own still ran.
+    """
+    failure = end.failure
+    if failure.error.startswith(GROUP_HANGS):
+        others = describe_standstill(elsewhere)
+        return replace(end, failure=replace(failure, error=f"{failure.error}; {others}" if others else failure.error))
+    if not end.of_peers or not finished:
+        return end
+    more = len(finished) - MOST_NAMES
+    who = ", ".join(finished[:MOST_NAMES]) + (f" and {plural(more, 'more worker')}" if more > 0 else "")
+    error = f"the ranks of {who} had ended with exit code 0 by then: {failure.error}"
+    return replace(end, failure=replace(failure, verdict=APPLICATION, error=error))

@@ -25,7 +25,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.observed.workers import is_member
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
-from elasticctl_controller.core.group.blame import GroupRules, Judgement, RanksEnd, first_to_blame
+from elasticctl_controller.core.group.blame import GroupRules, Judgement, RanksEnd, first_to_blame, with_evidence
 from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
     DrainingGroup,
@@ -75,8 +75,9 @@ STARTED_S = 30.0
 """By then ranks that report nothing have started; those that do, with their first step."""
 _JOINED = " joined"
 """The end of the reason of a generation that newcomers have caused."""
-EXPORTING = "exporting"
-"""What a launcher says while ranks that have done the last step still run."""
+EXPORTING, FINISHING = "exporting", "finishing"
+"""What a launcher says while ranks that have done the last step still run, and once they have exited with 0."""
+_BEFORE_THE_LAST_STEP = ("preparing", "waiting", "starting", "running", "draining")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +93,17 @@ class Sign:
 class Group:
     """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch.
 
-    `members` are those of the newest generation by uid, in order of rank; `finished` those whose ranks have all
-    succeeded in it; `ends` how the ranks of others ended; `joined` the workers that are ready for the next. `gone` have
-    left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
-    of life, and `silent` are those of them that are to be replaced. This service knows the job since `known_at`; one
-    that was restarted has yet to hear who the `members` are, and until then has `remembered`: the uids of those that
-    are stored, and of those that have called. `failures` have been counted since the last checkpoint; `judged` is the
-    last of them, until the next generation forms. `unseen` is a generation that may have ended while there was no
-    service, `unexplained` one that broke, and all who told of it had lost a peer. `growth` says why newcomers that are
-    ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer,
-    and `unsaved` why they train on without saving; `places` are those of ranks that do not move, by rank.
+    `members` are those of the newest generation by uid, in order of rank; `trained` those who have done its last
+    step; `finished` those whose ranks have all succeeded in it; `ends` how the ranks of others ended; `joined` the
+    workers that are ready for the next. `gone` have left though their pods still end; `overdue` have been left out
+    of the newest generation, for they gave no `signs` of life, and `silent` are those of them that are to be
+    replaced. This service knows the job since `known_at`; one that was restarted has yet to hear who the `members`
+    are, and until then has `remembered`: the uids of those that are stored, and of those that have called.
+    `failures` have been counted since the last checkpoint; `judged` is the last of them, until the next generation
+    forms. `unseen` is a generation that may have ended while there was no service, `unexplained` one that broke,
+    and all who told of it had lost a peer. `growth` says why newcomers that are ready are not taken in yet,
+    `obstacle` what ranks say that they wait for, such as a storage that does not answer, and `unsaved` why they
+    train on without saving; `places` are those of ranks that do not move, by rank.
 
     With `stays`, ranks go on in their processes when the group changes, so workers that have to start theirs do that
     first (`preparing`), and the others train meanwhile. With `serves_commands`, workers have no ranks but run what a
@@ -119,6 +121,7 @@ class Group:
     joined: dict[str, Member] = field(default_factory=dict)
     first_join_at: float | None = None
     finished: set[str] = field(default_factory=set)
+    trained: set[str] = field(default_factory=set)
     remembered: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     unreachable: dict[str, float] = field(default_factory=dict)
@@ -194,7 +197,7 @@ class Group:
         generation.
         """
         self.known_at = now if self.known_at is None else self.known_at
-        for uids in (self.gone, self.silent, self.overdue, self.preparing):
+        for uids in (self.gone, self.silent, self.overdue, self.preparing, self.trained):
             uids.intersection_update(alive)
         self.notices.keep(alive.keys())
         self.usage.keep(alive.keys())
@@ -219,6 +222,10 @@ class Group:
         doing = doing or (before.doing if before else "")
         is_new = before is None or before.doing != doing
         self.signs[uid] = Sign(now, doing, now - for_s if is_new or before is None else before.since)
+        if doing in (EXPORTING, FINISHING) and uid in self.members:
+            self.trained.add(uid)  # it may hang or stop after that
+        elif doing in _BEFORE_THE_LAST_STEP:
+            self.trained.discard(uid)
         return is_new
 
     def lose_touch(self, uid: str, now: float) -> None:
@@ -395,6 +402,12 @@ class Group:
         exits = judged is not None and judged.exits and (judged.generation, judged.end.uid) == (generation, uid)
         return "exit" if exits else "rejoin"
 
+    def error_of(self, uid: str, generation: int) -> str:
+        """What was found about this member's failure, if that is to blame for the end of `generation`; else empty."""
+        judged = self.judged
+        found = judged is not None and (judged.generation, judged.end.uid) == (generation, uid)
+        return judged.end.failure.error if judged is not None and found else ""
+
     def is_excused(self, uid: str, generation: int) -> bool:
         """Was somebody else lost, or found to be to blame, when `generation`, the newest, broke?"""
         if generation != self.generation:
@@ -548,8 +561,7 @@ class Group:
         if not held:
             return None
         others, started_at = Replacements(), self._started_at()
-        is_done = any(sign.doing == EXPORTING for uid, sign in self.signs.items() if uid in self.members)
-        if started_at <= now and not (self.obstacle or self.unsaved or is_done):
+        if started_at <= now and not (self.obstacle or self.unsaved or self.trained):
             ready = sum(uid not in self.members for uid in self.joined) + self.notices.replaced
             known = self.joined.keys() | self.members.keys() | self.leaving
             others = Replacements(ready, any(uid not in known for uid in self.alive), self.first_join_at)
@@ -592,10 +604,21 @@ class Group:
         if end.of_peers and isinstance(self.situation, BreakingGroup) and self.situation.drain:
             self._advance(GroupEvent.MEMBER_LEFT, now, self.situation.drain)  # who has stopped for it has hung up
             return
+        finished = [member.name for uid, member in self.members.items() if uid in self.finished]
+        end = with_evidence(end, finished, self._places_beside(end.uid))
         explains = 0 if end.of_peers or self._has_begun() else self.unexplained
         self.failures += not explains
         self.judged = Judgement(self.generation, end, exits=not self._may_restart(end), explains=explains)
         self._advance(GroupEvent.FAILURE_JUDGED, now, f"{end.name} {'lost a connection' if end.of_peers else 'failed'}")
+
+    def _places_beside(self, uid: str) -> dict[int, RankPlace]:
+        """The places of ranks that do not move, without those of this member."""
+        first = 0
+        for member in self.members.values():
+            if member.uid == uid:
+                return {rank: at for rank, at in self.places.items() if not first <= rank < first + member.slots}
+            first += member.slots
+        return self.places
 
     def _has_begun(self) -> bool:
         """Have the ranks of the newest generation met?"""
@@ -635,7 +658,7 @@ class Group:
         before, self.growth = self.growth, ""
         if not newcomers or self.first_join_at is None:
             return None
-        if any(sign.doing == EXPORTING for uid, sign in self.signs.items() if uid in self.members):
+        if self.trained:
             self.growth = "training is done"
             return None
         if self.obstacle or self.unsaved:
@@ -734,7 +757,7 @@ class Group:
         self.judged, self.unseen, self.first_join_at, self.obstacle, self.unsaved = None, 0, None, "", ""
         self.notices.note_formed(newcomers, self.members)
         self.places.clear()
-        for left in (self.joined, self.ends, self.finished):
+        for left in (self.joined, self.ends, self.finished, self.trained):
             left.clear()
         self.overdue |= overdue
 

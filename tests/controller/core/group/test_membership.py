@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.blame import GroupRules, RanksEnd
 from elasticctl_controller.core.group.group_states import (
@@ -309,6 +310,20 @@ def test_an_export_is_not_stopped_for_newcomers() -> None:
     assert group.drain is None
 
 
+@pytest.mark.parametrize("doing", ["hung", "finishing", "stopping"])
+def test_nor_when_it_stands_still_or_has_just_ended(doing: str) -> None:
+    group = formed(0, 1)
+    group.note_sign("u0", 100.0, "exporting")
+    group.note_sign("u0", 160.0, doing)
+    group.set_alive(alive(0, 1, 2), 1, 161.0)
+    group.join(member(2), 0, 161.0)
+    assert group.settle(10_000.0) is None
+    assert group.drain is None
+    group.note_sign("u0", 10_001.0, "running")
+    group.settle(10_002.0)
+    assert group.drain is not None, "it trains after all"
+
+
 def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
     group = formed(0)
     group.set_alive(alive(0, 1, 2), 1, 5.0)
@@ -501,6 +516,29 @@ def test_a_worker_may_find_a_better_explanation_than_its_first() -> None:
     fail(group, 1, 2.5, of_peers=True)
     assert group.judged is not None
     assert group.judged.end.failure.error == "ValueError: its other rank"
+
+
+def test_ranks_that_end_with_0_while_others_train_are_named_by_the_failure_of_those() -> None:
+    group = formed(0, 1, 2)
+    group.rules = GroupRules(limit=0)
+    group.finish("u1", 1, 5.0)
+    fail(group, 0, 5.1, of_peers=True, error="Connection closed by peer")
+    fail(group, 2, 5.2, of_peers=True, error="Connection closed by peer")
+    assert group.judged is not None
+    assert group.judged.end.failure.verdict == "application", "no machine was lost"
+    text = "the ranks of job-worker-1 had ended with exit code 0 by then: Connection closed by peer"
+    assert (group.verdict("u0", 1), group.error_of("u0", 1), group.error_of("u2", 1)) == ("exit", text, "")
+
+
+def test_a_hang_is_told_with_where_the_ranks_of_other_workers_wait() -> None:
+    group = formed(0, 1, 2)
+    group.places = {rank: RankPlace("all_reduce no. 6", waits=True) for rank in (0, 2)}
+    group.places[1] = RankPlace("load (data.py:40)")
+    fail(group, 1, 9.0, error="the group hangs: rank 1 has been in load (data.py:40) for 5m00s")
+    group.settle(11.0)
+    assert group.error_of("u1", 1) == (
+        "the group hangs: rank 1 has been in load (data.py:40) for 5m00s; ranks 0, 2 wait in all_reduce no. 6"
+    )
 
 
 def test_the_pause_before_another_try_grows() -> None:
