@@ -72,6 +72,27 @@ def test_a_worker_whose_first_words_to_a_restarted_service_are_lost_is_not_repla
     assert not fails(LOST_AT_FIRST)
 
 
+CUT_OFF_UNHEARD = Story(
+    1732,
+    Setup(
+        workers=2,
+        maximum=2,
+        backoff_limit=0,
+        nodes=4,
+        elected=True,
+        script=Script(load_s=60.0, first_step_s=10.0, step_s=10.0, steps=2289, save_every_s=2289.0, export_s=10.0),
+    ),
+    (
+        Incident(20.245, What.ISOLATE, 0.731, for_s=3600.0, amount=0.583),
+        Incident(29.142, What.CRASH_SERVICE, for_s=3600.0),
+    ),
+)
+
+
+def test_a_machine_that_is_cut_off_while_no_service_runs_is_no_hang_of_its_peers() -> None:
+    assert not fails(CUT_OFF_UNHEARD)
+
+
 def test_a_story_is_the_same_each_time() -> None:
     """Else a seed that fails could not be looked into."""
     first, second = tell(draw(11)), tell(draw(11))

@@ -17,7 +17,7 @@ from elasticctl_launcher.hangs.pace import Pace
 from tests.support.virtual.clock import TICK_S, VirtualLoop
 from tests.support.virtual.staying import HANDOVER_S, Exit, Ranks, Where, keep, tear, vote
 
-STANDS_STILL = "it stands still"
+STANDS_STILL = "the group hangs: it stands still"
 """What the launchers that found a hang say."""
 
 

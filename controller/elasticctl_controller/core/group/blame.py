@@ -37,6 +37,11 @@ class RanksEnd:
     of_peers: bool = False
     permanent: bool = False
 
+    @property
+    def is_hang(self) -> bool:
+        """True if no rank has ended: the group stood still."""
+        return self.failure.error.startswith(GROUP_HANGS)
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -105,7 +110,7 @@ def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int
     exit code 0 while its own still ran.
     """
     failure = end.failure
-    if failure.error.startswith(GROUP_HANGS):
+    if end.is_hang:
         others = describe_standstill(elsewhere)
         return replace(end, failure=replace(failure, error=f"{failure.error}; {others}" if others else failure.error))
     if not end.of_peers or not finished:

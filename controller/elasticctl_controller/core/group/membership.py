@@ -385,7 +385,12 @@ class Group:
         elif self.judged is not None and self.judged.generation == generation:
             found = self.judged.end if self.judged.exits else first_to_blame((self.judged.end, end))
             self.judged = replace(self.judged, end=found, exits=self.judged.exits or not self._may_restart(found))
-        elif self.world is None and generation == self.unseen and end.uid in self.alive and not end.of_peers:
+        elif (
+            self.world is None
+            and generation == self.unseen
+            and end.uid in self.alive
+            and not (end.of_peers or self._unheard_beside(end))
+        ):
             self.failures += 1  # it broke while there was no service; who else was lost then, nobody can tell
             self.judged = Judgement(generation, end, exits=not self._may_restart(end))
 
@@ -604,6 +609,11 @@ class Group:
         if end.of_peers and isinstance(self.situation, BreakingGroup) and self.situation.drain:
             self._advance(GroupEvent.MEMBER_LEFT, now, self.situation.drain)  # who has stopped for it has hung up
             return
+        unheard = self._unheard_beside(end)
+        if unheard:
+            names = ", ".join(member.name for uid, member in self.members.items() if uid in unheard)
+            self._advance(GroupEvent.MEMBER_LEFT, now, f"hung while nobody could hear {names}")
+            return
         finished = [member.name for uid, member in self.members.items() if uid in self.finished]
         end = with_evidence(end, finished, self._places_beside(end.uid))
         explains = 0 if end.of_peers or self._has_begun() else self.unexplained
@@ -619,6 +629,16 @@ class Group:
                 return {rank: at for rank, at in self.places.items() if not first <= rank < first + member.slots}
             first += member.slots
         return self.places
+
+    def _unheard_beside(self, end: RanksEnd) -> set[str]:
+        """If this is a hang: those of whom nothing was heard then, because no service ran.
+
+        A machine that is cut off looks like a hang to its peers, so such a hang is nobody's failure.
+        """
+        others = {uid for uid in (*self.members, *self.remembered) if uid != end.uid and uid in self.alive}
+        if not end.is_hang or self.known_at is None:
+            return set()
+        return others - self.finished - (set() if end.at < self.known_at else self.signs.keys())
 
     def _has_begun(self) -> bool:
         """Have the ranks of the newest generation met?"""

@@ -637,6 +637,33 @@ def test_a_member_that_was_lost_while_no_service_ran_is_not_trained_with() -> No
     assert group.generation == 5
 
 
+HANG = RankFailure("application", "job-worker-0", error="the group hangs: rank 0 has been in x for 30m00s")
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+@pytest.mark.parametrize(
+    ("found_at", "heard", "failures"),
+    [(40.0, True, 0), (60.0, False, 0), (60.0, True, 1)],
+)
+def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
+    adopted: bool, found_at: float, heard: bool, failures: int
+) -> None:
+    """Its machine may have been cut off, which looks the same to its peers."""
+    workers = tuple(WorkerStatus(name=f"job-worker-{i}", uid=f"u{i}") for i in (0, 1))
+    newest = GroupGeneration(1, tuple(worker.name for worker in workers))
+    group = Group.restored("j", JobStatus(generation=1, generations=(newest,), workers=workers))
+    group.rules = GroupRules(limit=0)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    if heard:
+        group.note_sign("u1", 55.0, "running")
+    if adopted:
+        group.adopt(GroupWorld(1, (member(0), member(1))), 56.0)
+    group.fail(RanksEnd("u0", "job-worker-0", found_at, HANG), 1, 61.0)
+    group.settle(61.0 + CULPRIT_S)
+    assert group.failures == failures
+    assert group.verdict("u0", 1) == ("exit" if failures else "rejoin")
+
+
 @pytest.mark.parametrize(("limit", "verdict"), [(0, "exit"), (1, "rejoin")])
 def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None:
     group = Group.restored("j", JobStatus(generation=4, generations=(GroupGeneration(4, ("job-worker-0",)),)))
