@@ -13,6 +13,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, Cause
 from elasticctl_train.inplace.handover import Agreement, Standing
 from tests.support.virtual.clock import VirtualLoop
+from tests.support.virtual.launcher import Timing
 from tests.support.virtual.script import Bug, Fault, Script
 from tests.support.virtual.soak import spend_a_day
 from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell
@@ -76,15 +77,33 @@ CUT_OFF_UNHEARD = Story(
     1732,
     Setup(
         workers=2,
+        minimum=1,
         maximum=2,
         backoff_limit=0,
         nodes=4,
+        grace_s=30.0,
+        lag_s=0.05,
+        pod_start_s=0.5,
+        lazy=False,
         elected=True,
-        script=Script(load_s=60.0, first_step_s=10.0, step_s=10.0, steps=2289, save_every_s=2289.0, export_s=10.0),
+        script=Script(
+            import_s=5.0,
+            load_s=60.0,
+            first_step_s=10.0,
+            step_s=10.0,
+            steps=2289,
+            save_every_s=2289.0,
+            save_s=5.0,
+            stop_s=0.5,
+            teardown_s=1.0,
+            export_s=10.0,
+            stays=False,
+        ),
+        timing=Timing(prepare_s=5.0, spawn_s=0.2, stop_grace_s=5.0, leave_s=20.0),
     ),
     (
-        Incident(20.245, What.ISOLATE, 0.731, for_s=3600.0, amount=0.583),
-        Incident(29.142, What.CRASH_SERVICE, for_s=3600.0),
+        Incident(20.24516, What.ISOLATE, 0.730685, for_s=3600.0, known_s=0.5, amount=0.582837),
+        Incident(29.14219, What.CRASH_SERVICE, 0.087097, for_s=3600.0, known_s=1.5, amount=0.419063),
     ),
 )
 
