@@ -29,13 +29,13 @@ _JOBS = {
     "logs": ("inspect.logs", "Print the output of a job's workers"),
     "exec": ("enter.commands", "Run a command in a worker"),
     "shell": ("enter.commands", "Open a shell in a worker"),
-    "debug": ("enter.debug", "Open a shell in a worker like those of a job that failed"),
+    "debug": ("enter.debug", "Open a shell in a copy of a failed job's worker"),
     "cp": ("enter.copy", "Copy files to or from a worker"),
-    "port-forward": ("enter.forward", "Make ports of a worker reachable on this machine"),
-    "top": ("inspect.top", "Show what jobs use of their machines: CPUs, memory, GPUs"),
-    "stacks": ("enter.stacks", "Show where all ranks are: their Python stacks"),
+    "port-forward": ("enter.forward", "Forward local ports to a worker"),
+    "top": ("inspect.top", "Show how jobs use CPUs, memory and GPUs"),
+    "stacks": ("enter.stacks", "Print the Python stacks of all ranks"),
     "scale": ("run.scale", "Change the number of workers of a running job"),
-    "preempt": ("run.lifecycle", "Rehearse the loss of a spot node"),
+    "preempt": ("run.lifecycle", "Remove a worker, as a spot reclaim would"),
     "wait": ("run.lifecycle", "Wait until a job ends"),
     "explain": ("inspect.describe", "Explain why a job is waiting, restarting or failed"),
     "describe": ("inspect.describe", "Show everything about a job"),
@@ -47,11 +47,11 @@ _JOBS = {
     "checkpoints": ("inspect.checkpoints", "List, verify, fetch and delete the checkpoints of a job"),
     "suspend": ("run.lifecycle", "Stop a job's workers until it is resumed"),
     "resume": ("run.lifecycle", "Resume a suspended job"),
-    "cancel": ("run.lifecycle", "Stop a job for good"),
+    "cancel": ("run.lifecycle", "Stop a job permanently"),
     "move": ("run.move", "Continue a job in another context"),
     "rerun": ("run.rerun", "Run a job again, from the beginning or from a checkpoint"),
     "delete": ("run.lifecycle", "Delete a job, its workers and its logs"),
-    "prune": ("run.prune", "Delete jobs that ended some time ago"),
+    "prune": ("run.prune", "Delete old jobs that have ended"),
 }
 _SETUP = {
     "config": ("setup.config", "Manage contexts: the clusters that jobs run in"),
@@ -59,9 +59,9 @@ _SETUP = {
     "quota": ("setup.quota", "Manage the quotas of projects that share a cluster"),
     "doctor": ("setup.install", "Check that a context is ready for jobs"),
     "secret": ("setup.secret", "Store passwords and tokens for jobs"),
-    "local": ("setup.local", "Manage the cluster that is built into elasticctl"),
-    "template": ("setup.config", "Manage the templates that jobs are made from"),
-    "completion": ("setup.about", "Print the completion script of a shell"),
+    "local": ("setup.local", "Manage the built-in local cluster"),
+    "template": ("setup.config", "Manage the templates that jobs are rendered from"),
+    "completion": ("setup.about", "Print the completion script for a shell"),
     "version": ("setup.about", "Print the version"),
 }
 _VERBS = {**_JOBS, **_SETUP}
@@ -124,18 +124,25 @@ def elasticctl(
             metavar="NAME",
             show_default=False,
             autocompletion=complete_context,
-            help="The context, here or after the verb.",
+            help="The context; you can also put this after the verb.",
         ),
     ] = "",
     namespace: Annotated[
-        str, typer.Option("-n", "--namespace", metavar="NAME", show_default=False, help="The namespace, likewise.")
+        str,
+        typer.Option(
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            show_default=False,
+            help="The namespace; you can also put this after the verb.",
+        ),
     ] = "",
     debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Elastic PyTorch training on spot GPUs, from this machine to any cloud."""
+    """Elastic PyTorch training on spot GPUs, from your machine to any cloud."""
     show_overview(ctx)
 
 

@@ -52,12 +52,12 @@ def test_submit_teaches_by_example(run: Run) -> None:
     assert "\n    elasticctl submit train.py -- --epochs 90\n" in text
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == [
-        "How large:",
-        "By when, and for how much:",
-        "What, and where its state goes:",
-        "On what nodes, and how it is marked:",
-        "How long, and how often:",
-        "What happens next:",
+        "Size:",
+        "Deadline and budget:",
+        "Script, files and storage:",
+        "Nodes and labels:",
+        "Time limits and retries:",
+        "After submission:",
         "Options:",
     ]
     assert "--spot / --on-demand" in text

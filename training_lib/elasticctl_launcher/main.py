@@ -247,9 +247,9 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or None,
         metavar="S",
-        help="seconds for which nothing in the group may move (no step, no output, no stack of a rank, no work for the "
-        "processor or the disk) before it restarts from the last checkpoint; 0: no limit; by default ten times the "
-        "longest that this job itself has taken, and what is not proved to stand still is left alone",
+        help="seconds for which nothing in the group may move (no step, no output, no change of a rank's stack, no CPU "
+        "or disk use) before it restarts from the last checkpoint; 0: no limit; by default ten times the longest that "
+        "this job itself has taken, and only if the ranks are proved to stand still",
     )
     parser.add_argument(
         "--preload",
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--launcher",
         action="store_true",
-        help="run the command on one worker only, for it starts the others' work itself, as mpirun and horovodrun do",
+        help="run the command on one worker only: it starts the others' processes itself, like mpirun and horovodrun",
     )
     parser.add_argument(
         "--stacks",

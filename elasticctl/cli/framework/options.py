@@ -155,8 +155,8 @@ Jobs = Annotated[tuple[str, ...], typer.Argument(metavar="JOB...", autocompletio
 Form = Literal["table", "wide", "json", "yaml", "name"]
 Output = Annotated[
     Form,
-    typer.Option("-o", "--output", help="How to print: a table (tab-separated in a pipe), or the whole objects."),
+    typer.Option("-o", "--output", help="Output format: a table (tab-separated in a pipe), or whole objects."),
 ]
-Watch = Annotated[bool, typer.Option("-w", "--watch", help="Keep showing changes.")]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Keep watching for changes.")]
 Timeout = Annotated[int | None, time("Give up after 90s, 10m, 2h (exit code 124).")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]

@@ -79,7 +79,9 @@ def phases(text: str) -> Phases:
 
 Labels = Annotated[
     tuple[Selector, ...],
-    typer.Option("-l", "--label", parser=selector, metavar="KEY=VALUE", help="Jobs with this label instead of names."),
+    typer.Option(
+        "-l", "--label", parser=selector, metavar="KEY=VALUE", help="Select jobs by this label instead of by name."
+    ),
 ]
 
 
@@ -132,10 +134,12 @@ class JobFilter:
         tuple[Selector, ...],
         typer.Option("-l", "--label", parser=selector, metavar="KEY=VALUE", help="Only jobs with this label."),
     ] = ()
-    user: Annotated[str, options.text("Only jobs that this user has submitted; `me` is you.")] = ""
-    since: Annotated[int | None, options.time("Only jobs made in the last 90m, 12h, 7d.")] = None
-    limit: Annotated[int | None, options.count("Only so many: the newest, or the first in another order.")] = None
-    sort: Annotated[Order, typer.Option("--sort", help="In which order; the oldest first by default.")] = "age"
+    user: Annotated[str, options.text("Only jobs that this user submitted; `me` is you.")] = ""
+    since: Annotated[int | None, options.time("Only jobs created in the last 90m, 12h, 7d.")] = None
+    limit: Annotated[
+        int | None, options.count("At most this many jobs: the newest, or the first in the given order.")
+    ] = None
+    sort: Annotated[Order, typer.Option("--sort", help="The order; by default the oldest first.")] = "age"
 
     def of(self, jobs: list[Manifest], now: float) -> list[Manifest]:
         """The jobs that are wanted, in order; `now` is in seconds since the epoch."""

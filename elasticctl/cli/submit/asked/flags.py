@@ -29,10 +29,10 @@ def _priority(text: str) -> int:
 class JobFlags(PodFlags):
     """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
 
-    gpus: Annotated[int | None, options.count("How many GPUs in all.", low=0)] = None
+    gpus: Annotated[int | None, options.count("The total number of GPUs.", low=0)] = None
     gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
     gpus_per_node: Annotated[int | None, options.count("GPUs per worker.")] = None
-    workers: Annotated[int | None, options.count("How many workers; without --gpus they run on CPUs.")] = None
+    workers: Annotated[int | None, options.count("The number of workers; without --gpus, they run on CPUs.")] = None
     min_gpus: Annotated[int | None, options.count("Keep training with as few as N GPUs.")] = None
     max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
     min_workers: Annotated[int | None, options.count("Keep training with as few as N workers; 1 by default.")] = None
@@ -43,18 +43,18 @@ class JobFlags(PodFlags):
             "--priority",
             parser=_priority,
             metavar="N",
-            help="From -1000 to 1000: jobs with more get shared GPUs first.",
+            help="From -1000 to 1000: jobs of higher priority get shared GPUs first.",
         ),
     ] = 0
     queue: Annotated[str, options.text("The Kueue queue that admits the job.")] = ""
-    name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
+    name: Annotated[str, options.text("The job's name; by default derived from the script's.")] = ""
     launcher: Annotated[
         bool,
         typer.Option(
-            "--launcher", help="Run the command once: it starts the workers' ranks, as mpirun and horovodrun do."
+            "--launcher", help="Run the command once: it starts the workers' ranks itself, like mpirun and horovodrun."
         ),
     ] = False
-    image: Annotated[str, options.text("The container image; unused on this machine.", "IMAGE")] = ""
+    image: Annotated[str, options.text("The container image; not used by the local cluster.", "IMAGE")] = ""
     service_account: Annotated[str, options.text("The Kubernetes service account of the workers.")] = ""
     env: Annotated[
         tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "An environment variable for the script.")
@@ -71,12 +71,12 @@ class JobFlags(PodFlags):
     mounts: Annotated[
         tuple[Mount, ...],
         typer.Option(
-            "--mount", parser=options.mount, metavar="CLAIM:/PATH", help="Mount a volume claim, on Kubernetes."
+            "--mount", parser=options.mount, metavar="CLAIM:/PATH", help="Mount a PersistentVolumeClaim, on Kubernetes."
         ),
     ] = ()
-    workspace: Annotated[str, options.text("The folder to send; the script's own by default.", "DIR")] = ""
+    workspace: Annotated[str, options.text("The folder to upload; the script's own by default.", "DIR")] = ""
     no_workspace: Annotated[
-        bool, typer.Option("--no-workspace", help="Send no files: the script is already where the job runs.")
+        bool, typer.Option("--no-workspace", help="Upload no files: the script is already where the job runs.")
     ] = False
     workspace_limit: Annotated[
         int,
@@ -85,29 +85,29 @@ class JobFlags(PodFlags):
             parser=options.size,
             metavar="SIZE",
             show_default=False,
-            help="How large the workspace may be; 100MB by default.",
+            help="The largest workspace to upload; 100MB by default.",
         ),
     ] = WORKSPACE_LIMIT_BYTES
     storage: Annotated[
-        str, options.text("Where state is kept: a folder, s3://…, gs://…; a new place by default.", "URL")
+        str, options.text("Where to keep state: a folder, s3://… or gs://…; by default a new location.", "URL")
     ] = ""
-    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Use spot capacity or on-demand.")] = True
-    backoff_limit: Annotated[
-        int, options.count("How many failures of the script to tolerate.", low=0, default=True)
-    ] = DEFAULT_BACKOFF_LIMIT
-    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
+    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Use spot or on-demand capacity.")] = True
+    backoff_limit: Annotated[int, options.count("The number of script failures to tolerate.", low=0, default=True)] = (
+        DEFAULT_BACKOFF_LIMIT
+    )
+    deadline: Annotated[int | None, options.time("Fail the job if it takes longer than this: 90m, 12h.")] = None
     ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
     hang_timeout: Annotated[
         int | None,
         options.time(
-            "Restart when nothing has moved for this long; by default the job's own pace decides, 0s is never."
+            "Restart if nothing has moved for this long; by default the job's own pace decides; 0s means never."
         ),
     ] = None
     on_nan: Annotated[
         OnNan,
         typer.Option(
             "--on-nan",
-            help="What to do when the loss is NaN or infinite: go on, fail the job, or go back and skip batches.",
+            help="What to do if the loss is NaN or infinite: continue, fail the job, or go back and skip batches.",
         ),
     ] = OnNan.WARN
     restart_policy: Annotated[

@@ -56,8 +56,8 @@ def budget_option(about: str) -> Any:
 class ChangedGoal:
     """The flags that can be changed while a job runs."""
 
-    finish_by: Annotated[str, options.text("Done by then: 36h, 18:00, 'Fri 18:00'.", "TIME")] = ""
-    budget: Annotated[float | None, budget_option("Spend at most so much, in US dollars.")] = None
+    finish_by: Annotated[str, options.text("Finish by this time: 36h, 18:00, 'Fri 18:00'.", "TIME")] = ""
+    budget: Annotated[float | None, budget_option("The most to spend, in US dollars.")] = None
     prefer: Annotated[
         Prefer | None,
         typer.Option(
@@ -65,7 +65,7 @@ class ChangedGoal:
             parser=_prefer,
             metavar="cost|time",
             show_default=False,
-            help="Rather cheap (the default), or rather early.",
+            help="As cheap as possible (the default), or as early as possible.",
         ),
     ] = None
 
@@ -90,10 +90,10 @@ class GoalFlags(ChangedGoal):
 
     work: Annotated[
         int | None,
-        options.time("With a goal: how long training is expected to take at the largest size, until that is measured."),
+        options.time("With a goal: the expected training time at the largest size, used until it is measured."),
     ] = None
     zones: Annotated[
-        str, options.text("With a goal: have spot machines in one of these zones at a time.", "ZONE,ZONE...")
+        str, options.text("With a goal: use spot machines in one of these zones at a time.", "ZONE,ZONE...")
     ] = ""
 
     @property

@@ -112,31 +112,35 @@ class PodFlags(GoalFlags):
             parser=_memory,
             metavar="SIZE",
             show_default=False,
-            help="Shared memory of each worker; no limit by default.",
+            help="Shared memory of each worker; by default up to the memory limit.",
         ),
     ] = ""
     node_selector: Annotated[
         tuple[Assignment, ...],
-        typer.Option("--node-selector", parser=_label, metavar="KEY=VALUE", help="Only nodes with this label."),
+        typer.Option("--node-selector", parser=_label, metavar="KEY=VALUE", help="Use only nodes with this label."),
     ] = ()
     tolerations: Annotated[
         tuple[Toleration, ...],
         typer.Option(
-            "--toleration", parser=toleration, metavar="KEY[=VALUE][:EFFECT]", help="Nodes with this taint will do."
+            "--toleration", parser=toleration, metavar="KEY[=VALUE][:EFFECT]", help="Tolerate nodes with this taint."
         ),
     ] = ()
     labels: Annotated[
         tuple[Assignment, ...],
-        typer.Option("--label", parser=_own_label, metavar="KEY=VALUE", help="A label of the job, to choose it by."),
+        typer.Option("--label", parser=_own_label, metavar="KEY=VALUE", help="A label of the job, to select it by."),
     ] = ()
     annotations: Annotated[
         tuple[Assignment, ...],
         typer.Option("--annotation", parser=_annotation, metavar="KEY=VALUE", help="An annotation of the job."),
     ] = ()
-    env_file: Annotated[str, options.text("Variables from a file of lines NAME=VALUE; --env comes first.", "FILE")] = ""
+    env_file: Annotated[
+        str, options.text("Variables from a file of lines NAME=VALUE; --env takes precedence.", "FILE")
+    ] = ""
     setup: Annotated[
         str,
-        options.text("Run this before the ranks, once per machine: 'pip install -r requirements.txt'.", "COMMAND"),
+        options.text(
+            "Run this before the ranks start, once per machine: 'pip install -r requirements.txt'.", "COMMAND"
+        ),
     ] = ""
 
 

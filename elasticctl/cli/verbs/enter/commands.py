@@ -30,11 +30,11 @@ def exec_in_worker(
     job: options.Job,
     command: Annotated[tuple[str, ...], typer.Argument(metavar="-- COMMAND...")],
     which: WhichWorker,
-    stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Pass stdin on to the command.")] = False,
+    stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Pass stdin to the command.")] = False,
     tty: Annotated[bool, typer.Option("-t", "--tty", help="Run it on this terminal; implies -i.")] = False,
     where: Where,
 ) -> int:
-    """Run a command in a worker, with its environment and in its folder.
+    """Run a command in a worker, with its environment and in its working directory.
 
     The exit code is the command's own.
 

@@ -40,16 +40,16 @@ def debug(
             parser=options.duration,
             metavar="TIME",
             show_default=False,
-            help="End it after this time at the latest; 1h by default.",
+            help="End the worker after this time at the latest; 1h by default.",
         ),
     ] = HOUR_S,
     where: Where,
 ) -> int:
-    """Open a shell in a worker like those of a job that failed.
+    """Open a shell in a new worker like those of a job that failed.
 
-    A job of one worker is made for it, with the same image, code, environment, secrets, volumes and kind of machine. It
-    runs nothing and has no checkpoints to write to; the job itself is left alone. It ends with the shell, or when its
-    time is over, and costs until then what a worker of the job costs.
+    This creates a job with one worker that has the same image, code, environment, secrets, volumes and kind of
+    machine. The worker runs nothing by itself and has no checkpoints to write to; the original job is not affected.
+    It ends with the shell, or when its time is over. Until then, it costs what a worker of the job costs.
 
     \b
       elasticctl debug train

@@ -56,7 +56,7 @@ def port_forward(
     which: WhichWorker,
     where: Where,
 ) -> None:
-    """Make ports of a worker reachable on this machine, until Ctrl-C.
+    """Forward local ports to a worker, until Ctrl-C.
 
     \b
       elasticctl port-forward train 6006

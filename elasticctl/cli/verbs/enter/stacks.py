@@ -22,7 +22,7 @@ app = new_app()
 def stacks(
     *, job: options.Job, rank: Annotated[int | None, options.count("Only rank N.", low=0)] = None, where: Where
 ) -> int:
-    """Print the Python stacks of all ranks, the innermost call first; nothing is stopped.
+    """Print the Python stacks of all ranks, innermost call first, without stopping them.
 
     \b
       elasticctl stacks train

@@ -40,15 +40,16 @@ app = new_app()
 checkpoints = add_group(
     app,
     "checkpoints",
-    "List, check, fetch and delete the checkpoints of a job, or of a storage URL. JOB alone lists them.",
+    "List, verify, fetch and delete the checkpoints of a job or of a storage URL. JOB alone lists them.",
     ListByDefault,
 )
 
 JobOrUrl = Annotated[str, typer.Argument(metavar="JOB|URL", autocompletion=complete_job)]
 Output = Annotated[
-    Literal["table", "wide", "json", "yaml"], typer.Option("-o", "--output", help="How to print; wide has metrics too.")
+    Literal["table", "wide", "json", "yaml"],
+    typer.Option("-o", "--output", help="Output format; wide includes metrics."),
 ]
-Step = Annotated[int | None, options.count("The checkpoint of this step; the newest whole one by default.", low=0)]
+Step = Annotated[int | None, options.count("The checkpoint of this step; by default the newest intact one.", low=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class KeepRules:
     """Which checkpoints `prune` keeps."""
 
     keep_last: Annotated[int, options.count("Keep the newest N.", default=True)] = 3
-    keep_every: Annotated[int | None, options.time("Also keep one in every 6h, 1d.")] = None
+    keep_every: Annotated[int | None, options.time("Also keep one per this much time: 6h, 1d.")] = None
     keep_best: Annotated[int | None, options.count("Also keep the K best by --metric.", letter="K")] = None
-    metric: Annotated[str, options.text("The metric that says which are best.")] = ""
+    metric: Annotated[str, options.text("The metric that decides which are best.")] = ""
     mode: Annotated[
         Literal["min", "max"], typer.Option("--mode", help="Whether the lowest or the highest value is best.")
     ] = "min"
@@ -66,7 +67,7 @@ class KeepRules:
 
 @verb(checkpoints, "list")
 def list_checkpoints(*, target: JobOrUrl, output: options.Output = "table", where: Where) -> None:
-    """List checkpoints, newest first, each whole or damaged as far as a glance tells."""
+    """List checkpoints, newest first, with a quick check for damage."""
     place = job_storage.find_storage(target, where)
     found = job_storage.list_checkpoints(place)
     if output == "name":
@@ -89,7 +90,7 @@ def verify(
     output: Output = "table",
     where: Where,
 ) -> int:
-    """Read every byte of the checkpoints and compare it with their checksums; exit code 1 when one is damaged.
+    """Read every byte of the checkpoints and compare checksums; exit code 1 if one is damaged.
 
     \b
       elasticctl checkpoints verify digits
@@ -126,7 +127,7 @@ def pull(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     where: Where,
 ) -> None:
-    """Write the model of a checkpoint, or another part, to one plain safetensors FILE.
+    """Write the model of a checkpoint, or another part of it, to one plain safetensors FILE.
 
     \b
       elasticctl checkpoints pull digits model.safetensors
@@ -166,15 +167,15 @@ def rm(
     target: JobOrUrl,
     steps: Annotated[tuple[int, ...], typer.Argument(metavar="STEP...", parser=options.whole(0))],
     number: Annotated[
-        int | None, options.count("Of several checkpoints of the step, the one with this number (list -o wide).")
+        int | None, options.count("If the step has several checkpoints, the one with this number (list -o wide).")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete the newest whole one too; a job that is running restarts.")
+        bool, typer.Option("--force", help="Also delete the newest intact one; a running job restarts.")
     ] = False,
     yes: options.Yes = False,
     where: Where,
 ) -> None:
-    """Delete the checkpoints of these steps; without --force, the newest whole one stays."""
+    """Delete the checkpoints of these steps; without --force, the newest intact one stays."""
     place = job_storage.find_storage(target, where)
     found = job_storage.list_checkpoints(place)
     if number is not None and len(set(steps)) > 1:
@@ -191,13 +192,15 @@ def prune(
     target: JobOrUrl,
     keep: KeepRules,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Do not read what stays: trust a glance.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not read the checkpoints that stay: trust the quick check.")
+    ] = False,
     yes: options.Yes = False,
     where: Where,
 ) -> None:
-    """Delete checkpoints by age and metric; the newest whole one, and damaged ones, always stay.
+    """Delete checkpoints by age and metric; the newest intact one, and damaged ones, always stay.
 
-    Every byte of what stays is read first, and damaged checkpoints do not count.
+    First, every byte of the checkpoints that stay is read; damaged ones do not count.
     """
     if bool(keep.metric) != bool(keep.keep_best):
         raise UsageError("--keep-best and --metric need each other. FIX: give both or neither")
@@ -221,15 +224,16 @@ def repair(
     *,
     target: JobOrUrl,
     start_over: Annotated[
-        bool, typer.Option("--start-over", help="If no checkpoint is whole, delete them all: the job starts at step 0.")
+        bool,
+        typer.Option("--start-over", help="If no checkpoint is intact, delete them all: the job starts at step 0."),
     ] = False,
     yes: options.Yes = False,
     where: Where,
 ) -> int:
-    """Make entries of the journal that are lost or damaged again; exit code 1 if something stays damaged.
+    """Recreate lost or damaged entries of the journal; exit code 1 if something stays damaged.
 
-    A run does so itself when it starts, for what is newer than its newest checkpoint. A run that is saving there is
-    stopped by it, and restarts.
+    A run does this itself when it starts, for entries that are newer than its newest checkpoint. A run that is saving
+    there is stopped and restarts.
     """
     from elasticctl_store.checkpoints import repair as archive
     from elasticctl_store.checkpoints.retention import take_over

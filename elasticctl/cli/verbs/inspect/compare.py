@@ -32,10 +32,12 @@ def compare(
     job: options.Job,
     other: Annotated[str, typer.Argument(metavar="OTHER", autocompletion=options.complete_job)],
     *,
-    output: Annotated[Form, typer.Option("-o", "--output", help="A table with a diff of the code, or data.")] = "table",
-    no_code: Annotated[bool, typer.Option("--no-code", help="Leave out how the code differs.")] = False,
+    output: Annotated[
+        Form, typer.Option("-o", "--output", help="Output format: a table with a diff of the code, or data.")
+    ] = "table",
+    no_code: Annotated[bool, typer.Option("--no-code", help="Omit how the code differs.")] = False,
     all_lines: Annotated[
-        bool, typer.Option("--all-lines", help=f"All lines of the diff, not {MAX_LINES} at most.")
+        bool, typer.Option("--all-lines", help=f"Print all lines of the diff, not at most {MAX_LINES}.")
     ] = False,
     where: Where,
 ) -> None:

@@ -36,14 +36,18 @@ class TeamOptions:
     """The dashboard of many, in a pod; `elasticctl install --dashboard` starts it."""
 
     in_cluster: Annotated[
-        bool, typer.Option("--in-cluster", help="In a pod, for many: each logs in, and has their own rights alone.")
+        bool,
+        typer.Option(
+            "--in-cluster", help="Serve a team from a pod: each person logs in and has only their own permissions."
+        ),
     ] = False
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="With --in-cluster: let people change jobs, with their own rights.")
+        bool,
+        typer.Option("--allow-changes", help="With --in-cluster: let people change jobs, with their own permissions."),
     ] = False
     behind_proxy: Annotated[
         bool,
-        typer.Option("--behind-proxy", help="With --in-cluster: a proxy logs people in, and sends ID tokens."),
+        typer.Option("--behind-proxy", help="With --in-cluster: a proxy logs people in and sends ID tokens."),
     ] = False
 
 
@@ -53,14 +57,14 @@ def dashboard(
     all_namespaces: Annotated[
         bool, typer.Option("-A", "--all-namespaces", help="The jobs of every namespace.")
     ] = False,
-    port: Annotated[int, options.count("Listen on this port; 0 takes a free one.", low=0)] = 0,
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is a screen.")] = True,
+    port: Annotated[int, options.count("Listen on this port; 0 selects a free one.", low=0)] = 0,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is a display.")] = True,
     team: TeamOptions,
     where: Where,
 ) -> None:
-    """Show jobs, their curves, workers, interruptions and cost as a page in a browser, live.
+    """Show jobs, their curves, workers, interruptions and cost on a live page in a browser.
 
-    It is served on this machine's loopback until Ctrl-C. The printed link works once and is yours alone.
+    The page is served on this machine's loopback interface until Ctrl-C. The printed link works once, for you alone.
 
     \b
       elasticctl dashboard

@@ -37,13 +37,13 @@ def explain(
     *,
     job: options.Job,
     output: Annotated[
-        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="How to print: sentences, or findings.")
+        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="Output format: sentences, or findings.")
     ] = "text",
     where: Where,
 ) -> None:
-    """Say why a job waits, restarts or failed, or that it is fine, and what to type next.
+    """Explain why a job waits, restarts or failed, or that it is fine, and what to run next.
 
-    The first cause comes first, with the commands that help; whatever else is amiss follows.
+    The decisive cause comes first, with the commands that help; other problems follow.
 
     \b
       elasticctl explain digits
@@ -134,11 +134,11 @@ def describe(
     *,
     job: options.Job,
     output: Annotated[
-        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="How to print: a page, or whole objects.")
+        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="Output format: a page, or whole objects.")
     ] = "text",
     where: Where,
 ) -> None:
-    """Show everything about a job: what it runs, its policy, workers, groups, interruptions, conditions.
+    """Show everything about a job: what it runs, its policy, workers, groups, interruptions and conditions.
 
     \b
       elasticctl describe digits

@@ -39,13 +39,15 @@ app = new_app()
 def events(
     *,
     job: options.Job,
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    output: Annotated[
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")
+    ] = "table",
     watch: options.Watch = False,
     where: Where,
 ) -> int:
     """Show what happened to a job in order of time: groups, interruptions, scalings, checkpoints, pods.
 
-    With -w the exit code is 1 when the job fails.
+    With -w, the exit code is 1 if the job fails.
 
     \b
       elasticctl events digits
@@ -115,12 +117,14 @@ def _watch(target: Target, manifest: Manifest) -> None:
 def history(
     *,
     job: options.MaybeJob = None,
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    output: Annotated[
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")
+    ] = "table",
     where: Where,
 ) -> None:
-    """Show a job's interruptions, scalings and changes in order of time, who made them, and what they cost in all.
+    """Show a job's interruptions, scalings and changes in order of time, who made them, and their total cost.
 
-    Without JOB: all changes that this user has made from this machine, in any context.
+    Without JOB, show all changes that you have made from this machine, in any context.
 
     \b
       elasticctl history digits

@@ -45,7 +45,7 @@ def status(
 ) -> int:
     """Show the state of a job: workers, progress, checkpoint, interruptions; without JOB, all jobs.
 
-    With -w the exit code is 1 when the job fails.
+    With -w, the exit code is 1 if the job fails.
 
     \b
       elasticctl status digits

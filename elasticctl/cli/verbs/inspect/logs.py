@@ -42,12 +42,13 @@ class LogFlags:
     """Which lines are wanted; `since` is in seconds."""
 
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Follow until the job ends; new workers are followed too.")
+        bool,
+        typer.Option("-f", "--follow", help="Follow the output until the job ends, including that of new workers."),
     ] = False
     worker: Annotated[
         tuple[str, ...], typer.Option("--worker", metavar="NAME", help="Only this worker: its name or number.")
     ] = ()
-    rank: Annotated[int | None, options.count("Only what rank N prints, on the worker that runs it.", low=0)] = None
+    rank: Annotated[int | None, options.count("Only the output of rank N, on the worker that runs it.", low=0)] = None
     tail: Annotated[int | None, options.count("Only the last N lines of each worker.", low=0)] = None
     since: Annotated[int | None, options.time("Only lines of the last 90s, 10m, 2h.")] = None
     grep: Annotated[
@@ -56,8 +57,10 @@ class LogFlags:
             "--grep", parser=parse_pattern, metavar="REGEX", help="Only lines that match this regular expression."
         ),
     ] = None
-    previous: Annotated[bool, typer.Option("--previous", help="What earlier incarnations printed.")] = False
-    everything: Annotated[bool, typer.Option("--all", help="What all incarnations printed, from the first on.")] = False
+    previous: Annotated[bool, typer.Option("--previous", help="The output of earlier incarnations.")] = False
+    everything: Annotated[bool, typer.Option("--all", help="The output of all incarnations, from the first on.")] = (
+        False
+    )
 
     def query(self, job: ElasticJob, now: float) -> LogQuery:
         """What to ask the cluster.
@@ -97,9 +100,9 @@ def logs(
     timestamps: Annotated[bool, typer.Option("--timestamps", help="Put the time, in UTC, before each line.")] = False,
     where: Where,
 ) -> int:
-    """Print the output of a job's workers, also of those that are gone.
+    """Print the output of a job's workers, including those that are gone.
 
-    With -f the exit code is 1 when the job fails. Of several jobs, each line comes under its job's name too.
+    With -f, the exit code is 1 if the job fails. With several jobs, each line also begins with its job's name.
 
     \b
       elasticctl logs -f train

@@ -48,12 +48,13 @@ def parse_pause(text: str) -> float:
 class SimulatedSizes:
     """Which sizes, and how much is to be done."""
 
-    table: Annotated[str, options.text("A file with a line for each size: GPUs, rate.", "FILE")] = ""
-    gpus: Annotated[str, options.text("Which numbers of GPUs to look at: 4,8,16.", "N,N...")] = ""
+    table: Annotated[str, options.text("A file with a line for each size: number of GPUs, rate.", "FILE")] = ""
+    gpus: Annotated[str, options.text("The numbers of GPUs to consider: 4,8,16.", "N,N...")] = ""
     gpus_per_node: Annotated[int | None, options.count("GPUs per node.")] = None
     gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100: for the price.", "TYPE")] = ""
     work: Annotated[
-        int | None, options.time("How long it takes without interruptions at the smallest known size; 1d by default.")
+        int | None,
+        options.time("How long the job takes without interruptions at the smallest known size; 1d by default."),
     ] = None
 
 
@@ -64,22 +65,24 @@ class Assumed:
     interrupted_every: Annotated[
         int | None, options.time("How long one spot node lasts on average; 24h by default.")
     ] = None
-    recovery: Annotated[int | None, options.time("From a loss to the next step; 30s by default.")] = None
-    replacement: Annotated[int | None, options.time("Until a replacement node starts; 5m by default.")] = None
+    recovery: Annotated[int | None, options.time("The time from a loss to the next step; 30s by default.")] = None
+    replacement: Annotated[int | None, options.time("The time until a replacement node starts; 5m by default.")] = None
     save_cost: Annotated[
         float | None,
         typer.Option(parser=parse_pause, metavar="TIME", help="How long a save stops training; 100ms by default."),
     ] = None
-    save_every: Annotated[int | None, options.time("Time between saves; chosen as in training by default.")] = None
+    save_every: Annotated[int | None, options.time("The time between saves; by default chosen as in training.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """By when, for how much, on which recorded spot machines."""
 
-    finish_by: Annotated[str, options.text("36h, 18:00, 'Fri 18:00': replay the deadline on --traces.", "TIME")] = ""
-    budget: Annotated[float | None, typer.Option(metavar="USD", help="What may be spent, in US dollars.")] = None
-    traces: Annotated[Path | None, typer.Option(metavar="DIR", help="Recorded availability, a file a zone.")] = None
+    finish_by: Annotated[str, options.text("Replay this deadline on --traces: 36h, 18:00, 'Fri 18:00'.", "TIME")] = ""
+    budget: Annotated[float | None, typer.Option(metavar="USD", help="The most to spend, in US dollars.")] = None
+    traces: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Recorded availability of spot machines, one file per zone.")
+    ] = None
 
 
 @verb(app, "simulate")
@@ -89,13 +92,15 @@ def simulate(
     size: SimulatedSizes,
     assumed: Assumed,
     deadline: Deadline,
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    output: Annotated[
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")
+    ] = "table",
     where: Where,
 ) -> None:
-    """Expect time, cost and goodput of a job on other numbers of GPUs, on spot and on demand.
+    """Forecast time, cost and goodput of a job on other numbers of GPUs, on spot and on demand.
 
-    The scaling curve is what JOB was measured at in its groups of different sizes, or a table. What is measured and
-    what is assumed is said below the result.
+    The scaling curve comes from measurements of JOB's groups of different sizes, or from a table. Below the result,
+    the output says what was measured and what is assumed.
 
     \b
       elasticctl simulate digits

@@ -29,14 +29,15 @@ def top(
     *,
     job: options.MaybeJob = None,
     output: Annotated[
-        Form, typer.Option("-o", "--output", help="A table, wide with a row for each GPU, or data.")
+        Form,
+        typer.Option("-o", "--output", help="Output format: a table, a wide table with a row for each GPU, or data."),
     ] = "table",
-    once: Annotated[bool, typer.Option("--once", help="Print it once, on a terminal too.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, even on a terminal.")] = False,
     where: Where,
 ) -> None:
-    """Show what the workers of a job use of their machines: CPUs, memory, GPUs, network; without JOB, all jobs.
+    """Show how a job's workers use CPUs, memory, GPUs and network; without JOB, those of all jobs.
 
-    On a terminal it keeps showing it until Ctrl-C, or until the job has ended.
+    On a terminal, it keeps updating until Ctrl-C, or until the job has ended.
 
     \b
       elasticctl top

@@ -45,12 +45,10 @@ def resume(
     *,
     jobs: options.Jobs = (),
     label: Labels = (),
-    here: Annotated[
-        bool, typer.Option("--here", help="Call a move off that is not finished: the job continues here.")
-    ] = False,
+    here: Annotated[bool, typer.Option("--here", help="Cancel an unfinished move: the job continues here.")] = False,
     where: Where,
 ) -> None:
-    """Start the workers of a suspended job again."""
+    """Resume a suspended job from its last checkpoint."""
     target = reach(where)
 
     def go_on(name: str) -> None:
@@ -68,10 +66,12 @@ def cancel(
     *,
     jobs: options.Jobs = (),
     label: Labels = (),
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="For scripts, as with delete: cancel never asks.")] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Accepted for scripts, like that of delete; cancel never asks.")
+    ] = False,
     where: Where,
 ) -> None:
-    """Stop a job for good; its status, logs and checkpoints stay."""
+    """Stop a job permanently; its status, logs and checkpoints stay."""
     target = reach(where)
 
     def end(name: str) -> None:
@@ -187,8 +187,8 @@ def wait(
 ) -> int:
     """Wait until jobs end.
 
-    The exit code tells how: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out; of several
-    jobs, the first of 1, 3, 124 and 4 that is true of any.
+    The exit code says how they ended: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.
+    With several jobs, it is the first of 1, 3, 124 and 4 that applies to any of them.
 
     \b
       elasticctl wait train --timeout 2h
@@ -214,7 +214,7 @@ def parse_notice(text: str) -> int:
 def preempt(
     *,
     job: options.Job,
-    worker: Annotated[str, options.text("This worker: its name or number.")] = "",
+    worker: Annotated[str, options.text("The worker, by name or number.")] = "",
     rank: Annotated[int | None, options.count("The worker that runs rank N.", low=0)] = None,
     notice_s: Annotated[
         int,
@@ -223,12 +223,12 @@ def preempt(
             parser=parse_notice,
             metavar="TIME",
             show_default=False,
-            help="How long before the kill the worker is notified: 30s, 2m (the default), or none.",
+            help="How long in advance the worker gets notice: 30s, 2m (the default), or none.",
         ),
     ] = NOTICE_S,
     where: Where,
 ) -> None:
-    """Take a worker away from a job, as a cloud takes back a spot machine; the job makes another.
+    """Remove a worker from a job, in the way that a cloud reclaims a spot machine; the job replaces it.
 
     \b
       elasticctl preempt digits

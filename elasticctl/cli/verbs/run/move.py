@@ -29,17 +29,20 @@ def move(
     job: options.Job,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="CONTEXT", autocompletion=complete_context, help="The context to move it to."),
+        typer.Option(
+            "--to", metavar="CONTEXT", autocompletion=complete_context, help="The context to move the job to."
+        ),
     ],
     storage: Annotated[
-        str, options.text("The storage of its state; by default a new place in that context's.", "URL")
+        str, options.text("The new storage of its state; by default a new location in that context's storage.", "URL")
     ] = "",
     where: Where,
 ) -> None:
-    """Continue a job in another context, from the very step at which it stops here.
+    """Continue a job in another context, from the very step at which it stops in this one.
 
-    Its newest checkpoint is copied and verified; then the job continues there under its name, and never again
-    here. With its current context and --storage, only its state moves. After a failure, the same command continues.
+    The job's newest checkpoint is copied and verified. Then the job continues in the new context under the same name,
+    and never again in the old one. With its current context and --storage, only its state moves. After a failure, run
+    the same command again to continue.
 
     \b
       elasticctl move digits --to gcp

@@ -36,9 +36,9 @@ class PruneFilter:
     """Which jobs are meant; `older_than` in seconds since their end, `phase` empty: all that are final."""
 
     older_than: Annotated[int | None, options.time("Jobs that ended longer ago than this: 12h, 7d.")] = None
-    phase: Annotated[Ended | None, typer.Option("--phase", help="Only jobs that ended so.", case_sensitive=False)] = (
-        None
-    )
+    phase: Annotated[
+        Ended | None, typer.Option("--phase", help="Only jobs that ended in this phase.", case_sensitive=False)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,16 @@ def prune(
     which: PruneFilter,
     state: Annotated[
         bool,
-        typer.Option(
-            "--state", help="Their checkpoints and workspaces too, where they lie in the local cluster's own folder."
-        ),
+        typer.Option("--state", help="Also delete their checkpoints and workspaces in the local cluster's own folder."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     output: Annotated[
-        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print the list.")
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format of the list.")
     ] = "table",
     yes: options.Yes = False,
     where: Where,
 ) -> None:
-    """Delete jobs that ended some time ago, with their logs; asks first, with the list.
+    """Delete jobs that have ended, with their logs; lists them and asks for confirmation first.
 
     \b
       elasticctl prune --older-than 7d --dry-run

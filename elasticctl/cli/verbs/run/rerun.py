@@ -41,12 +41,12 @@ def step_or_latest(text: str) -> str:
 class Changes:
     """What is to be different this time."""
 
-    name: Annotated[str, options.text("The new job's name; the old one's with a number by default.")] = ""
+    name: Annotated[str, options.text("The new job's name; by default the old one's with a number.")] = ""
     from_checkpoint: Annotated[
         str | None,
         typer.Option(parser=step_or_latest, metavar="STEP|latest", help="Continue from this step of the old job."),
     ] = None
-    storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = ""
+    storage: Annotated[str, options.text("Where to keep its state; by default a new location.", "URL")] = ""
     same_code: Annotated[
         bool, typer.Option("--same-code", help="Run the code that was submitted, not the folder as it is now.")
     ] = False
@@ -58,11 +58,11 @@ class Changes:
 
 @verb(app, "rerun", cls=DryRunVerb)
 def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Where) -> int:
-    """Run a job again: a new job with the same command, from step 0, with state of its own.
+    """Run a job again: a new job with the same command, from step 0, with its own state.
 
-    Its folder goes along as it is now, if it is there; --same-code runs what was submitted. With --from-checkpoint the
-    job continues from a checkpoint of the old one, which is only read. With the old job's own --name, the old one has
-    to have ended, and is deleted; its checkpoints stay.
+    Its folder is uploaded as it is now, if it exists; --same-code runs the code that was submitted. With
+    --from-checkpoint, the job continues from a checkpoint of the old job, which is only read. If --name is the old
+    job's own name, that job must have ended, and is deleted; its checkpoints stay.
 
     \b
       elasticctl rerun digits

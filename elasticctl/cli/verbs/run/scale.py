@@ -258,15 +258,17 @@ class ScaleFlags(ChangedGoal):
     """A goal, or exactly one of the other fields. `bare` is N without an option, which is short for --to N."""
 
     bare: Annotated[int | None, typer.Argument(metavar="N", parser=options.whole(1), show_default=False)] = None
-    auto: Annotated[bool, typer.Option("--auto", help="As many as fit, within the job's bounds.")] = False
+    auto: Annotated[bool, typer.Option("--auto", help="As many workers as fit, within the job's bounds.")] = False
 
-    to: Annotated[int | None, options.count("N workers in all.")] = None
-    gpus: Annotated[int | None, options.count("N GPUs in all.")] = None
-    add: Annotated[int | None, options.count("K workers more.", letter="K")] = None
-    remove: Annotated[int | None, options.count("K workers fewer: those with the highest numbers.", letter="K")] = None
+    to: Annotated[int | None, options.count("N workers in total.")] = None
+    gpus: Annotated[int | None, options.count("N GPUs in total.")] = None
+    add: Annotated[int | None, options.count("K more workers.", letter="K")] = None
+    remove: Annotated[int | None, options.count("K fewer workers: those with the highest numbers go.", letter="K")] = (
+        None
+    )
     remove_worker: Annotated[
         tuple[str, ...],
-        typer.Option("--remove-worker", metavar="NAME", help="This worker: its name or number."),
+        typer.Option("--remove-worker", metavar="NAME", help="Remove this worker, by name or number."),
     ] = ()
 
     def with_bare_number(self) -> ScaleFlags:
@@ -296,16 +298,16 @@ def scale(
     wait: Annotated[bool, typer.Option("--wait", help="Return when that many workers run.")] = False,
     timeout: options.Timeout = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="With --timeout: return to the previous size when the time is up.")
+        bool, typer.Option("--rollback", help="With --timeout: return to the previous size if the time is over.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would change, or why it is refused.")
+        bool, typer.Option("--dry-run", help="Only print what would change, or why it would be refused.")
     ] = False,
     where: Where,
 ) -> int:
-    """Change the number of workers of a running job; it keeps running from where it is. N is short for --to N.
+    """Change the number of workers of a running job, which continues from its current step. N is short for --to N.
 
-    With --finish-by, --budget or --prefer, change its goal, from which the number follows at once.
+    With --finish-by, --budget or --prefer, change the job's goal; the number of workers is then decided again at once.
 
     \b
       elasticctl scale digits 4

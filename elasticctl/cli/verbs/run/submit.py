@@ -44,7 +44,7 @@ class ManifestSource:
     """What the manifest is made from."""
 
     template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="The job's shape: a template's name or path.")
+        str, typer.Option("--template", metavar="NAME", help="The template to render the job with: its name or path.")
     ] = "default"
     file: Annotated[
         str,
@@ -57,13 +57,13 @@ class ManifestSource:
         ),
     ] = ""
     module: Annotated[
-        str, typer.Option("-m", "--module", metavar="NAME", show_default=False, help="Run a module, as python -m does.")
+        str, typer.Option("-m", "--module", metavar="NAME", show_default=False, help="Run a module, like python -m.")
     ] = ""
     same_code: Annotated[
         bool, typer.Option("--same-code", help="With -f: run the code that the manifest names, not the folder's.")
     ] = False
     save: Annotated[
-        str, options.text("Write what is typed to a file for -f, beside the code, and submit nothing.", "FILE")
+        str, options.text("Write the script, arguments and options to a file for -f, and submit nothing.", "FILE")
     ] = ""
     settings: Annotated[
         tuple[Assignment, ...],
@@ -75,19 +75,22 @@ class ManifestSource:
 class SubmitOptions:
     """What is to happen with the job."""
 
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return at once and print the job's name.")] = False
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return immediately and print the job's name.")] = False
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end without showing the logs.")] = False
     dry_run: Annotated[
         Literal["client", "server"] | None,
-        typer.Option("--dry-run", help="Print the manifest only; --dry-run=server has the cluster check it too."),
+        typer.Option("--dry-run", help="Only print the manifest; server: have the cluster validate it too."),
     ] = None
     output: Annotated[
         Literal["json", "yaml", "name"] | None,
-        typer.Option("-o", "--output", help="How to print it, with -d or --dry-run."),
+        typer.Option("-o", "--output", help="Output format, with -d or --dry-run."),
     ] = None
 
     notify: Annotated[
-        str, options.text("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME; or none.", "REF")
+        str,
+        options.text(
+            "Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME; none: do not notify.", "REF"
+        ),
     ] = ""
 
     def check(self) -> None:
@@ -101,7 +104,8 @@ class Places(Where):
     """Where to try, and how long."""
 
     capacity_timeout: Annotated[
-        int | None, options.time("Try the next context when too few workers start in this time; 10m with several.")
+        int | None,
+        options.time("Try the next context if too few workers start within this time; 10m with several contexts."),
     ] = None
 
 
@@ -123,20 +127,20 @@ class SubmitVerb(DryRunVerb):
     """Has its many options in sections, those of docs/cli.md, and takes what is not typed from files."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "How large": (
+        "Size": (
             "gpus", "gpu_type", "gpus_per_node", "workers", "min_gpus", "max_gpus", "min_workers", "max_workers",
             "spot", "priority", "queue",
         ),
-        "By when, and for how much": ("finish_by", "budget", "prefer", "work", "zones"),
-        "What, and where its state goes": (
+        "Deadline and budget": ("finish_by", "budget", "prefer", "work", "zones"),
+        "Script, files and storage": (
             "name", "workspace", "no_workspace", "workspace_limit", "env", "env_file", "secrets", "mounts", "storage",
             "image", "setup", "launcher", "template", "module", "file", "same_code", "settings",
         ),
-        "On what nodes, and how it is marked": (
+        "Nodes and labels": (
             "cpus", "memory", "shm", "node_selector", "tolerations", "service_account", "labels", "annotations",
         ),
-        "How long, and how often": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "on_nan", "ttl"),
-        "What happens next": ("detach", "wait", "notify", "dry_run", "save", "output"),
+        "Time limits and retries": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "on_nan", "ttl"),
+        "After submission": ("detach", "wait", "notify", "dry_run", "save", "output"),
     }  # fmt: skip
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -180,11 +184,12 @@ def submit(
     how: SubmitOptions,
     where: Places,
 ) -> int:
-    """Run SCRIPT as an elastic job: workers may be lost and added while it trains.
+    """Run SCRIPT as an elastic job: it keeps training while workers are lost and added.
 
-    ARGS, after --, are the script's own; without SCRIPT they are any command, such as a line of torchrun. The exit code
-    is that of `elasticctl wait`; Ctrl-C asks whether to let go of the job, which leaves it running, or to cancel it. Of
-    several contexts (--context aws,gcp) the cheapest is tried first, and the next when capacity does not come.
+    ARGS, after --, are passed to the script; without SCRIPT, they are any command, such as a torchrun command line.
+    The exit code is that of `elasticctl wait`. Ctrl-C asks whether to detach, which leaves the job running, or to
+    cancel it. With several contexts (--context aws,gcp), the cheapest is tried first, and the next if there is no
+    capacity.
 
     \b
       elasticctl submit train.py -- --epochs 90

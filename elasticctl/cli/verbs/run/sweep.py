@@ -35,20 +35,25 @@ class SweepFlags:
     grid: Annotated[
         tuple[Axis, ...],
         typer.Option(
-            "--grid", parser=sweeps.axis, metavar="NAME=VALUES", help="A parameter: lr=0.1,0.01 or seed=1..3."
+            "--grid",
+            parser=sweeps.axis,
+            metavar="NAME=VALUES",
+            help="A parameter and its values: lr=0.1,0.01 or seed=1..3.",
         ),
     ] = ()
-    parallel: Annotated[int, options.count("How many jobs at once.", default=True)] = 1
-    metric: Annotated[str, options.text("The metric by which the results are ordered: loss.")] = ""
-    goal: Annotated[Literal["min", "max"], typer.Option("--goal", help="Is little of the metric best, or much?")] = (
-        "min"
-    )
+    parallel: Annotated[int, options.count("The number of jobs that run at once.", default=True)] = 1
+    metric: Annotated[str, options.text("The metric that orders the results: loss.")] = ""
+    goal: Annotated[
+        Literal["min", "max"],
+        typer.Option("--goal", help="Whether the lowest or the highest value of the metric is best."),
+    ] = "min"
     early_stop: Annotated[
         int | None,
         options.count("From step N on, cancel jobs whose best metric is worse than the others' median at their step."),
     ] = None
     proceed: Annotated[
-        str, typer.Option("--continue", metavar="NAME", show_default=False, help="Go on with a sweep, or show its end.")
+        str,
+        typer.Option("--continue", metavar="NAME", show_default=False, help="Continue a sweep, or show its results."),
     ] = ""
 
     def check(self) -> None:
@@ -78,9 +83,9 @@ def sweep(
 ) -> int:
     """Run SCRIPT once for each point of a grid, and print the results in one table.
 
-    Each point is a job with the label `sweep=NAME`; its values are added to the script's arguments as --lr 0.1, or
-    stand for {lr} in them. Ctrl-C leaves the jobs: those that run go on, the others wait for --continue. All options of
-    `submit` about a job are those of each one. The exit code is 1 if one of them has failed.
+    Each point is a job with the label `sweep=NAME`. Its values are added to the script's arguments as --lr 0.1, or
+    replace {lr} in them. Ctrl-C leaves the jobs as they are: those that run continue, the others wait for --continue.
+    The job options of `submit` apply to each job. The exit code is 1 if a job has failed.
 
     \b
       elasticctl sweep train.py --grid lr=0.1,0.01 --grid seed=1..3 --parallel 4

@@ -30,7 +30,7 @@ def version() -> None:
 def completion(
     ctx: typer.Context, shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL")]
 ) -> int:
-    """Print the completion script of a shell: names of jobs and contexts are completed too.
+    """Print the completion script for a shell; it also completes names of jobs and contexts.
 
     \b
     bash  eval "$(elasticctl completion bash)"   in ~/.bashrc

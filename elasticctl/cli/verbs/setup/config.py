@@ -36,9 +36,9 @@ class Fields:
 
     provider: Annotated[
         Literal["local", "aws", "gcp", "kubernetes"] | None,
-        typer.Option("--provider", help="Who provides the machines."),
+        typer.Option("--provider", help="The provider of the machines."),
     ] = None
-    kube_context: Annotated[str | None, options.text("The context of kubeconfig that reaches the cluster.")] = None
+    kube_context: Annotated[str | None, options.text("The kubeconfig context that reaches the cluster.")] = None
     namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
     storage: Annotated[
         str | None,
@@ -46,9 +46,12 @@ class Fields:
     ] = None
     image: Annotated[str | None, options.text("The container image of jobs.", "IMAGE")] = None
     service_account: Annotated[
-        str | None, options.text("The Kubernetes service account of workers: whose rights they have in the cloud.")
+        str | None,
+        options.text("The Kubernetes service account of the workers, which gives them their cloud permissions."),
     ] = None
-    gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")] = None
+    gpu_type: Annotated[
+        str | None, options.text("The GPU type that jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")
+    ] = None
     gpus_per_node: Annotated[int | None, options.count("GPUs per node; 0: the smallest node type.", low=0)] = None
     notify_url_from: Annotated[
         str | None, options.text("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME.", "REF")
@@ -59,7 +62,7 @@ class Fields:
 def get_contexts(
     output: options.Output = "table",
 ) -> None:
-    """List the contexts; * marks the one that is used when none is named."""
+    """List the contexts; * marks the current one."""
     found = contexts()
     if output == "name":
         for context in found.contexts:
@@ -83,7 +86,7 @@ def _row(context: Context, current: bool, *, wide: bool) -> tuple[str, ...]:
 
 @verb(config, "use-context")
 def use_context(name: Name) -> None:
-    """Run jobs there from now on, unless --context says otherwise."""
+    """Set the current context, which is used unless you give --context."""
     changed = contexts().using(name)
     configuration.save_config(changed, contexts_file())
     say(f"jobs now run in context {changed.current}")
@@ -129,7 +132,7 @@ def set_context(name: Name, given: Fields) -> None:
 def import_contexts(
     names: Annotated[tuple[str, ...], typer.Argument(metavar="KUBE_CONTEXT...")] = (),
 ) -> None:
-    """Add contexts of kubeconfig: those that are named, or all that are not there yet.
+    """Add contexts of kubeconfig: the named ones, or all new ones.
 
     \b
       elasticctl config import
@@ -160,30 +163,30 @@ def import_contexts(
 
 @verb(config, "delete-context")
 def delete_context(name: Name) -> None:
-    """Forget a context; its jobs are left alone."""
+    """Delete a context; its jobs are not affected."""
     configuration.save_config(contexts().without(name), contexts_file())
     say(f"context {name} deleted")
 
 
 @verb(config, "view")
 def view(
-    output: Annotated[Literal["yaml", "json"], typer.Option("-o", "--output", help="How to print.")] = "yaml",
+    output: Annotated[Literal["yaml", "json"], typer.Option("-o", "--output", help="Output format.")] = "yaml",
 ) -> None:
     """Print the contexts file and where it is."""
     say(f"# {contexts_file()}")
     print_plain(configuration.encode_config(contexts()), output)
 
 
-template = add_group(app, "template", "Manage the templates that jobs are made from: shipped ones, and your own.")
+template = add_group(app, "template", "Manage the templates that jobs are rendered from: shipped ones, and your own.")
 
 
 @verb(template, "list")
 def list_templates(
     output: Annotated[
-        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
+        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="Output format.")
     ] = "table",
 ) -> None:
-    """List the templates; one of your own hides a shipped one of its name."""
+    """List the templates; your own template overrides a shipped one with the same name."""
     from elasticctl.templates import available_templates  # and with it Jinja, which `config` need not wait for
 
     found = available_templates(templates_folder())
@@ -210,9 +213,9 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME")] = "default") -> No
 @verb(template, "new")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    base: Annotated[str, typer.Option("--from", metavar="NAME", help="The template to begin with.")] = "default",
+    base: Annotated[str, typer.Option("--from", metavar="NAME", help="The template to copy.")] = "default",
 ) -> None:
-    """Copy a template to your own folder, to be changed there.
+    """Copy a template to your own folder, to edit it there.
 
     \b
       elasticctl template new mine

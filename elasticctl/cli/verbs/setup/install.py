@@ -37,50 +37,57 @@ TIMEOUT_S = 300
 class InstallOptions:
     """What to put there, and how far to go."""
 
-    image: Annotated[str, options.text("The controller's image; by default the one that runs there.", "IMAGE")] = ""
+    image: Annotated[str, options.text("The controller's image; by default the current one.", "IMAGE")] = ""
     sharing: Annotated[
         bool | None,
         typer.Option("--sharing/--no-sharing", help="Share GPUs by quotas and priorities; unchanged by default."),
     ] = None
     capacity: Annotated[
         tuple[Assignment, ...],
-        options.assignments("--capacity", "KIND=N", "With --sharing: GPUs of a type that an autoscaler may go up to."),
+        options.assignments(
+            "--capacity", "KIND=N", "With --sharing: the number of GPUs of a type that an autoscaler can provision."
+        ),
     ] = ()
     webhook_to: Annotated[
         tuple[str, ...],
         typer.Option(
             "--webhook-to",
             metavar="HOST",
-            help="Call webhooks of this host, *.DOMAIN or network only, and again; any: every public one.",
+            help="Call webhooks of this host, *.DOMAIN or network only; repeatable; any: every public host.",
         ),
     ] = ()
     namespace_only: Annotated[
-        bool, typer.Option("--namespace-only", help="Run the jobs of its namespace alone, with no rights elsewhere.")
+        bool,
+        typer.Option("--namespace-only", help="Run only the jobs of its own namespace, with no permissions elsewhere."),
     ] = False
     feature: Annotated[
         tuple[str, ...],
         typer.Option(
-            "--feature", metavar="NAME", help="Give it the rights of a feature (docs/security.md), and again."
+            "--feature", metavar="NAME", help="Grant it the permissions of a feature (docs/security.md); repeatable."
         ),
     ] = ()
     no_feature: Annotated[
         tuple[str, ...],
-        typer.Option("--no-feature", metavar="NAME", help="Take the rights of a feature away, and again."),
+        typer.Option("--no-feature", metavar="NAME", help="Remove the permissions of a feature; repeatable."),
     ] = ()
-    dashboard: Annotated[str, options.text("Run the dashboard of many, too: the image to run it in.", "IMAGE")] = ""
+    dashboard: Annotated[str, options.text("Also run a dashboard for a team, with this image.", "IMAGE")] = ""
     dashboard_changes: Annotated[
-        bool, typer.Option("--dashboard-changes", help="Let people change jobs there, with their own rights.")
+        bool, typer.Option("--dashboard-changes", help="Let people change jobs there, with their own permissions.")
     ] = False
     dashboard_proxy: Annotated[
         bool, typer.Option("--dashboard-proxy", help="A proxy in front of it logs people in (docs/dashboard.md).")
     ] = False
-    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="Take the dashboard of many away.")] = False
-    replicas: Annotated[int, options.count("How many controllers to run; one of them is active.", default=True)] = 2
+    no_dashboard: Annotated[bool, typer.Option("--no-dashboard", help="Remove the dashboard for a team.")] = False
+    replicas: Annotated[
+        int, options.count("The number of controllers to run; one of them is active.", default=True)
+    ] = 2
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
-    timeout: Annotated[int, options.time("How long to wait for it; 5m by default.")] = TIMEOUT_S
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove everything, the records of jobs too.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Uninstall even though jobs are running: they end.")] = False
+    timeout: Annotated[int, options.time("How long to wait; 5m by default.")] = TIMEOUT_S
+    uninstall: Annotated[
+        bool, typer.Option("--uninstall", help="Remove everything, including the records of jobs.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Uninstall even if jobs are running, which ends them.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ class System(Where):
 
 @verb(app, "install")
 def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> None:
-    """Put the controller into a context's cluster, or bring it up to date.
+    """Install the controller into a context's cluster, or upgrade it.
 
     \b
       elasticctl install --context prod --image REGISTRY/controller:0.1.0
@@ -303,15 +310,17 @@ _OUTCOME_WIDTH, _NAME_WIDTH = 7, 10
 @verb(app, "doctor")
 def doctor(
     *,
-    storage: Annotated[str, options.text("Try this storage; the context's own by default.", "URL")] = "",
+    storage: Annotated[str, options.text("The storage to test; the context's own by default.", "URL")] = "",
     controller_namespace: Annotated[str, options.text("Where the controller was installed.")] = "",
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    output: Annotated[
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")
+    ] = "table",
     where: Where,
 ) -> int:
-    """Check a context: the cluster, your rights in it, its GPUs and spot nodes, and the storage of checkpoints.
+    """Check a context: the cluster, your permissions, its GPUs and spot nodes, and the storage for checkpoints.
 
-    Each check that does not pass says what to do. The exit code is 1 when one failed. Nothing is changed, but for an
-    object in the storage that is written and deleted again.
+    Each check that does not pass says what to do. The exit code is 1 if a check failed. Nothing is changed, except
+    that an object is written to the storage and deleted again.
 
     \b
       elasticctl doctor

@@ -16,15 +16,17 @@ from elasticctl.cli.framework.output import Table, hint, print_data, print_table
 
 app = new_app()
 local = add_group(
-    app, "local", "Manage the cluster that is built into elasticctl: jobs are processes of yours, no cloud is needed."
+    app, "local", "Manage the built-in local cluster: jobs are processes on your machine, and no cloud is needed."
 )
 
 
 @verb(local, "status")
 def local_status(
-    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    output: Annotated[
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")
+    ] = "table",
 ) -> None:
-    """Show whether the supervisor runs (it starts by itself when needed), and what it has."""
+    """Show whether the supervisor runs (it starts by itself when needed), and its resources."""
     from elasticctl.cluster.local.paths import local_paths
     from elasticctl.cluster.local.supervisor import supervisor_info
 
@@ -53,7 +55,7 @@ def local_down(
     ] = False,
     yes: options.Yes = False,
 ) -> None:
-    """Stop the workers and the supervisor; jobs go on from their checkpoints when it next starts."""
+    """Stop the workers and the supervisor; jobs continue from their checkpoints when it next starts."""
     from elasticctl.cluster.ledger import note_here
     from elasticctl.cluster.local.paths import local_paths
     from elasticctl.cluster.local.supervisor import shut_down
@@ -72,11 +74,11 @@ def local_down(
 @verb(local, "sharing")
 def local_sharing(
     state: Annotated[Literal["on", "off"] | None, typer.Argument(metavar="on|off")] = None,
-    cpu_slots: Annotated[int | None, options.count("How many ranks without GPUs may run at once.")] = None,
+    cpu_slots: Annotated[int | None, options.count("The number of ranks without GPUs that may run at once.")] = None,
 ) -> None:
-    """Share this machine between projects, by quotas and priorities, or stop to; without on or off, say which.
+    """Share this machine between projects by quotas and priorities, or stop; without on or off, show the state.
 
-    Slots are its GPUs. Where it has none, or --cpu-slots says how many, they are processors: a rank takes one.
+    The slots are its GPUs. Without GPUs, or with --cpu-slots, they are CPUs: a rank takes one.
 
     \b
       elasticctl local sharing on --cpu-slots 4

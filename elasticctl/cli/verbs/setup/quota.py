@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
 
 app = new_app()
-quota = add_group(app, "quota", "What projects are guaranteed of a shared cluster; a project is a namespace.")
+quota = add_group(app, "quota", "Manage the quotas of projects that share a cluster; a project is a namespace.")
 
 ANY = "any"
-Form = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")]
+Form = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="Output format.")]
 Project = Annotated[str, typer.Argument(metavar="PROJECT")]
 
 
@@ -40,10 +40,11 @@ class QuotaTerms:
 
     guaranteed: Annotated[
         tuple[Assignment, ...],
-        options.assignments("--guaranteed", "KIND=N", "N slots of a kind, whenever the project wants them."),
+        options.assignments("--guaranteed", "KIND=N", "N slots of a kind, whenever the project asks for them."),
     ] = ()
     limit: Annotated[
-        tuple[Assignment, ...], options.assignments("--limit", "KIND=N", "Never more than N; `KIND=none`: no limit.")
+        tuple[Assignment, ...],
+        options.assignments("--limit", "KIND=N", "At most N slots of a kind; `KIND=none`: no limit."),
     ] = ()
     weight: Annotated[
         float | None, typer.Option("--weight", metavar="W", help="Its share of unused slots; 1 by default.")
@@ -55,31 +56,39 @@ class AllowedTerms:
     """What is to change of what the jobs of a project may ask for; empty: nothing."""
 
     max_priority: Annotated[
-        str, typer.Option("--max-priority", metavar="N", help="The largest --priority of a job; `any`: no limit.")
+        str, typer.Option("--max-priority", metavar="N", help="The highest --priority of a job; `any`: no limit.")
     ] = ""
     usd_per_day: Annotated[
-        str, typer.Option("--usd-per-day", metavar="USD", help="What all its jobs may cost on a day; `any`: no limit.")
+        str,
+        typer.Option(
+            "--usd-per-day", metavar="USD", help="The most that all its jobs may cost per day; `any`: no limit."
+        ),
     ] = ""
     allow_image: Annotated[
-        tuple[str, ...], typer.Option("--allow-image", metavar="NAME", help="These images alone, or NAME*; `any`: all.")
+        tuple[str, ...],
+        typer.Option("--allow-image", metavar="NAME", help="Allow only these images, or NAME*; `any`: all."),
     ] = ()
     allow_service_account: Annotated[
-        tuple[str, ...], typer.Option("--allow-service-account", metavar="NAME", help="These service accounts alone.")
+        tuple[str, ...],
+        typer.Option("--allow-service-account", metavar="NAME", help="Allow only these service accounts."),
     ] = ()
     allow_storage: Annotated[
-        tuple[str, ...], typer.Option("--allow-storage", metavar="URL", help="Storage at and below these URLs alone.")
+        tuple[str, ...],
+        typer.Option("--allow-storage", metavar="URL", help="Allow only storage at and below these URLs."),
     ] = ()
     allow_node_type: Annotated[
-        tuple[str, ...], typer.Option("--allow-node-type", metavar="TYPE", help="Workers on these node types alone.")
+        tuple[str, ...],
+        typer.Option("--allow-node-type", metavar="TYPE", help="Allow workers only on these node types."),
     ] = ()
     allow_priority_class: Annotated[
-        tuple[str, ...], typer.Option("--allow-priority-class", metavar="NAME", help="These priority classes alone.")
+        tuple[str, ...],
+        typer.Option("--allow-priority-class", metavar="NAME", help="Allow only these priority classes."),
     ] = ()
 
 
 @verb(quota, "list")
 def list_quotas(*, output: Form = "table", where: Where) -> None:
-    """Show what each project holds, of how much that it is guaranteed, and which jobs wait for what."""
+    """Show what each project holds and is guaranteed, and which jobs wait for what."""
     from elasticctl.api.codec import to_json
     from elasticctl.api.quota import Quota, spent_today, usage_by_job, usage_by_pool, usage_by_project
 
@@ -110,9 +119,9 @@ def list_quotas(*, output: Form = "table", where: Where) -> None:
 
 @verb(quota, "set")
 def set_quota(*, project: Project, terms: QuotaTerms, allowed: AllowedTerms, where: Where) -> None:
-    """Guarantee a project slots, limit it and its jobs, or weigh its part of what others leave; the rest stays.
+    """Set a project's guaranteed slots, limits and weight; fields that you do not give stay unchanged.
 
-    A list of what is allowed replaces the one before; `any` takes a limit away.
+    A list of allowed values replaces the previous one; `any` removes a limit.
 
     \b
       elasticctl quota set vision --guaranteed t4=8 --limit t4=16
@@ -141,14 +150,14 @@ def set_quota(*, project: Project, terms: QuotaTerms, allowed: AllowedTerms, whe
 
 @verb(quota, "rm")
 def remove_quota(*, project: Project, where: Where) -> None:
-    """Remove a project's quota: nothing is guaranteed to it any more, and nothing limits it."""
+    """Remove a project's quota: it then has no guarantee and no limit."""
     reach(where).cluster.delete_quota(project)
     say(f"{project}: its quota is removed")
 
 
 @verb(quota, "explain")
 def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJECT")] = None, where: Where) -> None:
-    """Say of each job, or of each of one project, what it has and why it has no more."""
+    """Explain for each job, or for each job of one project, what it has and why it has no more."""
     from elasticctl.api.quota import usage_by_job
 
     held = [item for item in usage_by_job(_jobs(reach(where))[0]) if project in (None, item.project)]

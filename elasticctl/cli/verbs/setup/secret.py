@@ -23,7 +23,9 @@ from elasticctl.cluster.base import SecretInfo, check_secret_name
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 app = new_app()
-secret = add_group(app, "secret", "Passwords and tokens for jobs: jobs name them, and their values are never shown.")
+secret = add_group(
+    app, "secret", "Manage passwords and tokens for jobs; jobs refer to them by name, and their values are never shown."
+)
 
 
 @verb(secret, "set")
@@ -36,7 +38,7 @@ def set_secret(
     ] = "",
     where: Where,
 ) -> None:
-    """Keep values under NAME: those of KEYs are asked for, or one KEY's is read from a pipe. Other keys stay.
+    """Store values under NAME: prompt for those of the KEYs, or read that of a single KEY from a pipe. Other keys stay.
 
     \b
       elasticctl secret set hub HF_TOKEN
@@ -59,11 +61,11 @@ def set_secret(
 def list_secrets(
     *,
     output: Annotated[
-        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
+        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="Output format.")
     ] = "table",
     where: Where,
 ) -> None:
-    """List secrets and their keys, without values; of a cluster, those that were set from here."""
+    """List secrets and their keys, without values; on a cluster, only those that were set with elasticctl."""
     context, namespace = locate(where)
     found = secrets_of(context).list(namespace)
     if output in ("json", "yaml"):
@@ -82,7 +84,7 @@ def list_secrets(
 
 @verb(secret, "delete")
 def delete(*, names: Annotated[tuple[str, ...], typer.Argument(metavar="NAME...")], where: Where) -> None:
-    """Delete secrets; jobs that name them start no more workers. Those that run keep what they have."""
+    """Delete secrets; jobs that refer to them can start no more workers. Running workers keep their values."""
     context, namespace = locate(where)
     kept = secrets_of(context)
     for name in names:
