@@ -23,7 +23,7 @@ from elasticctl.api.codec import (
     written_as,
 )
 from elasticctl.api.goal import PlanStatus
-from elasticctl.api.usage import JobUsage
+from elasticctl.api.usage import JobUsage, UsageCourse
 
 _RUNNING = "Running"
 
@@ -374,8 +374,8 @@ class JobStatus:
     `generations` keep the last few entries only. `failures` counts those that used up the budget, over the job's life;
     `failures_since_commit` those since the last new checkpoint, which is what the budget limits (None: not known, as
     in the status of an older controller). `activity` is None while nothing is known of the group. `growth` says why
-    workers that are ready are not in the group yet. `usage` is None while nothing runs, `steps_redone`
-    for a script that has reported no steps.
+    workers that are ready are not in the group yet. `usage` is None while nothing runs (`usage_course`
+    stays), `steps_redone` for a script that has reported no steps.
     `worker_seconds` is how long the ended workers ran, by capacity
     (`spot`, `onDemand`, or `unknown`).
     """
@@ -417,6 +417,7 @@ class JobStatus:
     curve: Curve = Curve()
     checkpoint: CheckpointStatus = CheckpointStatus()
     usage: JobUsage | None = None
+    usage_course: UsageCourse = UsageCourse()
     first_failure: RankFailure | None = None
     last_failure: RankFailure | None = None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from elasticctl.api.codec import Timestamp
@@ -34,6 +34,30 @@ class GpuUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What part of the time, from 0 to 1, goes where; None is what is not known, and is in `compute` then.
+
+    `data`: batches are fetched. `all_reduce`: gradients of other ranks are waited for, behind the backward pass.
+    `save`: training stands still for a checkpoint. `compute`: all the rest.
+    """
+
+    data: float | None = None
+    compute: float | None = None
+    all_reduce: float | None = None
+    save: float | None = None
+
+    @property
+    def shares(self) -> tuple[float | None, ...]:
+        """All four, in their order."""
+        return self.data, self.compute, self.all_reduce, self.save
+
+    @property
+    def is_known(self) -> bool:
+        """Is anything known?"""
+        return self.compute is not None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerUsage:
     """One worker at the moment `at`. `no_gpus` says why there are none; None is what is not known.
 
@@ -50,6 +74,7 @@ class WorkerUsage:
     sent_bytes_per_s: float | None = None
     gpus: GpuUsage = GpuUsage()
     no_gpus: str = ""
+    step_times: StepTimes = StepTimes()
 
     @property
     def at_work(self) -> float:
@@ -75,3 +100,12 @@ class JobUsage:
             return cls(len(found), found)
         kept = sorted(nsmallest(MOST_WORKERS, range(len(found)), key=lambda index: found[index].at_work))
         return cls(len(found), tuple(found[index] for index in kept))
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCourse:
+    """What all workers used together over time, as columns: `at_s` is seconds after `since`. None: not known then."""
+
+    since: Timestamp | None = None
+    at_s: tuple[float, ...] = ()
+    columns: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)

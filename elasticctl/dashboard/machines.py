@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from elasticctl.api.observed.step_times import PARTS, part_texts, step_times_text
 from elasticctl.api.observed.usage import (
     USES,
     idle_gpus,
@@ -14,13 +15,15 @@ from elasticctl.api.observed.usage import (
     usage_text,
     uses,
 )
+from elasticctl.api.observed.usage_course import fitted
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.usage import GpuUsage, WorkerUsage
+from elasticctl.api.usage import GpuUsage, UsageCourse, WorkerUsage
 
 MAX_TEXT = 500
 MAX_GPUS = 32
 """Of one worker: how many are shown one by one."""
+MAX_COLUMNS = 32
 
 
 def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
@@ -33,7 +36,8 @@ def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
     return {
         "at": total_usage(usage).at,
         "summary": usage_text(usage),
-        "uses": USES,
+        "uses": (*USES, *PARTS),
+        "stepTimes": step_times_text(job.status)[:MAX_TEXT],
         "absent": f"No GPUs: {'; '.join(reasons)}."[:MAX_TEXT] if are_absent and reasons else "",
         "unshown": unshown_text(usage),
         "workers": [
@@ -45,6 +49,19 @@ def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
             }
             for worker in usage.workers
         ],
+    }
+
+
+def course_data(course: UsageCourse) -> dict[str, Any]:
+    """What all workers used together, and where the time of their steps went, by moments."""
+    if course.since is None:
+        return {"at": [], "columns": {}}
+    moments = [course.since + at_s for at_s in course.at_s]
+    return {
+        "at": moments,
+        "columns": {
+            name[:MAX_TEXT]: fitted(column, len(moments)) for name, column in list(course.columns.items())[:MAX_COLUMNS]
+        },
     }
 
 
@@ -62,7 +79,9 @@ def _in_use(used: WorkerUsage) -> dict[str, Any]:
         _part(sum(known), 100.0 * len(known)),
         _fullest(used.gpus),
     ]
-    return {"words": uses(used), "parts": parts}
+    shares = used.step_times.shares
+    words = (*uses(used), *part_texts(used.step_times))
+    return {"words": words, "parts": [*parts, *(None,) * (len(USES) - len(parts)), *shares]}
 
 
 def _fullest(gpus: GpuUsage) -> float | None:

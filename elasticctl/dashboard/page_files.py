@@ -37,6 +37,7 @@ _FILES = (
     "stacks.js",
     "svg.js",
     "team.js",
+    "use.js",
     "words.js",
     "vendor/uPlot.esm.js",
     "vendor/uPlot.min.css",

@@ -7,7 +7,7 @@ No clock and no cluster is read: `now` and what was observed are in the case.
 
 from __future__ import annotations
 
-from elasticctl.diagnosis import not_training, starting, training, waiting
+from elasticctl.diagnosis import not_training, starting, step_times, training, waiting
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Rule, Seen, Severity
 
 __all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Seen", "Severity", "diagnose"]
@@ -43,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     training.not_finite,
     training.standstill,
     training.idle_gpus,
+    step_times.bound_by,
     training.interrupted,
     training.no_storage,
     training.no_checkpoint,

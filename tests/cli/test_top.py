@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticctl.api.observed.step_times import step_times_text, times_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.job import status_table
@@ -16,7 +17,7 @@ from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run
 from tests.support.job_samples import AT, drawn
 from tests.support.jobs import shell_job
-from tests.support.usage_samples import BARE, BUSY, IDLE, sample
+from tests.support.usage_samples import BARE, BUSY, IDLE, TIMED, sample
 from tests.support.waiting import wait_until
 
 NOW = AT + 60.0
@@ -29,20 +30,23 @@ def shown(*workers: dict[str, Any], gpus: int = 2, **options: bool) -> list[list
 
 def test_a_row_for_each_worker() -> None:
     header, busy, idle, bare = shown(BUSY, IDLE, BARE)
-    assert header == ["WORKER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "POWER", "TEMP", "NETWORK", "NOTE"]
+    assert header == [
+        "WORKER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "POWER", "TEMP", "NETWORK", "DATA", "COMPUTE",
+        "ALL-REDUCE", "SAVE", "NOTE",
+    ]  # fmt: skip
     assert busy == [
         "worker-0", "12.3 of 64", "61.0 of 256 GiB", "2 x 95%", "61.0 of 80 GiB", "1,212 W", "71 C",
-        "12.0 in, 3.4 out MB/s", "-",
+        "12.0 in, 3.4 out MB/s", "-", "-", "-", "-", "-",
     ]  # fmt: skip
-    assert (idle[3], idle[5], idle[8]) == ("2 x 48% (0-95)", "600 W", "GPU 1 idle for 12m05s")
-    assert bare == ["worker-2", *["-"] * 7, "NVML: Driver Not Loaded; measured 2m00s ago"]
+    assert (idle[3], idle[5], idle[-1]) == ("2 x 48% (0-95)", "600 W", "GPU 1 idle for 12m05s")
+    assert bare == ["worker-2", *["-"] * 11, "NVML: Driver Not Loaded; measured 2m00s ago"]
     assert shown(BARE, gpus=0)[1][-1] == "measured 2m00s ago"
 
 
 def test_wide_is_a_row_for_each_gpu() -> None:
     rows = shown(IDLE, each_gpu=True)
     assert [row[0] for row in rows[1:]] == ["worker-1", "gpu 0", "gpu 1"]
-    assert rows[3][1:] == ["-", "-", "0%", "60.0 of 80 GiB", "-", "69 C", "-", "-"]
+    assert rows[3][1:] == ["-", "-", "0%", "60.0 of 80 GiB", "-", "69 C", *["-"] * 6]
 
 
 def test_jobs_are_summed_up_and_status_says_the_same() -> None:
@@ -54,6 +58,46 @@ def test_jobs_are_summed_up_and_status_says_the_same() -> None:
     assert "In use\tGPU 4 x 71% (0-97), 61.0 of 80 GiB, 1,812 W; CPU 24.7; memory 122.0 GiB" in facts
     assert "Idle\tGPU 1 of worker-1 idle for 12m05s" in facts
     assert not any(line.startswith("Idle") for line in format_tabs(status_table(sample(BUSY), [], NOW)).split("\n"))
+
+
+def test_where_the_time_of_the_steps_goes() -> None:
+    slower = {**TIMED, "stepTimes": {"data": 0.52, "compute": 0.3, "allReduce": 0.09, "save": 0.09}}
+    assert shown(TIMED, slower)[1][8:12] == ["12%", "70%", "15%", "3%"]
+    manifest = sample(TIMED, slower, BUSY)
+    assert format_tabs(usage_of_jobs([ElasticJob.from_manifest(manifest)])).split("\n")[1].split("\t")[9] == "32%"
+    facts = format_tabs(status_table(manifest, [], NOW)).split("\n")
+    assert "Step time\tdata 32%, compute 50%, all-reduce 12%, save 6%" in facts
+    partly = {**TIMED, "stepTimes": {"compute": 0.95, "save": 0.05}}
+    told = times_text(ElasticJob.from_manifest(sample(partly)).status.usage.workers[0].step_times)  # type: ignore[union-attr]
+    assert told == "compute with data and all-reduce 95%, save 5%"
+
+
+def test_of_a_script_that_does_not_tell_the_times_are_said_to_be_unknown() -> None:
+    job = ElasticJob.from_manifest(sample(BUSY))
+    assert worker_table(job, NOW).notes == (f"Where the time of the steps goes is {step_times_text(job.status)}.",)
+    assert worker_table(ElasticJob.from_manifest(sample(TIMED)), NOW).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("times", "percent", "rule", "words"),
+    [
+        ({"data": 0.4, "compute": 0.6}, None, "data-bound", "for data 40% of the time:"),
+        ({"data": 0.4, "compute": 0.6}, 99, None, ""),
+        ({"data": 0.1, "compute": 0.3, "allReduce": 0.6}, 50, "communication-bound", "other ranks 60% of"),
+        ({"data": 0.1, "compute": 0.7, "save": 0.2}, None, "save-bound", "for saves 20% of"),
+        ({"data": 0.1, "compute": 0.9}, None, None, ""),
+    ],
+)
+def test_explain_names_what_training_waits_for(
+    times: dict[str, float], percent: float | None, rule: str | None, words: str
+) -> None:
+    gpus = {} if percent is None else {"percent": [percent], "idleS": [0]}
+    manifest = sample({**BUSY, "stepTimes": times, "gpus": gpus})
+    manifest["status"]["progress"] = {"step": 7}
+    found = {each.rule: each.text for each in diagnose(Case(ElasticJob.from_manifest(manifest), (), NOW))}
+    bound = {name: text for name, text in found.items() if name.endswith("-bound")}
+    assert list(bound) == ([] if rule is None else [rule])
+    assert words in "".join(bound.values())
 
 
 def test_idle_gpus_are_a_finding_and_many_are_counted() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import ElasticJob
-from elasticctl.dashboard.machines import machines_data
+from elasticctl.dashboard.machines import course_data, machines_data
 from elasticctl.dashboard.page_data import MAX_TEXT, job_row
 from tests.support.dashboard.cluster import Jobs
 from tests.support.dashboard.looks import MARKUP, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import AT, job
-from tests.support.usage_samples import BARE, BUSY, IDLE, sample
+from tests.support.usage_samples import BARE, BUSY, COURSE, IDLE, TIMED, sample
 
 NOW = AT + 60.0
 NO_GPUS = {**BUSY, "gpus": {}, "noGpus": "no GPU is visible"}
@@ -33,14 +33,15 @@ def test_the_page_is_told_what_top_prints() -> None:
     assert found["summary"].startswith("GPU 4 x 71% (0-97), 61.0 of 80 GiB, 1,812 W; CPU 24.7")
     busy, idle, bare = found["workers"]
     assert (busy["name"], busy["words"][2], busy["note"]) == ("worker-0", "2 x 95%", "")
-    assert busy["parts"] == [0.193, 0.238, 0.95, 0.762]
+    assert busy["parts"] == [0.193, 0.238, 0.95, 0.762, *[None] * 7]
     assert (idle["note"], idle["gpus"][1]["words"][2], idle["gpus"][1]["parts"][2]) == (
         "GPU 1 idle for 12m05s",
         "0%",
         0,
     )
     assert bare["note"] == "NVML: Driver Not Loaded; measured 2m00s ago"
-    assert bare["parts"] == [None] * 4
+    assert bare["parts"] == [None] * 11
+    assert found["stepTimes"] == "not known yet"
     assert found["absent"] == ""
 
 
@@ -62,6 +63,50 @@ def test_columns_of_different_length_are_no_trouble() -> None:
     found = told(odd)["workers"][0]
     assert [gpu["words"][2] for gpu in found["gpus"]] == ["1%", "200%"]
     assert found["gpus"][1]["parts"][2] == 1.0
+
+
+def test_where_the_time_of_the_steps_goes_is_told_with_the_workers() -> None:
+    found = told(TIMED, {**TIMED, "worker": "digits-worker-1", "stepTimes": {"data": 0.5, "compute": 0.5}})
+    assert found["stepTimes"] == "data 31%, compute with all-reduce and save 69%"
+    assert found["workers"][0]["words"][-4:] == ("12%", "70%", "15%", "3%")
+    assert found["workers"][0]["parts"][-4:] == [0.12, 0.7, 0.15, 0.03]
+    assert found["workers"][0]["gpus"][0]["words"][-4:] == ("",) * 4
+
+
+def test_the_course_has_columns_of_one_length() -> None:
+    manifest = job(usageCourse=COURSE)
+    found = course_data(ElasticJob.from_manifest(manifest).status.usage_course)
+    assert {len(column) for column in found["columns"].values()} == {len(found["at"])} == {6}
+    assert found["columns"]["data"] == (None, None, 0.5, 0.1, 0.1, 0.12)
+    assert course_data(ElasticJob.from_manifest(job()).status.usage_course) == {"at": [], "columns": {}}
+
+
+@pytest.mark.browser
+def test_what_machines_were_used_for_is_drawn_and_a_table_and_outlives_the_job(visitor: Visitor) -> None:
+    manifest = sample(TIMED, gpus=2)
+    manifest["status"]["usageCourse"] = COURSE
+    cluster = Jobs(manifest)
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
+        part = page.get_by_role("region", name="Machines in use", exact=True)
+        see(part).to_contain_text("Where the time of the steps goes: data 12%, compute 70%, all-reduce 15%, save 3%")
+        charts = part.get_by_role("img")
+        see(charts).to_have_count(4)
+        see(charts.nth(3)).to_have_attribute(
+            "aria-label", re.compile("data 12% · compute 70% · all-reduce 15% · save 3% at")
+        )
+        see(part).to_contain_text("is not kept")
+        part.get_by_text("Use over time as a table").click()
+        rows = part.get_by_role("region", name="Use over time, as a table").get_by_role("row")
+        see(rows).to_have_count(7)
+        see(rows.nth(1)).to_contain_text("3.252.5 GiB94%12%70%15%3%")
+        see(rows.nth(6)).to_contain_text("\u2013")
+        charts.nth(0).focus()
+        page.keyboard.press("ArrowLeft")
+        see(part.locator("figcaption").nth(0)).to_contain_text("3.25")
+        cluster.change("digits", phase="Succeeded", usage=None)
+        see(part).to_contain_text("The job has ended: nothing is in use any more.")
+        see(charts).to_have_count(4)
 
 
 @pytest.mark.browser

@@ -30,7 +30,24 @@ IDLE: dict[str, Any] = {
     "worker": "digits-worker-1",
     "gpus": {**BUSY["gpus"], "percent": [95, 0], "powerW": [600, None], "idleS": [0, 725]},
 }
+TIMED: dict[str, Any] = {**BUSY, "stepTimes": {"data": 0.12, "compute": 0.7, "allReduce": 0.15, "save": 0.03}}
 BARE: dict[str, Any] = {"worker": "digits-worker-2", "at": at(-60), "noGpus": "NVML: Driver Not Loaded"}
+
+
+COURSE: dict[str, Any] = {
+    "since": at(-600),
+    "atS": [0, 10, 20, 300, 310, 320],
+    "columns": {
+        "cpusUsed": [1, 3, 3.5, 2, 3, 3.25],
+        "memoryBytes": [GIB, 2 * GIB, 2 * GIB, GIB, 2 * GIB, 2.5 * GIB],
+        "gpuPercent": [0, 90, 95, 0, 93, 94],
+        "data": [0.5, 0.1, 0.1, 0.12],
+        "compute": [0.9, 0.7, 0.7, 0.7],
+        "allReduce": [None, 0.15, 0.15, 0.15],
+        "save": [0, 0.03, 0.03, 0.03],
+    },
+}
+"""Twice half a minute with a pause between them."""
 
 
 def sample(*workers: dict[str, Any], gpus: int = 0) -> dict[str, Any]:

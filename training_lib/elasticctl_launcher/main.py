@@ -121,7 +121,7 @@ def _train(
     _heed_signs_of_the_end(options, terminate, agent.give_notice)
     reaper = OrphanReaper(agent.own_pids)
     reaper.start()
-    usage = UsageWatch(agent.note_usage, alone=not is_local(heartbeat.client))
+    usage = UsageWatch(agent.note_usage, agent.step_times, alone=not is_local(heartbeat.client))
     usage.start()
     with contextlib.closing(agent), contextlib.closing(reaper), contextlib.closing(usage):
         failure = None

@@ -34,7 +34,8 @@ class RankReports:
     """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
     These are called from a thread: `on_drained(generation, rank)`; `on_finished(generation)`, once a rank has made its
-    last step; `on_metrics(rows)`, with values as lines of JSON; `on_report(message)`, for each other report.
+    last step; `on_metrics(rows)`, with values as lines of JSON; `on_report(message)`, for each other report;
+    `on_times(generation, rank, times)`, with where the time of a rank went, which is not forwarded as it is.
     `newest_generation` is the newest generation whose ranks have reported anything, which shows that the script uses
     the training library; `finished_generation` is the newest whose ranks have made their last step.
     """
@@ -44,6 +45,7 @@ class RankReports:
         self.on_finished: Callable[[int], None] = lambda generation: None
         self.on_report: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_metrics: Callable[[Sequence[str]], None] = lambda rows: None
+        self.on_times: Callable[[int, object, Mapping[str, Any]], None] = lambda generation, rank, times: None
         self._folder = str(folder)
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -130,6 +132,9 @@ class RankReports:
         if not isinstance(generation, int) or not isinstance(step, int):
             return
         self.newest_generation = max(self.newest_generation, generation)
+        times = message.pop("times", None)
+        if isinstance(times, Mapping):
+            self.on_times(generation, message.get("rank"), times)
         self.on_report(message)
         if message.get("kind") == "drained":
             self._on_drained(generation, message.get("rank", -1))

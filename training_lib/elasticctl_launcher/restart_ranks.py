@@ -137,6 +137,10 @@ class Agent(SimpleElasticAgent):
         """The processes that this agent has started and waits for."""
         return self._ranks.own_pids()
 
+    def step_times(self) -> Mapping[str, float]:
+        """Where the time of the ranks here goes, as shares; from one thread."""
+        return self._ranks.step_times.shares()
+
     def note_usage(self, used: Mapping[str, Any]) -> None:
         """Report what this worker uses of its machine, with what is reported next; from any thread."""
         self._ranks.reports.note_usage({"kind": "usage", "uid": self._handler.identity.uid, **used})

@@ -17,6 +17,7 @@ import torch
 
 from elasticctl_train.data.plan import Cursor, EpochPlan
 from elasticctl_train.metrics import Metrics
+from elasticctl_train.step_times import StepTimes
 
 NOTICE_VARIABLE = "ELASTICCTL_NOTICE_FILE"
 LEAVE = "leave"
@@ -127,6 +128,7 @@ class Progress:
         self._rows: deque[str] = deque(maxlen=_MAX_ROWS)
         self._rows_sent_s = -math.inf
         self.metrics = Metrics()
+        self.times = StepTimes()
         self.total_epochs: int | None = None
         self.total_steps: int | None = None
         self._expected: int | None = None
@@ -139,12 +141,13 @@ class Progress:
         self._marks.append((now_s, self._samples))
         while now_s - self._marks[0][0] > _RATE_WINDOW_S:
             self._marks.popleft()
+        times = self.times.told(now_s)
         is_time = loss is not None and self.metrics.add_loss(cursor.step, loss, cursor.samples)
         to_go = self._steps_to_go(cursor, samples)
         self._expected = None if to_go is None else cursor.step + to_go
-        self.send(cursor, with_metrics=is_time)
+        self.send(cursor, with_metrics=is_time, times=times)
 
-    def send(self, cursor: Cursor, *, with_metrics: bool = True) -> None:
+    def send(self, cursor: Cursor, *, with_metrics: bool = True, times: Mapping[str, float] | None = None) -> None:
         """Report where training is, and in how many steps it will be done as far as the last one showed."""
         self._reporter.send(
             "progress",
@@ -154,6 +157,7 @@ class Progress:
             total_epochs=self.total_epochs,
             samples_per_s=self._samples_per_s(),
             metrics=self.metrics.as_data() if with_metrics else None,
+            times=times,
         )
         if with_metrics:
             self.send_rows()

@@ -25,6 +25,7 @@ from elasticctl_train.data import plan as data
 from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
 from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
+from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
@@ -95,6 +96,8 @@ class Run:
         self._rng: dict[str, Any] | None = None
         group = None if self._stay is None else self._stay.group
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
+        self._feed.on_fetched = self._session.progress.times.add_data
+        self._session.progress.times.all_reduce_s = self._all_reduce_s
         restored = self._session.restored
         if handed is not None:
             cursor = self._take(handed)
@@ -235,6 +238,12 @@ class Run:
             "Run was given no optimizer of some of the model's parameters": not parts.all_stepped(self._parts),
         }
         return next((words for words, is_so in obstacles.items() if is_so), "")
+
+    def _all_reduce_s(self) -> float | None:
+        if self.world_size == 1:
+            return 0.0
+        model = self.__dict__.get("model")  # once the script has asked for it
+        return model.reduce_waits_s() if isinstance(model, ElasticDataParallel) else None
 
     def _stop_staying(self, why: str) -> None:
         self._session.stop_staying(why)

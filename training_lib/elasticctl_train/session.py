@@ -169,6 +169,7 @@ class Session:
         self._notice = Notice.from_environment()
         self._next_check = self.cursor.step + 1
         self._watch.step = self.cursor.step
+        self.progress.times.restart()
         self._report_resumed()
 
     def stop_staying(self, why: str) -> None:
@@ -327,10 +328,11 @@ class Session:
                 due = self._get_ready_to_save()
         if stop:
             self._drain()
-        if due and self._checkpoints is not None:
-            self._save(self._checkpoints)
-        elif self._checkpoints is not None and self._checkpoints.copies is not None:
-            self._copy(self._checkpoints, self._checkpoints.copies)
+        with self.progress.times.saving():
+            if due and self._checkpoints is not None:
+                self._save(self._checkpoints)
+            elif self._checkpoints is not None and self._checkpoints.copies is not None:
+                self._copy(self._checkpoints, self._checkpoints.copies)
 
     def _copy(self, checkpoints: Checkpointer, copies: Copies) -> None:
         """Have this step's state in launchers' memory, if it is time; say how far back a loss goes from now on."""

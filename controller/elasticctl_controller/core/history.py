@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.history import add_point, reports_steps
+from elasticctl.api.observed.usage_course import add_usage
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import (
     Activity,
@@ -27,6 +28,7 @@ from elasticctl.api.status import (
     Scaling,
     ScalingPhase,
 )
+from elasticctl.api.usage import UsageCourse
 from elasticctl_controller.core.actions import Observed
 
 MAX_GENERATIONS = 20
@@ -183,6 +185,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         growth=observed.growth,
         activity=None if observed.activity is None else _as_stored(observed.activity),
         usage=observed.usage,
+        usage_course=add_usage(status.usage_course, observed.usage),
     )
 
 
@@ -223,6 +226,7 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
             curve=Curve(),
             checkpoint=CheckpointStatus(),
             usage=None,
+            usage_course=UsageCourse(),
             generations=generations,
             last_reconcile_time=None,
         )

@@ -22,7 +22,17 @@ from elasticctl_controller.kube.pruning import prune_holder
 from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload
 
-_PROGRESS_FIELDS = ("progress", "checkpoint", "generations", "curve", "lastReconcileTime", "stepsRedone", "growth")
+_PROGRESS_FIELDS = (
+    "progress",
+    "checkpoint",
+    "generations",
+    "curve",
+    "usage",
+    "usageCourse",
+    "lastReconcileTime",
+    "stepsRedone",
+    "growth",
+)
 """Fields of a status that change because training makes progress, and for no other reason."""
 OTHER_PODS = Resource(
     "/api/v1/pods",

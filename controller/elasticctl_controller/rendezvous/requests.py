@@ -218,15 +218,23 @@ def _note_usage(group: Group, message: Mapping[str, Any], now: float) -> bool:
     uid = str(message.get("uid"))
     if uid not in group.alive:
         return False
-    gpus = message.get("gpus")
+    gpus, times = message.get("gpus"), message.get("step_times")
+    shares = times.items() if isinstance(times, Mapping) else ()
     columns = gpus.items() if isinstance(gpus, Mapping) else ()
     told = {camel(str(name)): value for name, value in message.items()} | {
         "worker": group.alive[uid],
         "at": to_rfc3339(now),
         "noGpus": _clean(str(message.get("no_gpus") or "")[:MAX_TEXT]),
+        "stepTimes": {camel(str(name)): _share(value) for name, value in shares},
         "gpus": {camel(str(name)): column[:MAX_GPUS] for name, column in columns if isinstance(column, list)},
     }
     return group.usage.note(uid, from_json(WorkerUsage, told), now)
+
+
+def _share(value: object) -> float | None:
+    """A part of a whole."""
+    share = _finite(value)
+    return None if share is None else min(1.0, max(0.0, share))
 
 
 def _note_places(group: Group, generation: int, ranks: object) -> bool:

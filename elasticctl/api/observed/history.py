@@ -244,30 +244,31 @@ def add_point(
         samples_per_s=_append(curve.samples_per_s, samples_per_s),
         metrics={name: _append_or_gap(known.get(name, ()), metrics.get(name), name in not_finite) for name in names},
     )
-    return longer if len(longer.at_s) <= MAX_POINTS else _drop_point(longer, _least(longer.at_s))
+    return longer if len(longer.at_s) <= MAX_POINTS else _drop_point(longer, least_point(longer.at_s))
 
 
 def _append(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
     """With one more value; a number that was not told this time is what it was."""
     if value is None:
         return (*column, *column[-1:])
-    return (*column, _rounded(value))
+    return (*column, rounded(value))
 
 
 def _append_or_gap(column: tuple[float | None, ...], value: float | None, gap: bool) -> tuple[float | None, ...]:
     if gap or value is None:
         return (*column, None) if gap else (*column, *column[-1:])
-    return (*column, _rounded(value))
+    return (*column, rounded(value))
 
 
-def _rounded(value: float) -> float:
-    rounded = float(f"{value:.5g}")
+def rounded(value: float) -> float:
+    """To five digits, which is more than a chart shows."""
+    nearest = float(f"{value:.5g}")
     # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
-    return rounded if math.isfinite(rounded) else value
+    return nearest if math.isfinite(nearest) else value
 
 
-def _least(at_s: tuple[float, ...]) -> int:
-    """Which inner point says least."""
+def least_point(at_s: tuple[float, ...]) -> int:
+    """Which inner point of rising moments says least: its neighbours are nearest to each other."""
     return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.observed.history import activity_text, goodput
+from elasticctl.api.observed.step_times import step_times_text
+from elasticctl.api.observed.usage import usage_text
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
 from elasticctl.api.spec import ElasticJob, OnNan
 from elasticctl.api.status import JobStatus, WorkerStatus
@@ -43,6 +45,7 @@ def describe_job(case: Case, findings: Sequence[Finding]) -> list[Section]:
         Section("Runs", facts=_filled(_runs(job, case.hardware))),
         Section("Policy", facts=_filled(_policy(job))),
         Section("Training", facts=_filled([*views.progress_facts(case.job, case.now), *_goodput_and_cost(case)])),
+        Section("Machines", facts=_filled(_machines(status))),
         _workers(case),
         _groups(status, job.name),
         Section("Interruptions", lines=_last(interruptions(status))),
@@ -82,6 +85,10 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
         ("Why", findings[0].text),
         ("Also", " ".join(finding.text for finding in findings[1:])),
     ]
+
+
+def _machines(status: JobStatus) -> list[tuple[str, str]]:
+    return [("In use", usage_text(status.usage)), ("Step time", step_times_text(status))]
 
 
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from elasticctl.api.observed.history import (
     steps_per_s,
 )
 from elasticctl.api.observed.outlook import outlook_text
+from elasticctl.api.observed.step_times import mean_times, times_text
 from elasticctl.api.observed.usage import idle_text, usage_text
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
@@ -66,6 +67,7 @@ def status_table(
         *progress_facts(job, now, bar_encoding=bar_encoding),
         ("On a loss", on_a_loss(status)),
         ("In use", usage_text(status.usage)),
+        ("Step time", times_text(mean_times(status.usage.workers)) if status.usage else ""),
         ("Idle", idle_text(status.usage, job.name)),
         ("Goal", outlook_text(job, now)),
         ("Cost", cost_text(job, now)),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticctl.api.codec import to_json
+from elasticctl.api.observed.step_times import PARTS, mean_times, part_texts, step_times_text
 from elasticctl.api.observed.usage import (
     USES,
     idle_text,
@@ -21,8 +22,9 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.usage import JobUsage, WorkerUsage
 from elasticctl.cli.framework.output import Table
 
-_USE = tuple(name.upper() for name in USES)
-_SPARE = ("NETWORK", "TEMP", "POWER", "GPU MEMORY", "GPU", "NOTE")
+_USE = tuple(name.upper() for name in (*USES, *PARTS))
+_SPARE = (*(name.upper() for name in ("Network", "Temp", "Power", *reversed(PARTS))), "GPU MEMORY", "GPU", "NOTE")
+_NO_TIMES = ("",) * len(PARTS)
 
 
 def worker_table(job: ElasticJob, now: float, *, each_gpu: bool = False) -> Table:
@@ -31,11 +33,20 @@ def worker_table(job: ElasticJob, now: float, *, each_gpu: bool = False) -> Tabl
     rows = []
     for worker in usage.workers:
         name, gpus = worker.worker.removeprefix(f"{job.name}-"), worker.gpus
-        rows.append((name, *uses(worker), usage_note(job, worker, now)))
+        rows.append((name, *uses(worker), *part_texts(worker.step_times), usage_note(job, worker, now)))
         if each_gpu:
-            rows += [(f"  gpu {n}", *uses(WorkerUsage(gpus=gpu)), "") for n, gpu in enumerate(single_gpus(gpus))]
-    unshown = unshown_text(usage)
-    return Table(("WORKER", *_USE, "NOTE"), rows, spare=_SPARE, notes=(unshown,) if unshown else ())
+            single = (uses(WorkerUsage(gpus=gpu)) for gpu in single_gpus(gpus))
+            rows += [(f"  gpu {n}", *words, *_NO_TIMES, "") for n, words in enumerate(single)]
+    notes = (unshown_text(usage), _unknown(job))
+    return Table(("WORKER", *_USE, "NOTE"), rows, spare=_SPARE, notes=tuple(note for note in notes if note))
+
+
+def _unknown(job: ElasticJob) -> str:
+    """Why it is not known where the time of the steps goes; empty where it is."""
+    usage = job.status.usage
+    if usage is None or mean_times(usage.workers).is_known:
+        return ""
+    return f"Where the time of the steps goes is {step_times_text(job.status)}."
 
 
 def usage_of_jobs(jobs: Sequence[ElasticJob]) -> Table:
@@ -44,7 +55,8 @@ def usage_of_jobs(jobs: Sequence[ElasticJob]) -> Table:
     for job in jobs:
         usage = job.status.usage or JobUsage()
         note = idle_text(usage, job.name) if usage.measured else "nothing measured yet"
-        rows.append((job.name, str(usage.measured), *uses(total_usage(usage)), note))
+        parts = part_texts(mean_times(usage.workers))
+        rows.append((job.name, str(usage.measured), *uses(total_usage(usage)), *parts, note))
     return Table(("NAME", "WORKERS", *_USE, "NOTE"), rows, spare=_SPARE)
 
 

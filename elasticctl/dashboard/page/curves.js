@@ -68,7 +68,18 @@ export class Curves {
     this.values = table("Values", [["Run", ""], ["Metric", ""], ["Last", "number"], ["Lowest", "number"], ["Highest", "number"]]);
     this.details = el("details", { class: "values" }, el("summary", {}, "Values as a table"), this.values.node);
     this.nodes = [this.chips, this.bar, this.runs, this.differences.node, this.note, this.place, this.none, this.step.node, this.workers.node, this.details];
+    this.onView = () => {};
     addEventListener("hashchange", () => this.#known && this.#restore());
+  }
+
+  /** From when to when the charts show a job, as far as they are over time; `onView` is called when that has changed. */
+  view(known, now) {
+    return (this.#over === "time" && this.#zoom) || range(known, now);
+  }
+
+  /** Show another part of the time, or all of it (null). */
+  zoomTime(part) {
+    if (this.#over === "time") this.#zoomTo(part);
   }
 
   /** Put the cursor of the charts at a moment, and have them seen. */
@@ -142,6 +153,7 @@ export class Curves {
     remember({ from: part ? part[0].toFixed(digits) : null, to: part ? part[1].toFixed(digits) : null });
     this.#askSoon(WAIT_MS);
     this.#draw();
+    this.onView();
   }
 
   /** Somebody points at an x: of which moment is that? */

@@ -37,7 +37,8 @@ export class JobView {
     this.progress = { text: el("span"), more: el("span", { class: "muted" }), bar: el("progress", { max: "1", "aria-label": "Progress" }) };
     this.curves = new Curves(others, (at) => this.logs.showAt(at));
     this.logs = new Logs((at) => this.curves.pointAt(at));
-    this.machines = new Machines();
+    this.machines = new Machines({ zoom: (part) => this.curves.zoomTime(part), pick: (at) => this.logs.showAt(at) });
+    this.curves.onView = () => this.#known && this.machines.draw(this.#known, this.curves.view(this.#known, this.#known.now));
     this.disturbances = table("Interruptions and scalings", [
       ["When", ""], ["What", ""], ["Who", ""], ["Why", "wide"], ["Training after", "number"], ["Steps redone", "number"],
     ]);
@@ -132,8 +133,8 @@ export class JobView {
     show(this.sections.plan, known.plan !== null);
     if (known.plan !== null) this.#showPlan(known, now);
     this.curves.update(known, now);
-    show(this.sections.machines, !ended(known.job) && (known.machines !== null || known.job.active > 0));
-    this.machines.update(known);
+    show(this.sections.machines, known.machinesCourse.at.length > 0 || (!ended(known.job) && (known.machines !== null || known.job.active > 0)));
+    this.machines.update(known, this.curves.view(known, now));
     this.logs.update(known);
     this.stacks.update(known, ended(known.job));
     this.#tell(known, now);

@@ -1,34 +1,47 @@
-// Machines in use: what each worker uses of its own, and each of its GPUs, as launchers measure it.
+// Machines in use: what each worker uses of its own, and each of its GPUs, as launchers measure it; and what all used before.
 
 import { remember, route } from "./address.js";
 import { el, say, show, table } from "./dom.js";
+import { ended } from "./list.js";
+import { Course } from "./use.js";
 import { clock } from "./words.js";
 
 export class Machines {
   #shown = "";
 
-  constructor() {
+  /** `on`: zoom(part) and pick(moment), as of a `Chart`. */
+  constructor(on) {
     this.summary = el("p");
+    this.steps = el("p", { class: "step-times" });
     this.at = el("p", { class: "muted small-note" });
     this.each = el("button", { type: "button", onclick: () => this.#toggle() }, "Each GPU");
     this.tools = el("div", { class: "machine-tools" }, this.each);
     this.place = el("div");
     this.notes = el("p", { class: "muted small-note" });
-    this.nodes = [this.summary, this.at, this.tools, this.place, this.notes];
+    this.course = new Course(on);
+    this.nodes = [this.summary, this.steps, this.at, this.tools, this.place, this.notes, ...this.course.nodes];
   }
 
-  /** Show what the server has told of a job. */
-  update({ machines }) {
+  /** Show what the server has told of a job, and the course of it in `view`. */
+  update(known, view) {
+    const { machines, job } = known;
     this.machines = machines;
     const some = machines !== null;
-    for (const node of [this.at, this.tools, this.place, this.notes]) show(node, some);
-    say(this.summary, some ? machines.summary : "Nothing is measured yet: workers begin once they run.");
+    for (const node of [this.steps, this.at, this.tools, this.place, this.notes]) show(node, some);
+    const none = ended(job) ? "The job has ended: nothing is in use any more." : "Nothing is measured yet: workers begin once they run.";
+    say(this.summary, some ? machines.summary : none);
     if (some) this.#fill();
+    this.draw(known, view);
+  }
+
+  draw(known, view) {
+    this.course.update(known, view);
   }
 
   #fill() {
     const { at, uses, absent, unshown, workers } = this.machines;
     const eachGpu = route().settings.get("gpus") === "each";
+    say(this.steps, `Where the time of the steps goes: ${this.machines.stepTimes}`);
     say(this.at, at === null ? "" : `Measured at ${clock(at)}, every ten seconds`);
     say(this.notes, [absent, unshown].filter(Boolean).join(" "));
     show(this.notes, Boolean(this.notes.textContent));

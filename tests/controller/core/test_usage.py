@@ -6,13 +6,16 @@ import json
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.status import JobStatus
-from elasticctl.api.usage import MOST_WORKERS, GpuUsage, JobUsage, WorkerUsage
+from elasticctl.api.usage import MOST_WORKERS, GpuUsage, JobUsage, StepTimes, WorkerUsage
 from elasticctl_controller.core.usage import SHOW_EVERY_S, UsageReports
 
 
 def of_worker(index: int, percent: float) -> WorkerUsage:
-    gpus = GpuUsage((99.0,) * 7 + (percent,), *((1e9,) * 8 for _ in range(5)))
-    return WorkerUsage(f"big-worker-{index}", Timestamp(1.7e9), 30.5, 96.0, 10**11, 10**12, 1e9, 1e9, gpus)
+    gpus, times = (
+        GpuUsage((99.0,) * 7 + (percent,), *((1e9,) * 8 for _ in range(5))),
+        StepTimes(0.1234, 0.7, 0.15, 0.02),
+    )
+    return WorkerUsage(f"big-worker-{index}", Timestamp(1.7e9), 30.5, 96.0, 10**11, 10**12, 1e9, 1e9, gpus, "", times)
 
 
 def test_of_many_workers_a_status_keeps_the_least_used_in_their_order() -> None:
@@ -22,7 +25,7 @@ def test_of_many_workers_a_status_keeps_the_least_used_in_their_order() -> None:
     assert idle == [f"big-worker-{index}" for index in range(7, 1000, 50)]
     status = JobStatus(usage=usage)
     text = json.dumps(to_json(status))
-    assert len(text) < 64_000
+    assert len(text) < 68_000
     assert from_json(JobStatus, json.loads(text)) == status
 
 

@@ -77,7 +77,7 @@ def test_without_a_driver_the_library_itself_says_so() -> None:
 
 
 def test_a_gpu_that_does_nothing_is_timed_until_it_works_again() -> None:
-    watch = UsageWatch(lambda message: None, alone=False)
+    watch = UsageWatch(lambda message: None, dict, alone=False)
 
     def idle_s(now_s: float, *uses: float | None) -> list[float]:
         gpus = [Gpu(percent, None, None, None, None) for percent in uses]

@@ -123,6 +123,14 @@ def test_the_first_steps_show_whether_a_script_changes_parameters_early(bench: B
     assert bench.last.changes_early is is_early
 
 
+def test_that_a_rank_begins_with_the_parameters_of_another_is_not_the_scripts_doing(bench: Bench) -> None:
+    bench.model[0].weight.data.mul_(0.99)  # as DistributedDataParallel does, which `run.model` makes in the first step
+    bench.last.take_over()
+    bench.backward()
+    bench.optimizer.step()
+    assert not bench.last.changes_early
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)

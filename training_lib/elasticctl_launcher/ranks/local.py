@@ -36,6 +36,7 @@ from elasticctl_launcher.ranks.environment import provisional_environments, rank
 from elasticctl_launcher.ranks.links import RankLinks
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.service.client import ServiceClient
+from elasticctl_launcher.usage.step_times import StepTimes
 from elasticctl_launcher.worker_output import WorkerOutput
 from elasticctl_launcher.workspace import create_folder_for_sockets, create_shared_memory_folder
 
@@ -88,6 +89,8 @@ class LocalRanks:
         )
         self.reports.on_report = self._hangs.note_report
         self.reports.on_metrics = output.store_metrics
+        self.step_times = StepTimes()
+        self.reports.on_times = self.step_times.note
         self._group = RankGroup(starter, self._print_line, lambda rank: notify(RankExited(rank)))
         self.drain = Drain(0, self.reports)
 

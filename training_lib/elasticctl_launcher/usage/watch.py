@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticctl_launcher.usage.gpus import Gpu, Gpus
@@ -17,10 +17,15 @@ IDLE_PERCENT = 5.0
 
 
 class UsageWatch:
-    """Calls `tell(message)` from a thread of its own until `close`. `alone`: the worker has a container of its own."""
+    """Calls `tell(message)` from a thread of its own until `close`. `alone`: the worker has a container of its own.
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None], *, alone: bool) -> None:
-        self._tell, self._alone = tell, alone
+    `step_times()` is where the time of its ranks went since the last call.
+    """
+
+    def __init__(
+        self, tell: Callable[[dict[str, Any]], None], step_times: Callable[[], Mapping[str, float]], *, alone: bool
+    ) -> None:
+        self._tell, self._step_times, self._alone = tell, step_times, alone
         self._closed = threading.Event()
         self._idle_since: dict[int, float] = {}
 
@@ -39,7 +44,8 @@ class UsageWatch:
             now, now_s = self._look(), time.monotonic()
             if before is not None and now is not None:
                 used = {**describe_machine(before, now, now_s - before_s), **self.describe_gpus(gpus.read(), now_s)}
-                self._tell({**used, "no_gpus": gpus.absent} if gpus.absent else used)
+                no_gpus = {"no_gpus": gpus.absent} if gpus.absent else {}
+                self._tell({**used, **no_gpus, "step_times": dict(self._step_times())})
             before, before_s, pause_s = now, now_s, EVERY_S
 
     def _look(self) -> Machine | None:

@@ -183,7 +183,7 @@ class ElasticLoader:
             if place != self._place:
                 self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
             is_done = True
-            for batch, samples in self._feed.watch_fetches(zip(self._batches, self._loader, strict=True)):
+            for batch, samples in self._feed.watch_fetches(partial(zip, self._batches, self._loader, strict=True)):
                 self._feed.hand_over(batch)
                 yield samples
                 if self._feed.moves != place[-1]:

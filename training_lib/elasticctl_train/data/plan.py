@@ -14,7 +14,8 @@ gradients' all-reduce.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -96,6 +97,7 @@ class Feed:
 
     `pending` samples were handed over since the last step; `own` of the newest global batch of `total` are this rank's.
     `mark` is the state of a stream behind that batch, where it has one to tell. `moves` counts those to another group.
+    `on_fetched(took_s)` is called once a batch has been fetched.
     """
 
     rank: int = 0
@@ -106,16 +108,27 @@ class Feed:
     mark: Any = None
     moves: int = 0
     on_fetch: Callable[[], None] | None = None
+    on_fetched: Callable[[float], None] | None = None
 
-    def watch_fetches(self, batches: Iterator[T]) -> Iterator[T]:
-        """`batches`, with `on_fetch()` called before the first one of each step is fetched."""
+    def watch_fetches(self, batches: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """`batches()`, with `on_fetch()` called before the first one of each step is fetched.
+
+        That its workers are started is part of fetching the first.
+        """
+        began_s = time.monotonic()
+        fetched = iter(batches())
+        took_s = time.monotonic() - began_s
         while True:
             if self.on_fetch is not None and not self.pending:
                 self.on_fetch()
+            began_s = time.monotonic()
             try:
-                batch = next(batches)
+                batch = next(fetched)
             except StopIteration:
                 return
+            if self.on_fetched is not None:
+                self.on_fetched(took_s + time.monotonic() - began_s)
+            took_s = 0.0
             yield batch
 
     def move(self, rank: int, world_size: int) -> None:

@@ -47,7 +47,7 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Any]:
         cursor = self._begin()
         plan = replace(self._plan, epoch=cursor.epoch, position=cursor.position, mark=self._feed.mark)
-        for total, samples, mark in self._make(plan):
+        for total, samples, mark in self._feed.watch_fetches(lambda: self._make(plan)):
             self._feed.hand_over(range(total))
             self._feed.mark = mark
             yield samples

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ class ElasticCallback(Callback):
         self._session: Session | None = None
         self._rng: dict[str, Any] | None = None
         self._begun = False
+        self._free_since_s: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the URL over and hand what is there to the trainer, which puts loops and optimizers back next.
@@ -69,6 +71,15 @@ class ElasticCallback(Callback):
         elif session.restored is not None:
             rng.seed_all(torch.initial_seed(), session.generation, session.world.rank)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """A batch has been fetched."""
+        if self._free_since_s is not None:
+            self._running().progress.times.add_data(time.monotonic() - self._free_since_s)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What follows is not fetching a batch to train on."""
+        self._free_since_s = None
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -80,6 +91,7 @@ class ElasticCallback(Callback):
         if cursor.step > session.cursor.step:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             session.step(cursor, getattr(trainer.train_dataloader, "global_batch", 0), loss, hold=trainer.is_last_batch)
+        self._free_since_s = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the numbers that were logged, and keep them with the next commit."""

@@ -16,6 +16,7 @@ import json
 import logging
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -52,6 +53,7 @@ class ElasticCallback(TrainerCallback):
         self._session: Session | None = None
         self._trainer: Trainer | None = None
         self._clean_up: Callable[[], object] = lambda: None
+        self._free_since_s: float | None = None
 
     def resume(self, trainer: Trainer) -> str | None:
         """Take the URL over; returns what to pass to `trainer.train` as `resume_from_checkpoint`: None, or a folder.
@@ -94,6 +96,18 @@ class ElasticCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count an optimizer step, report, and save when it is time, or stop after notice; see `Session.step`."""
         self._running().step(_cursor(state), _samples_per_step(self._trainer))
+        self._free_since_s = time.monotonic()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The batches of a step have been fetched."""
+        if self._free_since_s is not None:
+            self._running().progress.times.add_data(time.monotonic() - self._free_since_s)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """That was not fetching batches to train on."""
+        self._free_since_s = time.monotonic()
 
     def on_log(
         self,

@@ -17,6 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticctl_train.dist import GroupOver
+from elasticctl_train.inplace.waits import ReduceWaits
 
 Buckets = list[list[int]]
 """The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
@@ -39,12 +40,13 @@ class PeerWatch:
 
     It is that of the group in which it failed: the next group may be under way by then. Gradients go through `group`,
     of `size` ranks. `survives`: what fails is caught, as somebody heeds it. `buckets` are those of gradients that the
-    ranks have settled on; `recorded` is what is known of them by now.
+    ranks have settled on; `recorded` is what is known of them by now. `waits`: for how long gradients are waited for.
     """
 
     def __init__(self, size: int, on_loss: OnLoss) -> None:
         self.size, self._on_loss = size, on_loss
         self.group: dist.ProcessGroup | None = None
+        self.waits = ReduceWaits()
         self._lock = threading.Lock()
         self.lost = False
         self.survives = True
@@ -69,6 +71,7 @@ class PeerWatch:
         return bool(expected)
 
     def _settle(self, result: Future[torch.Tensor], future: Future[Any]) -> None:
+        self.waits.take()
         with self._lock:
             buffer = self._expected.pop(result, None)
         if buffer is not None:  # else it has been given up, and another group may be under way
@@ -130,6 +133,10 @@ class ElasticDataParallel(DistributedDataParallel):
         self.__init__(self.module, self._watch, init_sync=False)  # type: ignore[misc]
         self.training = was_training
         self._has_buffers_of_rank_0 = False
+
+    def reduce_waits_s(self) -> float:
+        """For how long gradients of other ranks have been waited for."""
+        return self._watch.waits.total_s()
 
     def share_buffers(self) -> None:
         """A step has been made: take over rank 0's buffers. All ranks must call. Raises RuntimeError."""
@@ -216,10 +223,14 @@ def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBu
     buffer = bucket.buffer()
     if watch.size > 1 and not watch.lost:
         try:
+            first, last = bucket.index() == 0, bucket.is_last()
+            mark = watch.waits.hand_in(is_first=first, is_last=last, on_gpu=buffer.is_cuda)
             work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
             if not buffer.is_cuda:
                 return watch.expect(work.get_future(), buffer)
-            averaged: Future[torch.Tensor] = work.get_future().then(lambda future: _averaged(watch, future, buffer))
+            averaged: Future[torch.Tensor] = work.get_future().then(
+                lambda future: _averaged(watch, future, buffer, mark)
+            )
             return averaged
         except RuntimeError as error:
             watch.note(error)
@@ -228,7 +239,8 @@ def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBu
     return done
 
 
-def _averaged(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor) -> torch.Tensor:
+def _averaged(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor, mark: Any | None) -> torch.Tensor:
+    watch.waits.take_on_gpu(mark)
     error = _error_of(future)
     if error is not None:
         watch.note(error)

@@ -117,6 +117,11 @@ class LastStep:
             self._kept |= {name: copy.deepcopy(part.state_dict()) for name, part in self._large.items()}
             self._samples = self._sample()
 
+    def take_over(self) -> None:
+        """The parameters have become rank 0's: that was not the script."""
+        if self._first_samples is not None:
+            self._first_samples = self._sample()
+
     def look(self) -> None:
         """An optimizer is about to make its step."""
         if self._first_samples is not None:

@@ -72,6 +72,7 @@ class InPlace:
         """The model to call, the same in every generation."""
         if self._model is None:
             self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
+            self._last.take_over()
         return self._model
 
     def enter(self) -> State | None:

@@ -1,0 +1,68 @@
+"""What a job's workers used together over time, in about a hundred moments, whatever the job's length."""
+
+from __future__ import annotations
+
+from elasticctl.api.observed.history import MAX_POINTS, least_point, rounded
+from elasticctl.api.observed.step_times import mean_times
+from elasticctl.api.observed.usage import total_usage
+from elasticctl.api.usage import JobUsage, UsageCourse
+
+
+def add_usage(course: UsageCourse, usage: JobUsage | None) -> UsageCourse:
+    """With one more moment; the same one where nothing newer has been measured.
+
+    Beyond `MAX_POINTS` the moment goes whose neighbours are nearest to each other, so that what is left is spread
+    evenly. The first and the last always stay.
+    """
+    at = None if usage is None else total_usage(usage).at
+    if usage is None or at is None:
+        return course
+    since = at if course.since is None else course.since
+    at_s = round(at - since, 1)
+    if course.at_s and at_s <= course.at_s[-1]:
+        return course
+    before, told = len(course.at_s), _together(usage)
+    columns = {
+        name: (*fitted(course.columns.get(name, ()), before), told.get(name))
+        for name in dict.fromkeys([*course.columns, *(name for name, value in told.items() if value is not None)])
+    }
+    longer = UsageCourse(since, (*course.at_s, at_s), columns)
+    return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, least_point(longer.at_s))
+
+
+def fitted(column: tuple[float | None, ...], length: int) -> tuple[float | None, ...]:
+    """A column that is as long as there are moments: one that is shorter began later."""
+    return ((None,) * length + column)[len(column) :]
+
+
+def _together(usage: JobUsage) -> dict[str, float | None]:
+    """What all workers use, by the column's name in JSON."""
+    total, times = total_usage(usage), mean_times(usage.workers)
+    percent = [value for value in total.gpus.percent if value is not None]
+    found = {
+        "cpusUsed": total.cpus_used,
+        "memoryBytes": total.memory_bytes,
+        "gpuPercent": sum(percent) / len(percent) if percent else None,
+        "gpuMemoryBytes": _sum(total.gpus.memory_bytes),
+        "powerW": _sum(total.gpus.power_w),
+        "receivedBytesPerS": total.received_bytes_per_s,
+        "sentBytesPerS": total.sent_bytes_per_s,
+        "data": times.data,
+        "compute": times.compute,
+        "allReduce": times.all_reduce,
+        "save": times.save,
+    }
+    return {name: None if value is None else rounded(value) for name, value in found.items()}
+
+
+def _sum(values: tuple[float | None, ...]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _without(course: UsageCourse, point: int) -> UsageCourse:
+    def cut(column: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        return column[:point] + column[point + 1 :]
+
+    at_s = course.at_s[:point] + course.at_s[point + 1 :]
+    return UsageCourse(course.since, at_s, {name: cut(column) for name, column in course.columns.items()})

@@ -1,0 +1,109 @@
+"""Where the time of the steps goes, as a rank sums it up."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+from elasticctl_train import Run, SavePolicy
+from elasticctl_train.inplace import waits
+from elasticctl_train.inplace.waits import ReduceWaits
+from elasticctl_train.step_times import TELL_EVERY_S, StepTimes
+
+FETCH_S = 0.02
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(FETCH_S)
+        return torch.ones(2)
+
+
+class SlowStream(IterableDataset[torch.Tensor]):
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        for _ in range(6):
+            time.sleep(FETCH_S)
+            yield torch.ones(2)
+
+
+def test_sums_are_told_twice_a_second_from_the_first_step_on() -> None:
+    times = StepTimes()
+    times.add_data(5.0)
+    times.save_s = 3.0
+    assert times.told(100.0) is None
+    times.add_data(0.5)
+    assert times.told(101.0) == {"wall": 1.0, "data": 0.5, "save": 0.0}
+    assert times.told(101.0 + TELL_EVERY_S / 2) is None
+    times.all_reduce_s = lambda: 0.25
+    assert times.told(102.0) == {"wall": 2.0, "data": 0.5, "all_reduce": 0.25, "save": 0.0}
+    times.restart()
+    assert times.told(110.0) is None
+    assert times.told(111.0) == {"wall": 1.0, "data": 0.0, "all_reduce": 0.0, "save": 0.0}
+
+
+def test_what_nobody_tells_is_not_told() -> None:
+    times = StepTimes()
+    times.told(1.0)
+    assert times.told(2.0) == {"wall": 1.0, "save": 0.0}
+
+
+def test_a_save_is_timed_even_if_it_fails() -> None:
+    times = StepTimes()
+    with suppress(ValueError), times.saving():
+        time.sleep(0.01)
+        raise ValueError("full")
+    assert times.save_s >= 0.01
+
+
+@pytest.mark.parametrize("dataset", [Slow(), SlowStream()], ids=["indexed", "stream"])
+def test_a_run_times_what_its_loader_takes_and_nothing_else(dataset: Dataset[torch.Tensor]) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Run(model=model, optimizer=optimizer, save=SavePolicy()) as run:
+        times = run._session.progress.times
+        for _ in run.epochs(1):
+            for batch in run.loader(dataset, global_batch=2):
+                run.model(batch).sum().backward()
+                time.sleep(3 * FETCH_S)  # is computing
+                optimizer.step()
+                run.step()
+        assert times.data_s == pytest.approx(6 * FETCH_S, rel=0.6)
+        assert times.all_reduce_s() == 0.0
+
+
+def test_only_what_is_behind_the_backward_pass_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(waits.time, "monotonic", lambda: now[0])
+    reduced = ReduceWaits()
+
+    def bucket(at: float, *, is_first: bool = False, is_last: bool = False) -> None:
+        now[0] = at
+        reduced.hand_in(is_first=is_first, is_last=is_last, on_gpu=False)
+
+    def done(at: float) -> None:
+        now[0] = at
+        reduced.take()
+
+    bucket(1.0, is_first=True)
+    bucket(2.0)
+    done(2.5)
+    bucket(3.0, is_last=True)
+    done(3.2)
+    done(3.7)
+    assert reduced.total_s() == pytest.approx(0.7)
+    bucket(9.0, is_first=True)
+    done(9.5)  # while the pass goes on
+    bucket(10.0, is_last=True)
+    done(10.1)
+    assert reduced.total_s() == pytest.approx(0.8)
+    bucket(20.0, is_first=True, is_last=True)
+    done(20.5)
+    assert reduced.total_s() == pytest.approx(1.3)
