@@ -125,6 +125,7 @@ class Progress:
         self._reporter = reporter
         self._marks: deque[tuple[float, int]] = deque()  # (monotonic time, samples done by then), oldest first
         self._samples = 0
+        self._samples_before: int | None = None
         self._rows: deque[str] = deque(maxlen=_MAX_ROWS)
         self._rows_sent_s = -math.inf
         self.metrics = Metrics()
@@ -134,6 +135,14 @@ class Progress:
         self._expected: int | None = None
         self.plan: EpochPlan | None = None
 
+    def count_samples_from(self, before: int) -> None:
+        """`before` samples were trained on earlier: for users whose cursors do not tell how many there are by now."""
+        self._samples_before, self._samples = before, 0
+
+    def samples_at(self, cursor: Cursor) -> int | None:
+        """How many samples are trained on by now; None where nobody tells."""
+        return cursor.samples if self._samples_before is None else self._samples_before + self._samples
+
     def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
         """One optimizer step over `samples` samples of the whole group is done; metrics are reported twice a second."""
         now_s = time.monotonic()
@@ -142,7 +151,7 @@ class Progress:
         while now_s - self._marks[0][0] > _RATE_WINDOW_S:
             self._marks.popleft()
         times = self.times.told(now_s)
-        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss, cursor.samples)
+        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss, self.samples_at(cursor))
         to_go = self._steps_to_go(cursor, samples)
         self._expected = None if to_go is None else cursor.step + to_go
         self.send(cursor, with_metrics=is_time, times=times)

@@ -213,7 +213,7 @@ class Session:
 
     def log(self, metrics: Mapping[str, torch.Tensor | float]) -> None:
         """Report numbers of the user's own; the newest of each also goes into the next checkpoint's entry."""
-        self.progress.metrics.note(self.cursor.step, metrics, self.cursor.samples)
+        self.progress.metrics.note(self.cursor.step, metrics, self.progress.samples_at(self.cursor))
         self.progress.send(self.cursor)
         self._heed_loss()
 

@@ -18,7 +18,7 @@ const MAX_COMPARED = 4;
 const SMOOTH = { "": "None", 0.6: "Light", 0.9: "Medium", 0.97: "Strong" };
 const NO_CURVE = "No steps reported yet. Scripts that use the training library report steps and metrics.";
 const COUNTED = { step: "Steps", samples: "Samples" };
-const NO_SAMPLES = "How many samples its steps had is not known: only run.loader tells, and of what is kept in a storage.";
+const NO_SAMPLES = "How many samples its steps had is not known: only run.loader, ElasticDataLoader and the Hugging Face hook tell, and of what is kept in a storage.";
 const UNKEPT = "Only about a hundred points of each curve are known: ";
 
 export class Curves {

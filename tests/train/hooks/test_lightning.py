@@ -18,6 +18,7 @@ from elasticctl_store.errors import RestoreError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import ElasticDataLoader
 from tests.support.train import hook_programs, ranks
+from tests.support.train.counting import note_samples
 from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples
 from tests.support.train.launcher import Launcher
 
@@ -75,6 +76,17 @@ def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) 
     newest: Commit = next(read_commits(LocalStorage(tmp_path)))
     assert (newest.step, newest.epoch) == (16, 4)
     assert newest.metrics["loss"] > 0
+
+
+def test_samples_are_counted_through_restarts_where_the_loader_tells_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = note_samples(monkeypatch)
+    fit(tmp_path / "whole", elastic)
+    fit(tmp_path / "state", elastic, stop_at=5)
+    fit(tmp_path / "state", elastic)
+    fit(tmp_path / "other", torchdatas)
+    assert counted == [12 * GLOBAL_BATCH, 12 * GLOBAL_BATCH, None]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.hooks.transformers import ElasticCallback
 from tests.support.train import hook_programs, ranks
+from tests.support.train.counting import note_samples
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # what transformers and accelerate do with this version of torch
@@ -49,6 +50,15 @@ def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) 
     newest = next(read_commits(LocalStorage(tmp_path / "state")))
     assert newest.step == 16
     assert newest.metrics["loss"] > 0
+
+
+def test_samples_are_counted_through_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = note_samples(monkeypatch)
+    train(tmp_path, "whole")
+    train(tmp_path, "state", stop_at=5)
+    train(tmp_path, "state")
+    assert counted[0] == counted[-1]
+    assert counted[0]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

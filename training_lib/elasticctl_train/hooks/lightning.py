@@ -29,6 +29,7 @@ from elasticctl_train.session import Session, Snapshot
 log = logging.getLogger("elasticctl_train")
 
 _MODEL, _OPTIMIZERS, _REST = "model", "optimizers", "lightning"
+_SAMPLES = "elasticctl_samples"
 _HYPERPARAMETERS = ("hparams_name", "hyper_parameters", "hparams_type")
 """What Lightning writes for `load_from_checkpoint`: any objects, and of no use to a module that exists already."""
 
@@ -64,6 +65,9 @@ class ElasticCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training starts or resumes, and so do its random numbers."""
         session, steps = self._begin(trainer), trainer.estimated_stepping_batches
+        before = _samples_of(session.restored) if session.cursor.step else 0
+        if before is not None and _samples_per_step(trainer):
+            session.progress.count_samples_from(before)
         session.progress.total_epochs = trainer.max_epochs
         session.progress.total_steps = int(steps) if math.isfinite(steps) else None
         if self._rng is not None:
@@ -90,7 +94,7 @@ class ElasticCallback(Callback):
         session, cursor = self._running(), self._cursor(trainer)
         if cursor.step > session.cursor.step:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-            session.step(cursor, getattr(trainer.train_dataloader, "global_batch", 0), loss, hold=trainer.is_last_batch)
+            session.step(cursor, _samples_per_step(trainer), loss, hold=trainer.is_last_batch)
         self._free_since_s = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,8 +137,20 @@ class ElasticCallback(Callback):
         for name in _HYPERPARAMETERS:
             rest.pop(name, None)
             rest.pop(f"datamodule_{name}", None)
+        session = self._running()
+        rest[_SAMPLES] = session.progress.samples_at(session.cursor)
         local = {"rng": rng.capture(), "loaders": rest["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])}
         return Snapshot(state, local, {_REST} | parts.rank_0_only({_MODEL: pl_module}))
+
+
+def _samples_per_step(trainer: Trainer) -> int:
+    """Samples in one optimizer step, of all ranks; 0 where the data loader does not tell."""
+    return int(getattr(trainer.train_dataloader, "global_batch", 0)) * trainer.accumulate_grad_batches
+
+
+def _samples_of(restored: Restored | None) -> int | None:
+    """How many samples were trained on at a checkpoint; None where it does not say."""
+    return None if restored is None else restored.state[_REST].get(_SAMPLES)
 
 
 def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:

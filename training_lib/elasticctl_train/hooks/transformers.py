@@ -54,6 +54,7 @@ class ElasticCallback(TrainerCallback):
         self._trainer: Trainer | None = None
         self._clean_up: Callable[[], object] = lambda: None
         self._free_since_s: float | None = None
+        self._samples_before = 0
 
     def resume(self, trainer: Trainer) -> str | None:
         """Take the URL over; returns what to pass to `trainer.train` as `resume_from_checkpoint`: None, or a folder.
@@ -68,6 +69,7 @@ class ElasticCallback(TrainerCallback):
         if restored is None:
             return None
         progress = restored.state[_PROGRESS]
+        self._samples_before = progress.get("samples") or restored.commit.step * progress["batch"]
         if progress["batch"] != _samples_per_step(trainer):
             log.warning(
                 "saved with %d samples in a step, going on with %d: samples of this epoch are repeated or missed",
@@ -91,6 +93,7 @@ class ElasticCallback(TrainerCallback):
         session.progress.total_epochs, session.progress.total_steps = int(args.num_train_epochs), state.max_steps
         self._clean_up()
         parts.check(self._parts())
+        session.progress.count_samples_from(self._samples_before)
         session.begin(_cursor(state))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -144,7 +147,8 @@ class ElasticCallback(TrainerCallback):
         found = self._parts()
         state: dict[str, Any] = {name: part.state_dict() for name, part in found.items()}
         progress = json.loads(json.dumps(dataclasses.asdict(trainer.state)))
-        state[_PROGRESS] = {"state": progress, "batch": _samples_per_step(trainer)}
+        samples = self._running().progress.samples_at(self._running().cursor)
+        state[_PROGRESS] = {"state": progress, "batch": _samples_per_step(trainer), "samples": samples}
         return Snapshot(state, {"rng": rng.capture()}, {_PROGRESS} | parts.rank_0_only(found))
 
     def _load_model(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
