@@ -79,8 +79,17 @@ class Replicas:
         self.running: list[Replica] = []
         (folder / "key").write_text(secrets.token_hex(32))
 
-    def start(self, kubeconfig: str = "", rendezvous_port: int = RENDEZVOUS_PORT, flags: Sequence[str] = ()) -> Replica:
-        """Start one more; `kubeconfig` is its way to the API server, if not everybody's, `flags` more of its own."""
+    def start(
+        self,
+        kubeconfig: str = "",
+        rendezvous_port: int = RENDEZVOUS_PORT,
+        flags: Sequence[str] = (),
+        code: Path | None = None,
+    ) -> Replica:
+        """Start one more; `kubeconfig` is its way to the API server, if not everybody's, `flags` more of its own.
+
+        `code` is the checkout whose controller it is, if not this one.
+        """
         self._made += 1
         port, log = 18080 + 2 * self._made, self._folder / f"controller-{self._made}.log"
         argv = [sys.executable, "-m", "elasticctl_controller.kube.manager", "--bind", ADDRESS]
@@ -88,6 +97,8 @@ class Replicas:
         argv += ["--metrics-port", str(port), "--health-port", str(port + 1)]
         argv += ["--token-key-file", str(self._folder / "key"), "--leader-election-namespace", SYSTEM, *flags]
         environ = {**os.environ, **({"KUBECONFIG": kubeconfig} if kubeconfig else {})}
+        if code is not None:
+            environ["PYTHONPATH"] = os.pathsep.join(str(code / part) for part in ("", "controller", "training_lib"))
         with log.open("wb") as output:
             replica = Replica(subprocess.Popen(argv, stderr=output, env=environ), port, log)
         self.running.append(replica)

@@ -23,6 +23,8 @@ OF_THE_CLUSTER = frozenset(
     }
 )
 """The resources among the controller's rights that are in no namespace."""
+OF_ONE_CONTROLLER = frozenset({"PriorityLevelConfiguration", "FlowSchema"})
+"""A share of the API server's time is an administrator's to give: to the controller of the whole cluster."""
 
 
 def confine(manifests: list[Manifest], namespace: str, account: str) -> list[Manifest]:
@@ -34,7 +36,7 @@ def confine(manifests: list[Manifest], namespace: str, account: str) -> list[Man
     roles = {_name(item): item for item in manifests if item["kind"] == "ClusterRole" and _name(item) in bound}
     confined: list[Manifest] = []
     for item in manifests:
-        if item["kind"] == "Namespace":
+        if item["kind"] == "Namespace" or item["kind"] in OF_ONE_CONTROLLER:
             continue
         if item["kind"] == "ClusterRole" and _name(item) in bound:
             confined += _split(item, namespace)

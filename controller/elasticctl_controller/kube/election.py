@@ -1,8 +1,10 @@
 """Which replica of the controller acts: the holder of a Lease (coordination.k8s.io/v1).
 
-The holder renews it every two seconds. Another replica takes it once its own clock has seen no renewal for the whole
-duration, so the clocks of two machines are never compared. The holder itself stops acting two seconds before that, by a
-clock that also runs while the process or the machine sleeps: `holds` is checked before every write.
+The holder renews it every second. Another replica takes it once its own clock has seen no renewal for the whole
+duration, so the clocks of two machines are never compared; while the API server answers nobody nothing can be renewed,
+and the count begins again. The holder itself falls silent earlier, by a clock that also runs while the process or the
+machine sleeps: `holds` is checked before every write. It acts again once a renewal succeeds, for then nobody has had
+the lease in between: a renewal names the version that this replica wrote last.
 
 The leader also labels its own pod, so that the rendezvous Service finds it.
 """
@@ -22,11 +24,15 @@ from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl_controller.kube.limiter import LimitedApi
 
-RENEW_S = 2.0
-DURATION_S = 10.0
-HOLD_S = 8.0
-"""How long the holder may act after it sent a renewal; less than the duration."""
-REQUEST_TIMEOUT_S = 3.0
+RENEW_S = 1.0
+LOOK_S = 0.5
+"""How often another replica looks whether the lease has been released."""
+RETRY_S = 0.2
+"""How soon after a request has failed the next one is made."""
+DURATION_S = 4.0
+HOLD_S = 2.5
+"""How long the holder may act after it sent a renewal. What it sent last has the rest of the duration to arrive."""
+REQUEST_TIMEOUT_S = 2.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
 log = logging.getLogger(__name__)
@@ -58,8 +64,9 @@ def awake_clock() -> float:
 class Election:
     """Takes part in the election until it is stopped.
 
-    `on_elected` and `on_lost` are called from its threads, each at most once, and `on_answer` whenever the API server
-    has answered: about every two seconds while it is reachable.
+    `on_elected` and `on_lost` are called from its thread, each at most once: another has the lease, or nobody, because
+    somebody deleted it. `on_regained(seconds)` is called when it was not held for so long, and nobody else had it;
+    `on_answer` whenever the API server has answered: about every second while it is reachable.
     """
 
     def __init__(
@@ -70,29 +77,27 @@ class Election:
         on_lost: Callable[[], None],
         clock: Callable[[], float] = awake_clock,
         on_answer: Callable[[], None] = lambda: None,
+        on_regained: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._api, self._me, self._clock = api, candidate, clock
-        self._on_elected, self._on_lost, self._on_answer = on_elected, on_lost, on_answer
+        self._on_elected, self._on_lost = on_elected, on_lost
+        self._on_answer, self._on_regained = on_answer, on_regained
         self._path = _LEASES.format(candidate.namespace)
         self._held_until: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # the last version of another's lease, and when it was first seen
+        self._expires_at = 0.0
         self._version = ""
         self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run_election, name="election", daemon=True),
-            threading.Thread(target=self._watch_lease, name="lease-watchdog", daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._run_election, name="election", daemon=True)
 
     def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
+        """Start the thread."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Release the lease if it is held, so that another replica need not wait until it expires."""
         self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
         if not self.holds():
             return
         self._held_until = None
@@ -109,34 +114,41 @@ class Election:
 
     @property
     def alive(self) -> bool:
-        """False once a thread has died, which is a bug."""
-        return all(thread.is_alive() for thread in self._threads)
+        """False once the thread has died, which is a bug."""
+        return self._thread.is_alive()
 
     def _run_election(self) -> None:
         while not self._stopping.is_set():
             sent = self._clock()
             try:
                 mine = self._renew() if self._held_until is not None else self._acquire()
-            except ElasticctlError as e:
-                log.warning("lease %s/%s: %s", self._me.namespace, self._me.name, e)
-                mine = False
-            else:
-                self._on_answer()
-            if mine:
-                elected = self._held_until is None
-                self._held_until = sent + HOLD_S
-                if elected:
-                    log.info("%s leads", self._me.identity)
-                    self._on_elected()
-            self._stopping.wait(RENEW_S)
-
-    def _watch_lease(self) -> None:
-        """Notice at once when the lease has expired, even while a renewal hangs."""
-        while not self._stopping.wait(0.2):
-            if self._held_until is not None and not self.holds():
-                log.error("%s no longer holds the lease", self._me.identity)
+            except _Lost as e:
+                self._held_until = sent
+                log.error("%s no longer holds the lease: %s", self._me.identity, e)
                 self._on_lost()
                 return
+            except ElasticctlError as e:
+                log.warning("lease %s/%s: %s", self._me.namespace, self._me.name, e)
+                self._seen = ("", 0.0)  # while nobody was answered, nobody could renew it
+                self._stopping.wait(RETRY_S)
+                continue
+            self._on_answer()
+            if mine:
+                self._hold(sent)
+                self._stopping.wait(RENEW_S)
+            else:
+                self._stopping.wait(min(LOOK_S, max(0.0, self._expires_at - self._clock())))
+
+    def _hold(self, sent: float) -> None:
+        """Act from now on, or go on acting: the lease has been written since `sent`."""
+        before, now = self._held_until, self._clock()
+        self._held_until = sent + HOLD_S
+        if before is None:
+            log.info("%s leads", self._me.identity)
+            self._on_elected()
+        elif now > before:
+            log.warning("%s leads again, after %.1f s in which it could not renew", self._me.identity, now - before)
+            self._on_regained(now - before)
 
     def _acquire(self) -> bool:
         """Take the lease if it is free, released or no longer renewed."""
@@ -150,7 +162,8 @@ class Election:
         if holder not in ("", self._me.identity):
             if self._seen[0] != self._version:
                 self._seen = (self._version, self._clock())
-            if self._clock() < self._seen[1] + float(spec.get("leaseDurationSeconds") or DURATION_S):
+            self._expires_at = self._seen[1] + float(spec.get("leaseDurationSeconds") or DURATION_S)
+            if self._clock() < self._expires_at:
                 return False
             log.info("the lease of %s has expired", holder)
         transitions = int(spec.get("leaseTransitions") or 0) + 1
@@ -173,13 +186,14 @@ class Election:
     def _renew(self) -> bool:
         try:
             self._put(self._spec())
+        except NotFoundError as e:
+            raise _Lost("it has been deleted") from e
         except ConflictError:
-            # The answer to our last renewal may have been lost. If not, another replica has the lease, and the watchdog
-            # ends this process.
+            # The answer to our last renewal may have been lost. If not, another replica has the lease.
             lease = self._api.request("GET", f"{self._path}/{self._me.name}", timeout_s=REQUEST_TIMEOUT_S)
-            if lease.get("spec", {}).get("holderIdentity") != self._me.identity:
-                self._held_until = self._clock()
-                return False
+            holder = lease.get("spec", {}).get("holderIdentity")
+            if holder != self._me.identity:
+                raise _Lost(f"it is held by {holder or 'nobody'}") from None
             self._version = lease["metadata"]["resourceVersion"]
             self._put(self._spec())
         return True
@@ -198,6 +212,10 @@ class Election:
         self._version = answer["metadata"]["resourceVersion"]
 
 
+class _Lost(Exception):
+    """The lease is not this replica's any more."""
+
+
 def _lease(metadata: Manifest, spec: Manifest) -> Manifest:
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
@@ -212,9 +230,9 @@ class LeaderLabel:
     def __init__(self, api: LimitedApi, namespace: str, pod: str) -> None:
         self._api, self._namespace, self._pod = api, namespace, pod
 
-    async def claim(self, holds: Callable[[], bool]) -> None:
+    async def claim(self) -> None:
         """Label the pod and unlabel all others, as the last leader may not have done; retry until it succeeds."""
-        while holds():
+        while True:
             try:
                 await asyncio.to_thread(self._move)
             except ElasticctlError as e:

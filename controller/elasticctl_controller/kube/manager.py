@@ -3,8 +3,9 @@
     python -m elasticctl_controller.kube.manager --rendezvous-url http://elasticctl-rendezvous.elasticctl-system.svc:7777
 
 All replicas watch. One leads: it alone runs the loop, writes, and opens the rendezvous port. A Service finds it by a
-label on its pod. A replica that loses the lease exits at once, so that there are never two leaders. It can be killed at
-any point, and the next one continues: all state is in the API server, and workers do not need a controller to run.
+label on its pod. A leader that cannot renew its lease is silent until it can; one whose lease another has taken exits.
+It can be killed at any point, and the next one continues: all state is in the API server, and workers do not need a
+controller to run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from elasticctl.api.spec import LABEL_INDEX, ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.features import ALL, Feature, left_out
-from elasticctl.kubeapi.watch import Reflector
+from elasticctl.kubeapi.watch import Reflector, object_key
 from elasticctl_controller.core.gangs import build_gang, gang_name, group_of
 from elasticctl_controller.core.manifests import (
     build_budget,
@@ -69,6 +70,9 @@ EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05
 PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
 """How long a new leader waits for its port: on the host's network, the last leader may not have exited yet."""
+UNHEARD_S = 3.0
+"""After how long without the lease a leader knows no more of the groups than a new one: before a worker whose calls it
+refused meanwhile would count as silent."""
 LOOPS = 8
 """Jobs that are reconciled at once: a pass mostly waits for the API server."""
 CONNECTIONS = 40
@@ -89,7 +93,12 @@ class Manager:
         self._metrics, self._queue = Metrics(), WorkQueue()
         candidate = LeaseCandidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
         self._election = Election(
-            connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.note_api_answer()
+            connection,
+            candidate,
+            self._elected,
+            exit_at_once,
+            on_answer=lambda: self._workload.note_api_answer(),
+            on_regained=self._regained,
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
@@ -181,7 +190,7 @@ class Manager:
         self._acting = True
         await self._open_rendezvous()
         if self._label is not None:
-            await self._label.claim(self._election.holds)
+            await self._label.claim()
         await asyncio.Event().wait()
 
     def _stop_all(self) -> None:
@@ -231,6 +240,13 @@ class Manager:
 
     def _elected(self) -> None:
         self._loop.call_soon_threadsafe(self._leads.set)
+
+    def _regained(self, seconds: float) -> None:
+        """Go on where this replica stopped: nobody else has acted, but neither has anybody listened to workers."""
+        if seconds > UNHEARD_S:
+            self._rendezvous.begin_anew()
+        for job in self._workload.jobs.items():
+            self._controller.enqueue(object_key(job))
 
     def _reported(self, key: str) -> None:
         self._controller.enqueue_soon(key)

@@ -126,6 +126,7 @@ class RendezvousService:
         self._limiter = Limiter()
         self._lock = threading.Lock()
         self.groups: dict[str, Group] = {}
+        self._begun_anew: set[str] = set()
         self._polls: dict[str, dict[asyncio.Future[None], None]] = {}
         self.turns, self._bodies = Turns(), Bodies()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -165,6 +166,7 @@ class RendezvousService:
             replaced = group is not None and group.job_uid != job_uid
             if group is None or replaced:
                 self._forget(key)
+                self._begun_anew.discard(key)
                 group = self.groups[key] = Group.restored(job_uid, status)
             known = (group.alive, group.minimum, group.leaving, group.notices.given, group.rules)
             told = leaving.told | group.notices.departing
@@ -214,7 +216,21 @@ class RendezvousService:
         """Forget a job; its agents get 410."""
         with self._lock:
             self._forget(key)
+            self._begun_anew.discard(key)
         self._wake(key)
+
+    def begin_anew(self) -> None:
+        """Know of the groups what a service that has just been started does: agents could not tell it anything.
+
+        They get 503 until `set_group`, and are not taken for silent because nobody listened.
+        """
+        with self._lock:
+            keys = list(self.groups)
+            self._begun_anew |= set(keys)
+            for key in keys:
+                self._forget(key)
+        for key in keys:
+            self._wake(key)
 
     def _forget(self, key: str) -> None:
         group = self.groups.pop(key, None)
@@ -493,6 +509,8 @@ class RendezvousService:
     def _group(self, caller: Caller) -> Group:
         """The caller's group: the job may have been deleted since it asked, and another one have taken its name."""
         group = self.groups.get(caller.key)
+        if group is None and caller.key in self._begun_anew:
+            raise Refused(503, f"job {caller.key} has not been reconciled yet")
         if group is None or group.job_uid != caller.job_uid:
             raise Refused(410, f"no running job {caller.key}")
         return group

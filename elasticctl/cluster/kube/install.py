@@ -33,7 +33,12 @@ POLL_S = 0.5
 ESTABLISH_TIMEOUT_S = 60.0
 _CRD = "CustomResourceDefinition"
 _POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-_CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding", *_POLICIES)
+_PRIORITIES = ("PriorityLevelConfiguration", "FlowSchema")
+_OPTIONAL = {
+    **dict.fromkeys(_POLICIES, "admission policies (Kubernetes 1.30)"),
+    **dict.fromkeys(_PRIORITIES, "priorities of requests (Kubernetes 1.29)"),
+}
+_CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding", *_POLICIES, *_PRIORITIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +153,9 @@ class Installer:
         try:
             after = self._connection.request("PATCH", path_of(manifest), manifest, params, content_type=APPLY_PATCH)
         except NoSuchApiError:
-            if manifest["kind"] not in _POLICIES:
+            if manifest["kind"] not in _OPTIONAL:
                 raise
-            self._say(f"{name_of(manifest)}: left out, as this cluster has no admission policies (Kubernetes 1.30)")
+            self._say(f"{name_of(manifest)}: left out, as this cluster has no {_OPTIONAL[manifest['kind']]}")
             return
         done = "created" if before is None else "unchanged" if _content(before) == _content(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")

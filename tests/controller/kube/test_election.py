@@ -34,6 +34,8 @@ class LeaseServer:
                 return self.lease
             assert body is not None
             expected = body["metadata"].get("resourceVersion")
+            if method == "PUT" and self.lease is None:
+                raise NotFoundError("no lease")
             if (method == "POST") != (self.lease is None) or (method == "PUT" and expected != str(self.version)):
                 raise ConflictError("the lease has changed")
             self.version += 1
@@ -54,8 +56,15 @@ class Replica:
     def __init__(self, server: LeaseServer, name: str) -> None:
         self.name, self._server = name, server
         self.elected, self.lost, self.answers = threading.Event(), threading.Event(), 0
-        candidate = LeaseCandidate("system", "controller", name)
-        self.election = Election(self, candidate, self.elected.set, self.lost.set, on_answer=self._answered)
+        self.regained: list[float] = []
+        self.election = Election(
+            self,
+            LeaseCandidate("system", "controller", name),
+            self.elected.set,
+            self.lost.set,
+            on_answer=self._answered,
+            on_regained=self.regained.append,
+        )
 
     def _answered(self) -> None:
         self.answers += 1
@@ -69,7 +78,8 @@ class Replica:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENEW_S", 0.05)
+    for pause in ("RENEW_S", "LOOK_S", "RETRY_S"):
+        monkeypatch.setattr(module, pause, 0.05)
     monkeypatch.setattr(module, "HOLD_S", 0.5)
     monkeypatch.setattr(module, "DURATION_S", 1)
 
@@ -120,8 +130,40 @@ def test_who_cannot_renew_stops_before_another_starts(start: Callable[[str], Rep
     server.away.add("first")
     wait_until(lambda: second.election.holds() or not first.election.holds())
     assert not second.election.holds()
-    assert first.lost.wait(5)
     assert second.elected.wait(5)
+    assert not first.election.holds()
+    assert not first.lost.is_set()  # it cannot know
+    server.away.clear()
+    assert first.lost.wait(5)
+    assert (server.holder, first.regained) == ("second", [])
+
+
+def test_a_server_that_answers_nobody_takes_the_lease_from_nobody(
+    start: Callable[[str], Replica], server: LeaseServer
+) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    second = start("second")
+    wait_until(lambda: second.answers > 3)
+    server.away |= {"first", "second"}
+    wait_until(lambda: not first.election.holds())
+    assert not second.elected.wait(1.2)  # longer than a lease lasts
+    server.away.discard("second")  # who hears from the server first is not the next to lead
+    assert not second.elected.wait(0.5)
+    server.away.clear()
+    wait_until(first.election.holds)
+    assert len(first.regained) == 1
+    assert 1.0 < first.regained[0] < 5.0
+    assert not second.elected.wait(1.2)
+    assert not first.lost.is_set()
+
+
+def test_a_lease_that_was_deleted_is_nobodys(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    with server._lock:
+        server.lease = None
+    assert first.lost.wait(5)
     assert not first.election.holds()
 
 

@@ -302,6 +302,30 @@ def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: Service
         client.call("join", agent("a-1", 1))
 
 
+def test_a_service_that_begins_anew_knows_what_agents_tell_it_again(lab: Lab, client: ServiceClient) -> None:
+    """While a leader could not renew its lease it refused all calls: nobody is silent for that."""
+    world = form(client, "a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    lab.site.jobs[KEY] = {"metadata": {"uid": JOB_UID}}
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(client.call, "watch", body, 30)
+        wait_until(lambda: KEY in lab.site.service._polls)
+        lab.site.service.begin_anew()
+        with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
+            watching.result(5)
+    with pytest.raises(ServiceAway, match="HTTP 503"):
+        client.call("watch", body)
+    lab.tell(JobStatus(generation=1))
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(client.call, "watch", body, 30)
+        wait_until(lambda: KEY in lab.site.service._polls)
+        assert lab.site.service.groups[KEY].world is not None
+        assert lab.site.service.view(KEY, JOB_UID).silent == frozenset()
+        lab.site.service.drop(KEY)
+        with pytest.raises(ServiceRefused):
+            watching.result()
+
+
 def test_a_header_of_any_bytes_is_refused(lab: Lab, client: ServiceClient) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(10)
