@@ -6,12 +6,13 @@ from collections import Counter
 
 from elasticctl.api.observed.history import (
     activity_text,
-    is_training,
     knows_groups,
+    makes_steps,
     not_finite_text,
     redone_s,
     reports_steps,
     samples_per_s,
+    standstill_s,
 )
 from elasticctl.api.observed.usage import idle_text
 from elasticctl.api.status import Cause, Interruption, Phase
@@ -23,9 +24,7 @@ LATELY_S = 3600.0
 """Older interruptions are not reported."""
 MANY_KILLED = 3
 """This many workers killed recently without a reason are no accident."""
-STANDSTILL_S = 60.0
-STANDSTILL_STEPS = 20
-"""A standstill: no step for STANDSTILL_S, and for as long as STANDSTILL_STEPS steps used to take."""
+LEAST_OVERDUE_S = 60.0
 STALE_AFTER = 3.0
 """A checkpoint is overdue if the last one is older than this many times the usual interval."""
 FIRST_CHECKPOINT_S = 900.0
@@ -42,12 +41,12 @@ def training(case: Case) -> Finding:
     parts = [f"{plural_are(case.headcount.running, 'worker')} running, of {case.job.desired} wanted"]
     if progress.step is not None:
         parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
-    if (rate := samples_per_s(status)) is not None:
+    if (rate := samples_per_s(status)) is not None and makes_steps(status, case.now):
         parts.append(f"{rate:,.0f} samples/s")
     if status.checkpoint.step is not None:
         parts.append(f"the last checkpoint, of step {status.checkpoint.step}, {_age(case)} old")
-    doing = "" if is_training(status) else activity_text(status, case.now)
-    word = "trains" if is_training(status) else "runs"
+    doing = "" if makes_steps(status, case.now) else activity_text(status, case.now)
+    word = "trains" if makes_steps(status, case.now) else "runs"
     return Finding("training", Severity.INFO, f"It {word}: {'; '.join(part for part in (doing, *parts) if part)}.")
 
 
@@ -65,14 +64,8 @@ def hung(case: Case) -> Finding | None:
 
 def standstill(case: Case) -> Finding | None:
     """The group has stopped making steps."""
-    group, progress = case.group, case.status.progress
-    if not _trains(case) or group is None or group.first_step_at is None or progress.at is None:
-        return None
-    if case.status.activity is not None and case.status.activity.doing != "training":
-        return None
-    idle_s = case.since(max(progress.at, case.status.checkpoint.at or 0.0))
-    step_s = _step_s(case)
-    if idle_s < max(STANDSTILL_S, STANDSTILL_STEPS * step_s):
+    idle_s, step_s = standstill_s(case.status, case.now), _step_s(case)
+    if idle_s is None or not _trains(case):
         return None
     limit_s = case.job.policy.hang_timeout_seconds
     then = (
@@ -84,7 +77,7 @@ def standstill(case: Case) -> Finding | None:
     return Finding(
         "standstill",
         Severity.WARNING,
-        f"No step for {span(idle_s)}; the last was {progress.step}.{before}{then}",
+        f"No step for {span(idle_s)}; the last was {case.status.progress.step}.{before}{then}",
         (NextStep("see the ranks' output", f"elasticctl logs {case.name} --tail 20"),),
     )
 
@@ -221,7 +214,7 @@ def stale_checkpoint(case: Case) -> Finding | None:
     ):  # fmt: skip
         return None
     age_s, usual_s = progress.at - checkpoint.at, _usual_interval_s(case)
-    if usual_s is None or age_s < max(STANDSTILL_S, STALE_AFTER * usual_s):
+    if usual_s is None or age_s < max(LEAST_OVERDUE_S, STALE_AFTER * usual_s):
         return None
     steps = plural((progress.step or 0) - (checkpoint.step or 0), "step")
     text = (

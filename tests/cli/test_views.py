@@ -15,6 +15,7 @@ from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.history import history_table, interruptions, totals, totals_lines
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.jobs import Shape, job_table
+from elasticctl.diagnosis import Case, diagnose
 from tests.support.job_samples import AT, FAILED, at, drawn, job
 
 NOW = AT + 60.4
@@ -157,6 +158,19 @@ def test_last_lines_stay_lines_on_a_terminal() -> None:
         '                File "train.py", line 3',
         "              ValueError: bad learning rate",
     ]
+
+
+def test_a_job_that_stands_still_has_no_pace_and_no_end_in_sight() -> None:
+    steps = {**job()["status"]["progress"], "at": at(58)}
+    group = {"generation": 3, "formedAt": at(29), "firstStepAt": at(30), "resumedStep": 59, "lastStep": 120}
+    found = job(activity={"doing": "training", "since": at(30)}, progress=steps, generations=[group])
+    rows = dict(status_table(found, [], AT + 100).rows)
+    assert (rows["Doing"], "8,123 samples/s" in rows["Progress"]) == ("training for 1m10s", True)
+    rows = dict(status_table(found, [], AT + 130).rows)
+    assert rows["Doing"] == "training for 1m40s, but no step for 1m12s"
+    assert rows["Progress"] == "step 120/560  epoch 2/8", "neither a rate nor a time left"
+    told = diagnose(Case(ElasticJob.from_manifest(found), (), AT + 130))
+    assert "samples/s" not in " ".join(finding.text for finding in told)
 
 
 def test_a_waiting_job_says_why() -> None:

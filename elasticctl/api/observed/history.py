@@ -18,6 +18,8 @@ _LEAST_S = 1.0
 """Over less time than this, a group's steps say little about its pace."""
 
 
+STANDSTILL_S, STANDSTILL_STEPS = 60.0, 20
+"""A standstill: no step and no checkpoint for STANDSTILL_S, and for as long as STANDSTILL_STEPS steps used to take."""
 STEADY = ("training", "running")
 """What a group does without an end in sight."""
 _FIRST_STEP = "first step"
@@ -62,6 +64,22 @@ def is_training(status: JobStatus) -> bool:
     return there.issuperset(group.workers)  # nobody says more: a job of an older controller
 
 
+def standstill_s(status: JobStatus, now: float) -> float | None:
+    """For how many seconds a group that trains has made no step, if that is longer than its steps take; else None."""
+    pace, last, group = steps_per_s(status), status.progress.at, status.generations[-1:]
+    if status.phase is not Phase.RUNNING or last is None or not group or group[0].first_step_at is None:
+        return None
+    if status.activity is not None and status.activity.doing != "training":
+        return None
+    idle_s = now - max(last, status.checkpoint.at or 0.0)
+    return idle_s if idle_s >= max(STANDSTILL_S, STANDSTILL_STEPS / pace if pace else 0.0) else None
+
+
+def makes_steps(status: JobStatus, now: float) -> bool:
+    """True while steps are being made, so that their pace says something about now."""
+    return is_training(status) and standstill_s(status, now) is None
+
+
 def current_activity(status: JobStatus) -> Activity | None:
     """What the group does; None if nobody has said, and while there is none: what it did last says nothing then."""
     if status.phase is Phase.SUSPENDED or status.phase.terminal:
@@ -78,8 +96,9 @@ def activity_text(status: JobStatus, now: float) -> str:
     if doing.since is None:
         return words
     took = span(max(0.0, now - doing.since))
+    idle_s = standstill_s(status, now)
     if doing.doing in STEADY:
-        return f"{words} for {took}"
+        return f"{words} for {took}" + ("" if idle_s is None else f", but no step for {span(idle_s)}")
     last_s = first_step_took_s(status, doing)
     last = "" if last_s is None else f"; last time {span(last_s)}"
     return f"{words} ({took} so far{last})"

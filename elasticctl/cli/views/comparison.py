@@ -74,7 +74,7 @@ def outcome(job: ElasticJob, now: float) -> dict[str, str]:
         "step": part_of(status.progress.step, status.progress.total_steps),
         "epoch": part_of(status.progress.epoch, status.progress.total_epochs),
         "took": "" if took_s is None else span(took_s),
-        "rate": rate(status, long=True),
+        "rate": rate(status, now, long=True),
         "interruptions": str(len(status.interruptions)),
         "steps redone": "" if status.steps_redone is None else str(status.steps_redone),
         "cost": "" if spent is None else dollars(spent.spent),

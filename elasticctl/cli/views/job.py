@@ -15,6 +15,7 @@ from elasticctl.api.observed.history import (
     activity_text,
     fraction_done,
     is_training,
+    makes_steps,
     not_finite_text,
     redone_s,
     remaining_s,
@@ -104,7 +105,7 @@ def progress_facts(job: ElasticJob, now: float, *, bar_encoding: str | None = No
     """How far it is, how safe, and how often it was disturbed; some may be blank."""
     status = job.status
     return [
-        ("Progress", _progress(status, bar_encoding)),
+        ("Progress", _progress(status, now, bar_encoding)),
         ("Metrics", joined((not_finite_text(status), *_metrics(status)))),
         ("Checkpoint", _checkpoint(status, now)),
         ("Restarts", causes(status)),
@@ -204,7 +205,7 @@ def reason(job: ElasticJob, pods: Sequence[Manifest], now: float, seen: Seen | N
     return first.text if first.decisive or case.waiting else ""
 
 
-def _progress(status: JobStatus, bar_encoding: str | None) -> str:
+def _progress(status: JobStatus, now: float, bar_encoding: str | None) -> str:
     """How far it is in words, and above them as a bar where there is an end and somebody to see it."""
     progress, done, left = status.progress, fraction_done(status), remaining_s(status)
     if progress.step is None:
@@ -214,8 +215,8 @@ def _progress(status: JobStatus, bar_encoding: str | None) -> str:
         (
             f"step {part_of(progress.step, progress.total_steps)}",
             f"epoch {epoch}" if epoch else "",
-            rate(status, long=True),
-            "" if left is None or status.phase.terminal else f"{span(left)} to go",
+            rate(status, now, long=True),
+            "" if left is None or not makes_steps(status, now) else f"{span(left)} to go",
         )
     )
     if done is None or bar_encoding is None:
@@ -223,8 +224,10 @@ def _progress(status: JobStatus, bar_encoding: str | None) -> str:
     return f"{bar(done, _BAR_WIDTH, bar_encoding)} {done:.0%}\n{words}"
 
 
-def rate(status: JobStatus, *, long: bool = False) -> str:
-    """Samples a second, or steps where the script does not say how large they are."""
+def rate(status: JobStatus, now: float, *, long: bool = False) -> str:
+    """Samples a second, or steps where the script does not say how large they are; the last ones, once it has ended."""
+    if not (status.phase.terminal or makes_steps(status, now)):
+        return ""
     samples, steps = samples_per_s(status), steps_per_s(status)
     if samples is not None:
         return f"{samples:,.0f}{' samples' if long else ''}/s"

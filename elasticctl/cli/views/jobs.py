@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.observed.cost import cost
-from elasticctl.api.observed.history import activity_text, not_finite_text, remaining_s
+from elasticctl.api.observed.history import activity_text, makes_steps, not_finite_text, remaining_s
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
@@ -68,7 +68,7 @@ def why_ended(job: ElasticJob) -> str:
 def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str]) -> tuple[str, ...]:
     job = ElasticJob.from_manifest(manifest)
     status, progress, found = job.status, job.status.progress, hardware(job)
-    spent, left = cost(job, now), remaining_s(status)
+    spent, left = cost(job, now), remaining_s(status) if makes_steps(status, now) else None
     cells = (
         job.name,
         status.phase.value,
@@ -77,7 +77,7 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
         CAPACITIES.get(capacity(job.template), ""),
         part_of(progress.step, progress.total_steps),
         part_of(progress.epoch, progress.total_epochs),
-        rate(status),
+        rate(status, now),
         "" if left is None else span(left),
         "" if status.checkpoint.step is None else f"{status.checkpoint.step}{ago(status.checkpoint.at, now, status)}",
         str(restarts(status)),

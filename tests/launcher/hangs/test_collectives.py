@@ -29,6 +29,7 @@ def test_it_is_the_first_that_has_not_ended() -> None:
     entries = (ended, sent, entry("nccl:all_reduce", 7), entry("nccl:broadcast", 8))
     assert parse([dump(), dump(*entries)]) == Collective("all_reduce", 7)
     assert parse([dump(entry("gloo:all_gather", 3, "mesh_dp"))]) == Collective("all_gather", 3, "mesh_dp")
+    assert parse([dump(entry("gloo:all_gather", 3, "undefined"))]) == Collective("all_gather", 3, "0"), "by its name"
     assert parse([dump(ended)]) is None
 
 

@@ -21,7 +21,7 @@ ANSWER_S = 1.0
 """For a few kilobytes from a process of this machine; one that holds the interpreter's lock does not answer."""
 MAX_BYTES = 1 << 22
 MAX_NAME = 60
-DEFAULT_GROUP = "default_pg"
+DEFAULT_GROUP, NOT_DESCRIBED = "default_pg", "undefined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +67,6 @@ def _read(entry: Mapping[str, Any]) -> Collective | None:
     name, number, group = (entry.get(key) for key in ("profiling_name", "collective_seq_id", "process_group"))
     if entry.get("retired") or entry.get("is_p2p") or not isinstance(name, str) or not isinstance(number, int):
         return None
-    description = str(group[-1])[:MAX_NAME] if isinstance(group, list) and group else ""
-    return Collective(name.rpartition(":")[2][:MAX_NAME], number, "" if description == DEFAULT_GROUP else description)
+    called = [str(each)[:MAX_NAME] for each in group] if isinstance(group, list) else []  # its name and its description
+    told = next((each for each in reversed(called) if each != NOT_DESCRIBED), "")
+    return Collective(name.rpartition(":")[2][:MAX_NAME], number, "" if told == DEFAULT_GROUP else told)
