@@ -107,6 +107,18 @@ def test_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
         storages.open(str(tmp_path)).put("data/1", [b"x"])
 
 
+def test_a_folder_that_becomes_read_only_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel remounts a file system so after errors of its disk. One that has never been written to is refused."""
+    store = storages.open(str(tmp_path), Patience(first_pause_s=0.001, longest_pause_s=0.001))
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="read-only: choose another storage URL"):
+        FileServer(patched, errno.EROFS, times=1)
+        store.put("data/1", [b"x"])
+    store.put("data/1", [b"x"])
+    FileServer(monkeypatch, errno.EROFS, times=12)
+    store.put("data/2", [b"y"])
+    assert store.get("data/2") == b"y"
+
+
 def test_patience_with_a_file_server_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FileServer(monkeypatch, errno.EIO, times=10)
     with pytest.raises(StorageError, match=r"cannot write .*data/1: input/output error; tried 3 times"):

@@ -80,6 +80,7 @@ class LocalStorage:
     def __init__(self, root: Path, patience: Patience = Patience(), waits: Waits | None = None) -> None:  # noqa: B008
         self._root = Path(os.path.abspath(root))
         self._waiter = Waiter(self.url, patience, waits or Waits())
+        self._has_written = False
 
     @property
     def url(self) -> str:
@@ -105,7 +106,9 @@ class LocalStorage:
                     partial.unlink(missing_ok=True)
             return crc
 
-        return self._patiently("write", path, write)
+        crc = self._patiently("write", path, write)
+        self._has_written = True
+        return crc
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
@@ -191,7 +194,8 @@ class LocalStorage:
                 except OSError as e:
                     if verb == "read" and e.errno == errno.ENOENT:
                         raise MissingError(f"{path} is not there") from e
-                    if e.errno not in _AWAY:
+                    # A kernel remounts a file system like that after errors of its disk: what was written to is away.
+                    if e.errno not in _AWAY and not (e.errno == errno.EROFS and self._has_written):
                         raise _as_error(verb, path, e) from e
                     tries.failed((e.strerror or "it does not answer").lower())
 
