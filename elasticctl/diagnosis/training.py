@@ -242,8 +242,8 @@ def much_done_again(case: Case) -> Finding | None:
 def begun_again(case: Case) -> Finding | None:
     """A script that reports no steps has been sent back to its beginning."""
     redone = redone_s(case.status)
-    if redone is None or case.hardware.in_launcher_role:
-        return None
+    if redone is None or case.hardware.in_launcher_role or case.status.phase is Phase.FAILED:
+        return None  # what has failed may not have come to its first report
     text = (
         "The script reports neither steps nor checkpoints: unless it keeps checkpoints of its own, each loss and each"
         f" scaling begins at step 0 again; {span(redone)} were redone so far. FIX: train with Run"

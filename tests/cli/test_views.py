@@ -173,6 +173,20 @@ def test_a_job_that_stands_still_has_no_pace_and_no_end_in_sight() -> None:
     assert "samples/s" not in " ".join(finding.text for finding in told)
 
 
+@pytest.mark.parametrize(
+    ("doing", "detail", "text"),
+    [
+        ("training", "saves wait for file:///s: no answer", "training for 30s; saves wait for file:///s: no answer"),
+        ("draining", "job-worker-1 joined", "draining: job-worker-1 joined (30s so far)"),
+        ("loading", "step 657", "loading step 657 (30s so far)"),
+        ("waiting", "for 2 more workers", "waiting for 2 more workers (30s so far)"),
+    ],
+)
+def test_what_a_group_does_reads_as_a_sentence(doing: str, detail: str, text: str) -> None:
+    activity = {"doing": doing, "since": at(30.4), "detail": detail}
+    assert dict(status_table(job(activity=activity), [], NOW).rows)["Doing"] == text
+
+
 def test_a_waiting_job_says_why() -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes have a free GPU"}
     pods = [{"metadata": {"name": "digits-worker-0"}, "status": {"conditions": [condition]}}]

@@ -360,6 +360,7 @@ def test_a_script_that_reports_nothing_is_said_to_begin_again() -> None:
     found = named(case(generations=groups, **silent))["begun-again"]
     assert "3m00s were redone so far. FIX: train with Run" in found.text
     assert "begun-again" not in named(case(generations=groups[:1], **silent))
+    assert "begun-again" not in named(case(**FAILED, generations=groups, **silent)), "it may not have got that far"
     assert "begun-again" not in named(case(generations=groups, progress={"step": 3}, checkpoint={}))
     assert "begun-again" not in named(case(generations=groups, progress={}, checkpoint={"step": 3}))
 

@@ -23,6 +23,8 @@ STANDSTILL_S, STANDSTILL_STEPS = 60.0, 20
 STEADY = ("training", "running")
 """What a group does without an end in sight."""
 _FIRST_STEP = "first step"
+_WITH_REASON = ("hung", "draining", "training")
+"""What is said of these beside the word is a sentence of its own."""
 
 
 def reports_steps(status: JobStatus) -> bool:
@@ -98,7 +100,8 @@ def activity_text(status: JobStatus, now: float) -> str:
     took = span(max(0.0, now - doing.since))
     idle_s = standstill_s(status, now)
     if doing.doing in STEADY:
-        return f"{words} for {took}" + ("" if idle_s is None else f", but no step for {span(idle_s)}")
+        still = "" if idle_s is None else f", but no step for {span(idle_s)}"
+        return f"{doing.doing} for {took}{still}{'; ' * bool(doing.detail)}{doing.detail}"
     last_s = first_step_took_s(status, doing)
     last = "" if last_s is None else f"; last time {span(last_s)}"
     return f"{words} ({took} so far{last})"
@@ -106,7 +109,7 @@ def activity_text(status: JobStatus, now: float) -> str:
 
 def activity_words(doing: Activity) -> str:
     """`loading step 657`, without how long it has taken."""
-    return f"{doing.doing}{':' if doing.doing == 'hung' else ''} {doing.detail}".rstrip(": ")
+    return f"{doing.doing}{':' if doing.doing in _WITH_REASON else ''} {doing.detail}".rstrip(": ")
 
 
 def first_step_took_s(status: JobStatus, doing: Activity) -> float | None:
