@@ -59,7 +59,7 @@ def serve(commands: Connection) -> None:
 
 async def _serve(commands: Connection) -> None:
     raise_file_limit()
-    service = RendezvousService(token_for=lambda uid: TOKEN, on_change=lambda key: None)
+    service = RendezvousService(token_for=lambda uid, number: TOKEN, on_change=lambda key: None)
     door, listening = Door(service.app(), service), socket.create_server(("127.0.0.1", 0), backlog=4096)
     await door.open(listening)
     alive = {f"u{number}": f"w{number}" for number in range(8)}

@@ -53,7 +53,7 @@ def serve(commands: Connection) -> None:
 
 
 async def _serve(commands: Connection) -> None:
-    service = RendezvousService(token_for=lambda uid: TOKEN, on_change=lambda key: None)
+    service = RendezvousService(token_for=lambda uid, number: TOKEN, on_change=lambda key: None)
     runner = web.AppRunner(service.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)

@@ -318,6 +318,18 @@ class ShareStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenStatus:
+    """Which of the job's tokens for the rendezvous service is current: the `number`-th, since `since`.
+
+    The former one is good until `former_until`; None: the workers do not have the current one yet.
+    """
+
+    number: int = 0
+    since: Timestamp | None = None
+    former_until: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """What the group of a job's workers is doing, as its launchers say, and since when.
 
@@ -377,7 +389,7 @@ class JobStatus:
     workers that are ready are not in the group yet. `usage` is None while nothing runs (`usage_course`
     stays), `steps_redone` for a script that has reported no steps.
     `worker_seconds` is how long the ended workers ran, by capacity
-    (`spot`, `onDemand`, or `unknown`).
+    (`spot`, `onDemand`, or `unknown`). `token` is None for a job whose workers an older controller has made.
     """
 
     phase: Phase = Phase.PENDING
@@ -398,6 +410,7 @@ class JobStatus:
     share: ShareStatus | None = None
     plan: PlanStatus | None = None
     growth: str = ""
+    token: TokenStatus | None = None
     selector: str = ""
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None

@@ -80,6 +80,6 @@ def test_no_rule_reads_or_creates_secrets_but_for_tokens_and_webhooks() -> None:
         if "secrets" in rule["resources"]
     ]
     assert secrets == [
-        ("elasticctl-controller", None, ["create"]),
+        ("elasticctl-controller", None, ["create", "update"]),
         ("elasticctl-controller-notifications", ["elasticctl-notify"], ["get"]),
     ]

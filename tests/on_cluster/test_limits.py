@@ -93,20 +93,29 @@ def test_other_changes_of_a_job_from_before_go_through(limited: Connection) -> N
     limited.request("DELETE", jobs(name))
 
 
-def test_the_controller_creates_tokens_of_jobs_and_no_other_secret(limited: Connection) -> None:
+def test_the_controller_writes_tokens_of_jobs_and_no_other_secret(limited: Connection) -> None:
     """As an administrator the test may say that it is the controller, with rights that the policies do not give."""
 
-    def create(secret: Manifest) -> str:
-        words = ["create", "--as", USER, "--as-group", "system:masters", "--dry-run=server", "-f", "-", "-o", "name"]
+    def write(secret: Manifest, verb: str) -> str:
+        words = [verb, "--as", USER, "--as-group", "system:masters", "--dry-run=server", "-f", "-", "-o", "name"]
         return kubectl(*words, given=json.dumps(secret))
 
-    owner = ElasticJob(name="job", namespace=PROJECT, uid="0123456789abcdef")
-    token = build_token_secret(owner, "t")
+    with suppress(NotFoundError):
+        limited.request("DELETE", jobs("owner"))
+    owner = ElasticJob.from_manifest(limited.request("POST", jobs(), job_of("owner")))
+    token = build_token_secret(owner, "t", "p")
+    name = token["metadata"]["name"]
     loose = copy.deepcopy(token)
     del loose["metadata"]["ownerReferences"]
     renamed = copy.deepcopy(token)
     renamed["metadata"]["name"] = "elasticctl-notify"
-    assert create(token) == "secret/job-rendezvous-01234567\n"
+    assert write(token, "create") == f"secret/{name}\n"
     for wrong in (loose, renamed):
         with pytest.raises(AssertionError, match="creates the tokens of jobs and no other Secret"):
-            create(wrong)
+            write(wrong, "create")
+    kubectl("apply", "-f", "-", given=json.dumps(token))
+    assert write(token, "replace") == f"secret/{name}\n"
+    loose["metadata"]["name"] = token["metadata"]["name"] = f"{name}0"  # somebody else's, by a name that ours may have
+    kubectl("apply", "-f", "-", given=json.dumps(loose))
+    with pytest.raises(AssertionError, match="changes the tokens of jobs and no other Secret"):
+        write(token, "replace")

@@ -24,6 +24,7 @@ from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.confined import OF_THE_CLUSTER, is_for_all
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, connect, resource_path
 from elasticctl.kubeapi.features import Feature
+from elasticctl_controller.core.manifests import build_token_secret
 from tests.on_cluster.audit import Audit, need_audit_log
 from tests.on_cluster.commands import kubectl
 from tests.on_cluster.installing import manifests
@@ -131,6 +132,14 @@ def always(life: Life) -> None:
     life.used(("policy", "poddisruptionbudgets", "patch"), ("", "secrets", "create"))
     life.create("over", script="true", ttlSecondsAfterFinished=1)
     life.used(("elastic.pytorch.org", "elasticjobs", "delete"), ("elastic.pytorch.org", "elasticjobs/status", "update"))
+    # Its Secret is there, with a token that is none: that is changed.
+    life.create("held", suspend=True)
+    wait_until(lambda: life.has("held").status.token is not None, PATIENCE_S)
+    secret = build_token_secret(life.has("held"), "none", "none")
+    life.api.request("POST", resource_path("v1", life.namespace, "secrets"), secret)
+    life.patch("held", {"suspend": False})
+    life.used(("", "secrets", "update"))
+    life.patch("held", {"cancel": True})
     life.patch("again", {"cancel": True})
     life.used(("", "pods", "delete"), ("", "events", "create"))
     # Two messages in a row that cannot be delivered are one event, told twice.

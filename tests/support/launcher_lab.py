@@ -85,7 +85,7 @@ class Site:
         self.path = path
         self.jobs: dict[str, Manifest] = {}
         self.changed: list[str] = []
-        self.service = RendezvousService(lambda uid: TOKEN, self.changed.append, find_job=self.jobs.get)
+        self.service = RendezvousService(lambda uid, number: TOKEN, self.changed.append, find_job=self.jobs.get)
         self.verbs: set[str] = set()
         self.address = f"127.0.0.1:{free_port()}"
         self._started = threading.Event()

@@ -147,6 +147,7 @@ def _take_commands(
     on_sigterm: Callable[[], None],
 ) -> int:
     """Like `_train`, in the launcher role."""
+    from elasticctl_launcher.peers.wire import read_peer_key
     from elasticctl_launcher.rendezvous import handler_from_environment
     from elasticctl_launcher.role.commands import CommandServer
     from elasticctl_launcher.role.hosts import HostFiles, is_loopback
@@ -160,9 +161,7 @@ def _take_commands(
         folder = stack.enter_context(contextlib.closing(PrivateFolder(Path(tempfile.gettempdir()), name)))
         files = HostFiles(folder.path)
         environment = files.environment(shared_environment(), on_loopback=is_loopback(host))
-        token_file = Path(client.token_file)
-        read_token = lambda: token_file.read_bytes().strip()  # noqa: E731
-        server = CommandServer(host, read_token, environment, Path.cwd(), options.stop_grace)
+        server = CommandServer(host, read_peer_key, environment, Path.cwd(), options.stop_grace)
         role = LauncherRole(handler, RankStarter(command, environment, ()), environment, output, server, files)
 
         def terminate() -> None:

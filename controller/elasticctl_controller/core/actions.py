@@ -9,6 +9,7 @@ from elasticctl.api.goal import PoolStatus
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
 from elasticctl.api.usage import JobUsage
+from elasticctl_controller.core.group.tokens import EVERY_S
 from elasticctl_controller.core.notices import Notice
 
 
@@ -37,7 +38,8 @@ class Observed:
     rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
     shared. `refused` says why the last worker could not be created; None while none has been tried. `notices` say which
     workers that run will have to go, and why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
-    of new workers, if the job has a goal; `evidence` is what jobs like it have seen of pools.
+    of new workers, if the job has a goal; `evidence` is what jobs like it have seen of pools. `delivered_token` is
+    the number of the last token that was delivered (0: none), and the next one is due after `token_every_s`.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -58,6 +60,8 @@ class Observed:
     avoid: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
     evidence: tuple[PoolStatus, ...] = ()
+    delivered_token: int = 0
+    token_every_s: float = EVERY_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ TorchElastic gave it: arguments before its own, and a Service for each worker.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +30,12 @@ from elasticctl.api.spec import (
 
 TOKEN_FOLDER = "/var/run/secrets/elasticctl"  # noqa: S105 - a path, not a secret
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
+PEER_KEY_FILE = f"{TOKEN_FOLDER}/peers"
 TOKEN_VOLUME = "elasticctl-rendezvous"  # noqa: S105
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 """How a pod names its PodGroup: an annotation for Volcano, a label for coscheduling."""
-TOKEN_KEY = "token"  # noqa: S105
+TOKEN_KEY, PEER_KEY = "token", "peers"
 USER_ID = 1000
 _USER = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID}
 LOST_NODE_TOLERATION_S = 10
@@ -153,6 +152,7 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         "ELASTICCTL_WORKER_INDEX": str(index),
         "ELASTICCTL_RDZV_ENDPOINT": endpoint,
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
+        **({"ELASTICCTL_PEER_KEY_FILE": PEER_KEY_FILE} if job.status.token is not None else {}),
         "ELASTICCTL_MIN_WORKERS": str(_at_least_one(job.min)),
         "ELASTICCTL_MAX_WORKERS": str(_at_least_one(job.max)),
         "ELASTICCTL_GRACE_S": str(grace_s(job)),
@@ -180,7 +180,8 @@ def _token_mount() -> Manifest:
 
 
 def _token_volume(job: ElasticJob) -> Manifest:
-    items = [{"key": TOKEN_KEY, "path": TOKEN_KEY}]
+    keys = (TOKEN_KEY, PEER_KEY) if job.status.token is not None else (TOKEN_KEY,)
+    items = [{"key": key, "path": key} for key in keys]
     return {"name": TOKEN_VOLUME, "secret": {"secretName": token_secret_name(job), "items": items}}
 
 
@@ -306,14 +307,15 @@ def build_group_service(job: ElasticJob) -> Manifest:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless_spec(_labels(job))}
 
 
-def build_token_secret(job: ElasticJob, token: str) -> Manifest:
-    """The Secret from which workers mount their rendezvous token."""
+def build_token_secret(job: ElasticJob, token: str, peer_key: str) -> Manifest:
+    """The Secret from which workers mount their rendezvous token, and what they prove to each other that they have."""
+    peers = {PEER_KEY: peer_key} if job.status.token is not None else {}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": owned_metadata(job, token_secret_name(job)),
         "type": "Opaque",
-        "stringData": {TOKEN_KEY: token},
+        "stringData": {TOKEN_KEY: token, **peers},
     }
 
 
@@ -370,8 +372,3 @@ def owned_metadata(job: ElasticJob, name: str) -> Manifest:
 
 def _labels(job: ElasticJob) -> dict[str, str]:
     return {LABEL_GROUP: GROUP, LABEL_JOB: job.name}
-
-
-def derive_token(key: bytes, job_uid: str) -> str:
-    """The bearer token of a job's workers."""
-    return hmac.new(key, job_uid.encode(), hashlib.sha256).hexdigest()

@@ -20,6 +20,7 @@ from elasticctl_controller.core.actions import Action, CreateWorker, Decision, D
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.goal.goals import plan_workers
+from elasticctl_controller.core.group.tokens import due_times, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
 from elasticctl_controller.core.phase import (
@@ -72,6 +73,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     if not decision.phase.terminal:
         status = replace(status, conditions=update_limit(status.conditions, job.over_limit, now))
     status = _fill_status(job, close_recovered(status), decision, workers, now)
+    status = rotate(job, status, observed.delivered_token, bool(observed.pods), observed.token_every_s, now)
     if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
         status = job.status  # the stored one itself: a job at rest is never written
     else:
@@ -230,6 +232,7 @@ def _due_times(
     elif status.phase is not Phase.SUSPENDED and sum(map(stays, status.workers)) < job.desired:
         until = paused_until(job, status, now)
         yield now + RETRY_S if until is None else until
+    yield from due_times(status, observed.token_every_s)
     ignored_at = next_ignored_at(roster, now)
     if ignored_at is not None:
         yield ignored_at

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from elasticctl.api.quota import POOLS
 from elasticctl.kubeapi.features import ALL, Feature, parse_features
+from elasticctl_controller.core.group.tokens import EVERY_S
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S
 from elasticctl_controller.loop.webhooks import WebhookRules
+
+LEAST_ROTATION_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Flags:
     webhook_to: list[str]
     features: frozenset[Feature]
     watch_namespace: str
+    rotate_tokens_s: float
 
     def has(self, feature: Feature) -> bool:
         """True if the controller has the rights that this feature takes."""
@@ -80,6 +84,13 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
     )
     add("--features", type=_features, default=ALL, metavar="NAME,...", help="what it has rights for; by default, all")
     add("--watch-namespace", default="", metavar="NAMESPACE", help="run the jobs of this namespace only")
+    add(
+        "--rotate-tokens-s",
+        type=_rotation,
+        default=EVERY_S,
+        metavar="S",
+        help="how often a job's workers get another token; the former one is good for an hour more, or half of this",
+    )
     given = vars(parser.parse_args(argv))
     if given["sharing"] and given["watch_namespace"]:
         parser.error("--sharing is for a whole cluster, not for one namespace")
@@ -106,6 +117,13 @@ def _webhook_host(text: str) -> str:
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
     return text
+
+
+def _rotation(text: str) -> float:
+    value = _positive(text)
+    if value < LEAST_ROTATION_S:
+        raise argparse.ArgumentTypeError(f"{text}: must be {LEAST_ROTATION_S:.0f} or more: pods get it minutes later")
+    return value
 
 
 def _positive(text: str) -> float:

@@ -35,6 +35,7 @@ from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.features import ALL, Feature, left_out
 from elasticctl.kubeapi.watch import Reflector, object_key
 from elasticctl_controller.core.gangs import build_gang, gang_name, group_of
+from elasticctl_controller.core.group.tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
@@ -42,7 +43,6 @@ from elasticctl_controller.core.manifests import (
     build_pod_group,
     build_service,
     build_token_secret,
-    derive_token,
     harden,
 )
 from elasticctl_controller.core.sharing.claims import SharingRules
@@ -104,7 +104,8 @@ class Manager:
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
         build_group = functools.partial(build_named_group, features=flags.features)
         companions = functools.partial(build_companions, key, build_group=build_group)
-        owned = OwnedObjects(api, ObjectBuilders(companions, build_budget, build_group))
+        current_token = functools.partial(build_current_token, key)
+        owned = OwnedObjects(api, ObjectBuilders(companions, build_budget, build_group, current_token))
         self._gangs = Gangs(api) if flags.has(Feature.GANGS) else None
         settings = Settings(
             flags.rendezvous_url, self._host, flags.node_grace_s, flags.watch_namespace, flags.has(Feature.NODES)
@@ -116,6 +117,7 @@ class Manager:
             self._reported,
             may_act=self._election.holds,
             find_job=self._workload.get_job,
+            token_every_s=flags.rotate_tokens_s,
         )
         urls = kube_webhook_urls(api) if flags.has(Feature.NOTIFICATIONS) else no_webhook_urls
         self._outbox = Outbox(urls, report_as_events(self._workload), rules=WebhookRules.parse(flags.webhook_to))
@@ -329,7 +331,13 @@ def build_companions(
     group = [build_network_policy(job), *([named] if named is not None else [])]
     if job.rdzv_endpoint:
         return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
-    return [*group, build_group_service(job), build_token_secret(job, derive_token(key, job.uid))]
+    return [*group, build_group_service(job), build_current_token(key, job)]
+
+
+def build_current_token(key: bytes, job: ElasticJob) -> Manifest:
+    """The Secret with the job's current token."""
+    number = job.status.token.number if job.status.token is not None else 0
+    return build_token_secret(job, derive_token(key, job.uid, number), derive_peer_key(key, job.uid))
 
 
 def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:

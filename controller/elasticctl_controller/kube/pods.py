@@ -30,14 +30,14 @@ TRUST_S = 600.0
 deleted it."""
 BUDGETS_S = 5.0
 """How long the PodDisruptionBudgets of a namespace are taken to be the same: a drain asks again every 5 s."""
-_BUDGET, _POLICY = "PodDisruptionBudget", "NetworkPolicy"
+_BUDGET, _POLICY, _SECRET = "PodDisruptionBudget", "NetworkPolicy", "Secret"
 FORGET_S = 600.0
 """A pod that has not been replaced by then was removed on purpose, or waits for something else than the controller."""
 MAX_LOSSES = 10_000
 
 _PLURALS = {
     "Service": "services",
-    "Secret": "secrets",
+    _SECRET: "secrets",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodGroup": "podgroups",
     _POLICY: "networkpolicies",
@@ -129,12 +129,14 @@ class KubePods:
 class ObjectBuilders:
     """Build the manifests of what a pod needs to exist before it (`companions`), and of a job's disruption `budget`.
 
-    `group` builds the PodGroup that pods of the job name: its minimum changes while they wait for a place.
+    `group` builds the PodGroup that pods of the job name: its minimum changes while they wait for a place. `token`
+    builds the Secret with the job's current token.
     """
 
     companions: Callable[[ElasticJob, Manifest], list[Manifest]]
     budget: Callable[[ElasticJob], Manifest]
     group: Callable[[ElasticJob, list[Manifest]], Manifest | None] = lambda job, pods: None
+    token: Callable[[ElasticJob], Manifest | None] = lambda job: None
 
 
 @dataclass(slots=True)
@@ -157,14 +159,15 @@ class OwnedObjects:
         """Create what `pod` needs if it is missing; ConflictError while an earlier job's objects are in the way.
 
         A NetworkPolicy that the controller may not create is only logged: who took the right has policies of their own.
+        So is a Secret that it may not change, for the token that it holds is good until then.
         """
         for manifest in self._makers.companions(job, pod):
             try:
                 self._ensure_object(job, manifest)
             except ForbiddenError as e:
-                if manifest["kind"] != _POLICY:
+                said = _without(job, manifest["kind"])
+                if not said:
                     raise
-                said = "job %s: no NetworkPolicy, so any pod may reach its workers' ports: %s"
                 log.warning(said, job.key, e, extra={"job": job.key})
 
     def ensure_budget(self, job: ElasticJob) -> None:
@@ -182,6 +185,12 @@ class OwnedObjects:
                 self._ensure_object(job, self._makers.budget(job))
         except ElasticctlError as e:
             log.warning("job %s: no PodDisruptionBudget: %s", job.key, e, extra={"job": job.key})
+
+    def put_token(self, job: ElasticJob) -> None:
+        """Have the job's Secret hold its current token."""
+        secret = self._makers.token(job)
+        if secret is not None:
+            self._ensure_object(job, secret)
 
     def ensure_group(self, job: ElasticJob, pods: list[Manifest]) -> None:
         """Keep the PodGroup that the job's `pods` name in step with its minimum; a failure is only logged."""
@@ -244,8 +253,10 @@ class OwnedObjects:
 
     def _take_over(self, job: ElasticJob, manifest: Manifest, path: str) -> None:
         """Update the object that has this name already if it is this job's own; delete it if an earlier job left it."""
-        if manifest["kind"] == "Secret":
-            return  # its name is this job's alone, and the controller may not read Secrets
+        if manifest["kind"] == _SECRET:
+            if job.status.token is not None:  # its name is this job's alone, and the controller may not read Secrets
+                self._api.request("PUT", path, manifest)
+            return
         found = self._api.request("GET", path)
         owners = found["metadata"].get("ownerReferences", ())
         what = f"{manifest['kind']} {manifest['metadata']['name']} in namespace {job.namespace}"
@@ -261,6 +272,14 @@ class OwnedObjects:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         self._api.request("DELETE", path, options)
         raise ConflictError(f"{what} was left by an earlier job {job.name} and is being deleted")
+
+
+def _without(job: ElasticJob, kind: str) -> str:
+    """What to say of an object that the controller may not have, if a pod can do without; else nothing."""
+    if kind == _POLICY:
+        return "job %s: no NetworkPolicy, so any pod may reach its workers' ports: %s"
+    has_former = kind == _SECRET and job.status.token is not None and job.status.token.number > 1
+    return "job %s: its Secret cannot be changed, so its former token stays good: %s" if has_former else ""
 
 
 def _contains(found: Manifest, wanted: Manifest) -> bool:

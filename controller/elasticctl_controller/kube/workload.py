@@ -165,6 +165,10 @@ class KubeWorkload:
         if not status.phase.terminal:
             self._owned.ensure_group(job, self.list_pods(job))
 
+    def deliver_token(self, job: ElasticJob) -> None:
+        """Put the current token into the job's Secret: kubelets bring it to the pods."""
+        self._owned.put_token(job)
+
     def patch_job(self, job: ElasticJob, patch: Manifest) -> None:
         """Change this very job's object; ConflictError when it is gone."""
         body = {**patch, "metadata": {"uid": job.uid, **patch.get("metadata", {})}}

@@ -38,9 +38,8 @@ def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return base
 
 
-def token_file(pod_dir: Path) -> Path:
-    """Where the worker finds its bearer token for the rendezvous service."""
-    return pod_dir / "token"
+TOKEN_NAME, PEER_KEY_NAME = "token", "peers"
+PEER_KEY_VARIABLE = "ELASTICCTL_PEER_KEY_FILE"
 
 
 def termination_log(pod_dir: Path) -> Path:
@@ -48,11 +47,15 @@ def termination_log(pod_dir: Path) -> Path:
     return pod_dir / "termination-log"
 
 
-def pinned_environment(pod_dir: Path, uid: str, gpus: tuple[str, ...]) -> dict[str, str]:
+def pinned_environment(pod_dir: Path, pod: Mapping[str, Any], gpus: tuple[str, ...]) -> dict[str, str]:
     """Return the variables that a container's env cannot change: paths in the pod's folder, its identity, its GPUs."""
+    containers = _mappings(pod["spec"].get("containers"))
+    asked = [entry.get("name") for container in containers for entry in _mappings(container.get("env"))]
+    peer_key = {PEER_KEY_VARIABLE: str(pod_dir / PEER_KEY_NAME)} if PEER_KEY_VARIABLE in asked else {}
     return {
-        POD_UID_VARIABLE: uid,
-        "ELASTICCTL_RDZV_TOKEN_FILE": str(token_file(pod_dir)),
+        **peer_key,
+        POD_UID_VARIABLE: pod["metadata"]["uid"],
+        "ELASTICCTL_RDZV_TOKEN_FILE": str(pod_dir / TOKEN_NAME),
         TERMINATION_LOG_VARIABLE: str(termination_log(pod_dir)),
         VISIBLE_GPUS_VARIABLE: ",".join(gpus),
     }

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,10 +36,9 @@ from elasticctl_controller.local.command import (
     gpus_requested,
     missing_secret,
     pinned_environment,
-    token_file,
 )
 from elasticctl_controller.local.lifecycle import KeeperEvent, KeeperState, recovered_state, transition
-from elasticctl_controller.local.objects import grace_s_of
+from elasticctl_controller.local.objects import grace_s_of, owner_uid
 from elasticctl_controller.local.processes import ExitWatcher, WorkerProcess
 from elasticctl_controller.local.shim import START_ERROR_EXIT_CODE
 from elasticctl_controller.local.store import Store, StoreChange
@@ -61,19 +60,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Worker:
-    """What the keeper knows of a pod's worker; from `retry_at` (seconds since the epoch) on it may be started again."""
+    """What the keeper knows of a pod's worker; from `retry_at` (seconds since the epoch) on it may be started again.
+
+    `files` are its private files, as they were written last.
+    """
 
     state: KeeperState
     process: WorkerProcess | None = None
     retry_at: float = 0.0
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Keeper:
     """Starts, watches and stops the workers of one store.
 
-    `token_for(job_uid)` returns the content of a worker's token file; `gpus` are the ids to assign, `cpu_slots()` how
-    many ranks without a GPU may run at once (0: any number); `on_exit(key, uid)` is called as soon as a worker of job
-    `key` has been seen to have ended, before that is stored.
+    `files_for(pod)` returns what a worker's private files hold, by name, now; `gpus` are the ids to assign,
+    `cpu_slots()` how many ranks without a GPU may run at once (0: any number); `on_exit(key, uid)` is called as soon as
+    a worker of job `key` has been seen to have ended, before that is stored.
     """
 
     def __init__(
@@ -81,14 +84,14 @@ class Keeper:
         store: Store,
         paths: LocalPaths,
         *,
-        token_for: Callable[[str], str],
+        files_for: Callable[[Manifest], Mapping[str, str]],
         gpus: tuple[str, ...] = (),
         cpu_slots: Callable[[], int] = lambda: 0,
         on_exit: Callable[[str, str], None] = lambda key, uid: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._paths, self._clock = store, paths, clock
-        self._token_for, self._gpus, self._cpu_slots, self._on_exit = token_for, gpus, cpu_slots, on_exit
+        self._files_for, self._gpus, self._cpu_slots, self._on_exit = files_for, gpus, cpu_slots, on_exit
         self._secrets = Secrets(paths)
         self._workers: dict[str, _Worker] = {}  # by the UID of the pod
         self._drain_from: float | None = None
@@ -188,6 +191,8 @@ class Keeper:
             event = self._start_worker(pod, worker, now)
             if event is not None:
                 worker.state = transition(worker.state, event)
+        if worker.process is not None:
+            self._write_files(pod, worker)
         return self._delay_s(pod, worker, now)
 
     def _observe(self, pod: Manifest, worker: _Worker, now: float) -> KeeperEvent | None:
@@ -244,7 +249,7 @@ class Keeper:
             return None
         pod_dir = self._paths.pod_dir(uid)
         try:
-            pinned = pinned_environment(pod_dir, uid, gpus)
+            pinned = pinned_environment(pod_dir, placed, gpus)
             command = build_command(placed, base_environment(), pinned, self._secret_reader(placed))
         except StartError as e:
             refusal = objects.Exit(START_ERROR_EXIT_CODE, now, reason="StartError", message=str(e))
@@ -252,11 +257,23 @@ class Keeper:
             return KeeperEvent.START_REFUSED
         try:
             make_private(pod_dir)
-            processes.write_private(token_file(pod_dir), self._token_for(_owner_uid(pod)))
+            self._write_files(pod, worker)
             self._watch(worker, processes.start_shim(pod_dir, command))
         except OSError as e:
             raise storage_error(f"start {name}", e) from e
         return KeeperEvent.SHIM_STARTED
+
+    def _write_files(self, pod: Manifest, worker: _Worker) -> None:
+        """Write the worker's files if they are to hold something else; it may read them at any time. Raises OSError."""
+        files = self._files_for(pod)
+        if files == worker.files:
+            return
+        for name, text in files.items():
+            path = self._paths.pod_dir(pod["metadata"]["uid"]) / name
+            fresh = path.with_suffix(".tmp")
+            processes.write_private(fresh, text)
+            fresh.replace(path)
+        worker.files = files
 
     def _place(self, pod: Manifest) -> tuple[str, ...] | None:
         """Choose the pod's GPUs; None, with an event, when too few are free."""
@@ -359,13 +376,8 @@ class Keeper:
             worker.process = None
 
     def _record_event(self, pod: Manifest, type_: str, reason: str, message: str) -> None:
-        self._store.record_event(_owner_uid(pod), pod, type_, reason, message)
+        self._store.record_event(owner_uid(pod), pod, type_, reason, message)
 
 
 def _deletion_deadline(pod: Mapping[str, Any]) -> float | None:
     return from_rfc3339(pod["metadata"].get("deletionTimestamp"))
-
-
-def _owner_uid(pod: Mapping[str, Any]) -> str:
-    owners = pod["metadata"].get("ownerReferences", [])
-    return next((str(ref["uid"]) for ref in owners if ref.get("controller")), "")

@@ -33,13 +33,14 @@ from elasticctl.cluster.local.capacity import SETTLE_S, discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.cluster.local.private import storage_error
 from elasticctl.cluster.local.secrets import Secrets
-from elasticctl_controller.core.manifests import derive_token
+from elasticctl_controller.core.group.tokens import derive_token
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.keeper import Keeper
 from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import Store, StoreChange
+from elasticctl_controller.local.tokens import WorkerTokens
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
@@ -67,8 +68,9 @@ class Supervisor:
         self._store = Store(paths.database)
         secret = _load_token_key(paths)
         gpus = discover_gpus(os.environ)
+        tokens = WorkerTokens(secret, lambda key: self._workload.get_job(key))
+        self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus), tokens.deliver)
         token_for = functools.partial(derive_token, secret)
-        self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
         self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
         self._limits = ProjectLimits(self._workload.quota_of)
         self._arbiter = Arbiter(self._workload, self._terms, self._given, restrict=self._limits.restrict)
@@ -81,7 +83,7 @@ class Supervisor:
         self._keeper = Keeper(
             self._store,
             paths,
-            token_for=token_for,
+            files_for=tokens.files_of,
             gpus=gpus,
             cpu_slots=self._workload.cpu_slots,
             on_exit=self._rendezvous.report_loss,

@@ -25,11 +25,17 @@ from elasticctl_controller.local.store import Store, StoreChange
 class LocalWorkload:
     """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is the URL at which workers meet.
 
-    `gpus` is how many GPUs this machine has.
+    `gpus` is how many GPUs this machine has; `deliver(job)` has the workers' files hold its current token.
     """
 
-    def __init__(self, store: Store, rendezvous_endpoint: str, gpus: int = 0) -> None:
-        self._store, self._gpus = store, gpus
+    def __init__(
+        self,
+        store: Store,
+        rendezvous_endpoint: str,
+        gpus: int = 0,
+        deliver: Callable[[ElasticJob], None] = lambda job: None,
+    ) -> None:
+        self._store, self._gpus, self._deliver = store, gpus, deliver
         self.rendezvous_endpoint = rendezvous_endpoint
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
@@ -103,6 +109,10 @@ class LocalWorkload:
             self._store.write_job_status(job.namespace, job.name, to_json(status), job.resource_version)
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
+
+    def deliver_token(self, job: ElasticJob) -> None:
+        """Have the files of the job's workers hold its current token; the keeper writes them when it looks next."""
+        self._deliver(job)
 
     def delete_job(self, job: ElasticJob) -> None:
         """Delete this very job and all that it owns; a job that is gone is no error."""

@@ -61,6 +61,9 @@ class Workload(Protocol):
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
         """Store the status. Raises ConflictError if the job has changed since it was read, or is gone."""
 
+    def deliver_token(self, job: ElasticJob) -> None:
+        """Have the files of the job's workers hold its current token, soon."""
+
     def delete_job(self, job: ElasticJob) -> None:
         """Delete the job with this uid and all it owns. Does nothing if it is gone."""
 

@@ -42,6 +42,7 @@ REFUSED_RETRY_S = 3.0
 template names is there..."""
 REFUSED_PER_S = 20.0
 """... but of all jobs no more often than this, so that many of them do not use up the requests that others need."""
+TOKEN_RETRY_S = 60.0
 AVOID_S = 300.0
 """How long after its notice no new worker is put on a node; the node is mostly gone by then."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
@@ -51,6 +52,10 @@ log = logging.getLogger(__name__)
 
 class Rendezvous(Protocol):
     """The loop's side of `elasticctl_controller.rendezvous.service.RendezvousService`; thread-safe."""
+
+    @property
+    def token_every_s(self) -> float:
+        """How often a job gets another token."""
 
     def set_group(
         self,
@@ -103,12 +108,14 @@ class _Memory:
 
     `written_at` is when its status was last written, in seconds since the epoch; `pods` are its pods as they were
     parsed, by the id of their manifests; `refused` is why the last worker could not be created (None: none was tried).
+    `delivered_token` is the number of the last token that was delivered to its workers.
     `left` are the nodes that workers have to leave, and until when none is put there.
     """
 
     job_uid: str
     written_at: float = 0.0
     refused: str | None = None
+    delivered_token: int = 0
     left: dict[str, float] = field(default_factory=dict)
     pods: dict[int, tuple[Mapping[str, Any], Pod]] = field(default_factory=dict)
 
@@ -212,12 +219,31 @@ class Controller:
         log_events(job, decision)
         for event in decision.events:
             self._workload.record_event(job, event.type, event.reason, event.message)
-        created = self._run_actions(job, decision)
-        self._carry_out(queued, replace(job, status=decision.status))
+        decided = replace(job, status=decision.status)
+        created = self._run_actions(decided, decision)
+        self._deliver_token(decided)
+        self._carry_out(queued, decided)
         least_s = 0.0 if created else self._refused_pause_s()
         for wait_s in (decision.requeue_s, queued.again_s, None if created else least_s):
             if wait_s is not None:
                 self._queue.add_after(key, max(wait_s, least_s))
+
+    def _deliver_token(self, job: ElasticJob) -> None:
+        """Deliver a new token; what keeps it from that is logged, for the former one is good until it has been."""
+        token, memory = job.status.token, self._memory(job)
+        if token is None or token.former_until is not None or job.status.phase.terminal or job.deleting:
+            return
+        if memory.delivered_token == token.number:
+            return
+        try:
+            self._workload.deliver_token(job)
+        except ElasticctlError as e:
+            said = "job %s: its next token cannot be delivered, so the former stays good: %s"
+            log.warning(said, job.key, e, extra=log_fields(job))
+            self._queue.add_after(job.key, TOKEN_RETRY_S)
+        else:
+            memory.delivered_token = token.number
+            self._queue.add(job.key)
 
     def _check_admission(self, job: ElasticJob, observed: Observed) -> QueuedJob:
         queueing = self._scheduling.queueing
@@ -250,6 +276,7 @@ class Controller:
             nodes=given.nodes if given is not None else (),
             refused=self._memory(job).refused,
             evidence=self._evidence.of(job),
+            delivered_token=self._memory(job).delivered_token,
         )
         if self._rendezvous is None or job.rdzv_endpoint:
             return observed
@@ -269,6 +296,7 @@ class Controller:
             activity=view.activity,
             usage=view.usage,
             notices=notices if given is None else {},
+            token_every_s=self._rendezvous.token_every_s,
             avoid=tuple(sorted(left)),
         )
 
@@ -322,6 +350,9 @@ class Controller:
         notices = {pod.uid: nodes[pod.node] for pod in observed.pods if pod.node in nodes}
         notices |= {pod.uid: _deletion(pod) for pod in observed.pods if pod.deleting}
         unasked = {uid: notice for uid, notice in notices.items() if uid in alive and uid not in told}
+        if over and all(pod.ended for pod in observed.pods):
+            self._rendezvous.drop(job.key)  # its token ends with it
+            return
         self._rendezvous.set_group(
             job.key,
             status=status,

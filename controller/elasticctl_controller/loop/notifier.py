@@ -116,6 +116,9 @@ class NotifyingWorkload:
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         self._inner.delete_pod(job, name, uid, force=force)
 
+    def deliver_token(self, job: ElasticJob) -> None:
+        self._inner.deliver_token(job)
+
     def delete_job(self, job: ElasticJob) -> None:
         self._inner.delete_job(job)
 

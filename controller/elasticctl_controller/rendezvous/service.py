@@ -25,7 +25,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,12 +34,22 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from elasticctl.api.codec import from_json
 from elasticctl.api.objects import as_mapping, as_text
-from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, Phase, ProgressStatus
+from elasticctl.api.status import (
+    Activity,
+    CheckpointStatus,
+    GroupGeneration,
+    JobStatus,
+    Phase,
+    ProgressStatus,
+    TokenStatus,
+)
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.tokens import EVERY_S, accepted_numbers, expired_numbers
 from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections
@@ -105,24 +115,28 @@ def steady_clock() -> Callable[[], float]:
 class RendezvousService:
     """The service, and the controller's handle on it.
 
-    `token_for(job_uid)` returns a job's bearer token. `on_change(key)` is called on the event loop's thread when a
-    job's view has changed in a way that its status should show. `may_act` says whether this replica still leads: once
-    it does not, every answer is 503, and agents ask again elsewhere. `find_job(key)` returns the manifest of a job for
-    which the controller, having just started, has not called `set_group` yet: until then its agents get 503.
+    `token_for(job_uid, number)` returns a bearer token of a job, which gets another one every `token_every_s`.
+    `on_change(key)` is called on the event loop's thread when a job's view has changed in a way that its status should
+    show. `may_act` says whether this replica still leads: once it does not, every answer is 503, and agents ask again
+    elsewhere. `find_job(key)` returns the manifest of a job for which the controller, having just started, has not
+    called `set_group` yet: until then its agents get 503.
 
     `groups` are the groups by job key; the lock guards them.
     """
 
     def __init__(
         self,
-        token_for: Callable[[str], str],
+        token_for: Callable[[str, int], str],
         on_change: Callable[[str], None],
         clock: Callable[[], float] | None = None,
         may_act: Callable[[], bool] = lambda: True,
         find_job: Callable[[str], Mapping[str, Any] | None] = lambda key: None,
+        token_every_s: float = EVERY_S,
     ) -> None:
+        self.token_every_s = token_every_s
         self._token_for, self._on_change, self._clock = token_for, on_change, clock or steady_clock()
         self._may_act, self._find_job = may_act, find_job
+        self._tokens: dict[str, TokenStatus | None] = {}
         self._limiter = Limiter()
         self._lock = threading.Lock()
         self.groups: dict[str, Group] = {}
@@ -168,6 +182,7 @@ class RendezvousService:
                 self._forget(key)
                 self._begun_anew.discard(key)
                 group = self.groups[key] = Group.restored(job_uid, status)
+            self._tokens[key] = status.token
             known = (group.alive, group.minimum, group.leaving, group.notices.given, group.rules)
             told = leaving.told | group.notices.departing
             if known == (alive, minimum, told, leaving.notices, rules) and not replaced:
@@ -238,6 +253,7 @@ class RendezvousService:
             self._limiter.forget(group.job_uid)
             self._bodies.forget(group.job_uid)
         self._encoded.pop(key, None)
+        self._tokens.pop(key, None)
 
     def _wake(self, key: str) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -332,23 +348,41 @@ class RendezvousService:
         key = f"{unquote(found[1])}/{unquote(found[2])}"
         with self._lock:
             group = self.groups.get(key)
-        uid = group.job_uid if group else self._uid_of_running(key)
-        if uid is None:
+            found_running = (group.job_uid, self._tokens.get(key)) if group else None
+        running = found_running or self._find_running(key)
+        if running is None:
             raise Refused(410, f"no running job {key}")  # the same for a job that has ended and one that never existed
-        # A header may contain any bytes; those that are not text arrive as surrogates.
-        given = authorization.encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, f"Bearer {self._token_for(uid)}".encode()):
-            raise Refused(401, f"wrong token for job {key}")
+        uid, token = running
+        self._check_token(key, uid, token, authorization)
         if group is None:
             raise Refused(503, f"job {key} has not been reconciled yet")
         return Caller(key, uid)
 
-    def _uid_of_running(self, key: str) -> str | None:
-        """The uid of a job that exists and has not ended; asked by all of its workers at once after a restart."""
+    def _check_token(self, key: str, uid: str, token: TokenStatus | None, authorization: str) -> None:
+        """Raises Refused unless a token that is good now was shown."""
+        # A header may contain any bytes; those that are not text arrive as surrogates.
+        given, now = authorization.encode("utf-8", "surrogateescape"), self._clock()
+
+        def is_one_of(numbers: Iterable[int]) -> bool:
+            wanted = (f"Bearer {self._token_for(uid, number)}".encode() for number in numbers)
+            return any(hmac.compare_digest(given, each) for each in wanted)
+
+        if is_one_of(accepted_numbers(token, now)):
+            return
+        if is_one_of(expired_numbers(token, now)):
+            raise Refused(503, f"this token of job {key} has expired: a newer one is on its way to its workers")
+        raise Refused(401, f"wrong token for job {key}")
+
+    def _find_running(self, key: str) -> tuple[str, TokenStatus | None] | None:
+        """The uid and token of a job that exists and has not ended; all its workers ask at once after a restart."""
         manifest = self._find_job(key) or {}
         metadata, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
         is_over = metadata.get("deletionTimestamp") is not None or status.get("phase") in _TERMINAL
-        return None if is_over else as_text(metadata.get("uid")) or None
+        uid = as_text(metadata.get("uid"))
+        if is_over or not uid:
+            return None
+        token = status.get("token")
+        return uid, from_json(TokenStatus, token) if isinstance(token, Mapping) else None
 
     async def _join(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any] | str:
         member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)

@@ -6,6 +6,8 @@ import pytest
 
 from elasticctl.api.objects import selects
 from elasticctl.api.spec import PodGroups, Sharing
+from elasticctl.api.status import JobStatus, TokenStatus
+from elasticctl_controller.core.group.tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
@@ -13,7 +15,6 @@ from elasticctl_controller.core.manifests import (
     build_pod,
     build_pod_group,
     build_token_secret,
-    derive_token,
 )
 from elasticctl_controller.core.sharing.claims import is_shared
 from tests.support.controller.samples import a_job
@@ -53,17 +54,20 @@ def test_only_the_jobs_own_workers_reach_its_workers() -> None:
     assert policy["metadata"]["ownerReferences"][0]["uid"] == mine.uid
 
 
-def test_the_pod_mounts_the_secret_that_is_made() -> None:
-    job = a_job(template={"spec": {"containers": [{"name": "elasticjob-worker"}]}})
-    secret = build_token_secret(job, "t")
+@pytest.mark.parametrize("token", [None, TokenStatus(3)])
+def test_the_pod_mounts_the_secret_that_is_made(token: TokenStatus | None) -> None:
+    """A job whose workers an older controller has made goes on with what they have."""
+    job = a_job(template={"spec": {"containers": [{"name": "elasticjob-worker"}]}}, status=JobStatus(token=token))
+    secret = build_token_secret(job, "t", "p")
     (volume,) = build_pod(job, 0, "http://x")["spec"]["volumes"]
     assert volume["secret"]["secretName"] == secret["metadata"]["name"]
     assert [item["key"] for item in volume["secret"]["items"]] == list(secret["stringData"])
 
 
 def test_tokens_are_of_one_job_and_one_key() -> None:
-    made = {derive_token(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")}
-    assert len(made) == 4
+    pairs = [(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")]
+    made = {derive_token(key, uid, number) for key, uid in pairs for number in range(3)}
+    assert len(made | {derive_peer_key(key, uid) for key, uid in pairs}) == 16
     assert derive_token(b"a" * 32, "one") == derive_token(b"a" * 32, "one")
 
 

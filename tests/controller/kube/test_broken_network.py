@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_controller.core.manifests import derive_token
+from elasticctl_controller.core.group.tokens import derive_token
 from elasticctl_controller.kube.manager import read_key
 from tests.support.broken_network import BrokenNetwork
 from tests.support.control import ControlApi
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 def start_launchers(lab: Lab, control: ControlApi, key: bytes, port: int) -> None:
     """Do for the job's pods what kubelets do."""
-    token = derive_token(key, control.objects[f"{jobs('default')}/job"]["metadata"]["uid"])
+    token = derive_token(key, control.objects[f"{jobs('default')}/job"]["metadata"]["uid"], 1)
     (lab.folder / "derived").write_text(token)
     place = {
         "ELASTICCTL_RDZV_ENDPOINT": f"http://127.0.0.1:{port}",

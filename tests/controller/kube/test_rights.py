@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import JobStatus, Phase
+from elasticctl.api.status import JobStatus, Phase, TokenStatus
 from elasticctl_controller.core.gangs import build_gang, gang_name
 from elasticctl_controller.core.manifests import (
     build_budget,
@@ -82,6 +83,8 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     larger = ElasticJob.from_manifest(control.objects[f"{JOBS}/job"] | {"spec": {"minReplicas": 2, "maxReplicas": 4}})
     grouping.ensure(larger, {})
     ganging.ensure(larger, {})
+    for number in (1, 2):
+        bench.workload.deliver_token(replace(job, status=JobStatus(token=TokenStatus(number))))
     bench.workload.patch_job(bench.job(), {"spec": {"suspend": True}})
     bench.workload.delete_job(bench.job())
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from elasticctl.api.errors import ClusterError, ConflictError
+from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import JobStatus, Phase
+from elasticctl.api.status import JobStatus, Phase, TokenStatus
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import build_companions
@@ -47,6 +48,44 @@ def test_what_a_pod_needs_is_there_before_it_and_made_once(bench: Bench) -> None
     secret = bench.control.objects[f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}"]
     assert secret["stringData"] == {"token": "secret-token"}
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job.uid
+
+
+def test_the_next_token_takes_the_place_of_the_former_which_nobody_reads(bench: Bench) -> None:
+    job = replace(bench.submit(), status=JobStatus(token=TokenStatus(1)))
+    path = f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}"
+    found = []
+    for number in (1, 2):
+        bench.workload.deliver_token(replace(job, status=JobStatus(token=TokenStatus(number))))
+        found.append(bench.control.objects[path]["stringData"])
+    assert found[0]["token"] != found[1]["token"]
+    assert found[0]["peers"] == found[1]["peers"]
+    asked = [request.method for request in bench.control.requests if "/secrets" in request.path]
+    assert asked == ["POST", "POST", "PUT"]
+
+
+def test_a_worker_of_an_older_controllers_job_starts_with_the_token_that_is_there(bench: Bench) -> None:
+    job = bench.submit()
+    theirs = {"metadata": {"name": f"job-rendezvous-{job.uid[:8]}", "namespace": "default"}, "stringData": {}}
+    bench.control.put(f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}", theirs)
+    bench.create(job)
+    assert bench.control.objects[f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}"]["stringData"] == {}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_secret_that_may_not_be_changed_costs_no_worker_that_has_a_good_token(
+    bench: Bench, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """The role is an older one's. The former token is good until the next can be delivered."""
+    job = replace(bench.submit(), status=JobStatus(token=TokenStatus(number)))
+    secret = f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}"
+    bench.control.put(secret, {"metadata": {"name": f"job-rendezvous-{job.uid[:8]}", "namespace": "default"}})
+    bench.control.fail("PUT", "/secrets", 403)
+    if number == 1:
+        with pytest.raises(ForbiddenError):
+            bench.create(job)
+    else:
+        bench.create(job)
+        assert "its former token stays good" in caplog.text
 
 
 def test_a_service_that_an_earlier_job_left_gives_way(bench: Bench) -> None:

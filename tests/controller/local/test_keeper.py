@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def keeper(store: Store, tmp_path: Path) -> Keeper:
-    return Keeper(store, LocalPaths(tmp_path / "state", tmp_path / "run"), token_for=lambda uid: "token")
+    return Keeper(store, LocalPaths(tmp_path / "state", tmp_path / "run"), files_for=lambda pod: {"token": "token"})
 
 
 @pytest.mark.parametrize("error", [KeyError("a field"), ClusterError("the disk is full"), OSError("no more processes")])
@@ -71,6 +71,26 @@ def test_a_store_that_cannot_be_read_is_asked_now_and_then(keeper: Keeper, monke
         wait_until(lambda: len(asked) >= 3)
         keeper.stop()
     assert asked[2] - asked[0] >= 0.4
+
+
+def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: Store, tmp_path: Path) -> None:
+    paths, texts = LocalPaths(tmp_path / "state", tmp_path / "run"), ["1" * 64]
+    keeper = Keeper(store, paths, files_for=lambda pod: {"token": texts[-1], "peers": "p"})
+    job = ElasticJob.from_manifest(store.create_job(shell_job("job", "sleep 60", 1)))
+    pod = store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
+    file = paths.pod_dir(pod["metadata"]["uid"]) / "token"
+    keeper.start()
+    try:
+        wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Running")
+        seen = {file.read_text()}
+        texts.append("2" * 64)
+        store.patch_job("default", "job", {"metadata": {"labels": {"a": "b"}}}, check=lambda *_: None)
+        wait_until(lambda: seen.add(file.read_text()) or len(seen) > 1)  # type: ignore[func-returns-value]
+        assert seen == set(texts)
+        assert file.stat().st_mode & 0o077 == 0
+    finally:
+        assert keeper.drain().wait(20)
+        keeper.stop()
 
 
 def test_a_worker_is_stopped_though_the_disk_is_full(

@@ -57,7 +57,11 @@ def test_a_call_from_another_thread_wakes_it(watcher: ExitWatcher) -> None:
 def test_strays_are_found_by_the_pods_uid_and_nobody_else_is_hit(tmp_path: Path) -> None:
     pods = tmp_path / "pods"
     mine, other = (
-        subprocess.Popen(["sleep", "1000"], env=pinned_environment(pods / uid, uid, ()), start_new_session=True)
+        subprocess.Popen(
+            ["sleep", "1000"],
+            env=pinned_environment(pods / uid, {"metadata": {"uid": uid}, "spec": {}}, ()),
+            start_new_session=True,
+        )
         for uid in ("uid-1", "uid-2")
     )
     kill_strays("uid-1")

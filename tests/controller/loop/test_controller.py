@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from elasticctl.api.codec import Timestamp
+from elasticctl.api.codec import Timestamp, from_json
 from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, UnreachableError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import JobStatus, ProgressStatus
+from elasticctl.api.status import JobStatus, ProgressStatus, TokenStatus
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.core.group.group_states import Member
+from elasticctl_controller.core.group.tokens import EVERY_S, OVERLAP_S
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
@@ -44,6 +45,7 @@ class Failing(LocalWorkload):
         super().__init__(store, "unix:///nowhere")
         self.errors: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
+        self.delivered: list[int] = []
         self.lost: frozenset[str] = frozenset()
 
     def lost_nodes(self) -> frozenset[str]:
@@ -57,6 +59,11 @@ class Failing(LocalWorkload):
     def create_pod(self, job: ElasticJob, manifest: Any) -> None:
         self._note("create")
         super().create_pod(job, manifest)
+
+    def deliver_token(self, job: ElasticJob) -> None:
+        self._note("deliver")
+        assert job.status.token is not None
+        self.delivered.append(job.status.token.number)
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
         self._note("write")
@@ -74,8 +81,13 @@ class Bench:
         self.clock = Clock()
         self.store = Store(path / "state.db", self.clock)
         self.workload = Failing(self.store)
-        self.rendezvous = RendezvousService(lambda uid: "t", lambda key: None, self.clock)
+        self.rendezvous = RendezvousService(lambda uid, number: "t", lambda key: None, self.clock)
         self.queue = WorkQueue()
+        self.delivered = self.workload.delivered
+        self.restart()
+
+    def restart(self) -> None:
+        """A controller that remembers nothing."""
         self.controller = Controller(self.workload, self.rendezvous, self.clock, self.queue)
 
     def settle(self, key: str = KEY) -> None:
@@ -157,6 +169,60 @@ def test_a_pod_is_deleted_only_once_the_reason_is_stored(bench: Bench) -> None:
     bench.settle()
     assert bench.workload.calls.index("write") < bench.workload.calls.index("delete")
     assert [worker["removal"] for worker in bench.status()["workers"]] == ["", "ScaledIn"]
+
+
+def token(bench: Bench) -> TokenStatus:
+    found = from_json(TokenStatus, bench.status()["token"])
+    assert isinstance(found, TokenStatus)
+    return found
+
+
+def test_a_jobs_token_changes_while_it_runs(bench: Bench) -> None:
+    """The status says so before the worker has it, and that it has it only when that is so."""
+    bench.store.create_job(shell_job("job", "true", 2))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    assert (token(bench).number, bench.delivered) == (1, [])
+    bench.clock.now += EVERY_S
+    bench.workload.errors["deliver"] = [ForbiddenError("not yours")]
+    bench.controller.sync(KEY)
+    assert (token(bench).number, token(bench).former_until, bench.delivered) == (2, None, [])
+    bench.clock.now += 10 * EVERY_S
+    bench.settle()
+    assert token(bench).former_until is None
+    assert bench.queue.get(0) == KEY, "the status is to tell at once"
+    bench.settle()
+    assert (token(bench).number, bench.delivered) == (2, [2])
+    assert token(bench).former_until == bench.clock.now + OVERLAP_S
+    assert len(bench.alive()) == 2
+
+
+def test_a_controller_that_starts_delivers_again_what_may_not_have_been(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 1))
+    bench.settle()
+    bench.clock.now += EVERY_S
+    bench.workload.errors["deliver"] = [ClusterError("killed here")]
+    bench.controller.sync(KEY)
+    bench.restart()
+    bench.settle()
+    assert (token(bench).number, bench.delivered) == (2, [2])
+
+
+def test_a_jobs_token_ends_with_it(bench: Bench) -> None:
+    """Not before its last worker, which still hears that it is over."""
+    bench.store.create_job(shell_job("job", "true", 2))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda *_: None)
+    bench.controller.sync(KEY)
+    assert KEY in bench.rendezvous.groups
+    for index in range(2):
+        bench.end_pod(index, 0)
+    bench.settle()
+    assert bench.status()["phase"] == "Cancelled"
+    assert KEY not in bench.rendezvous.groups
 
 
 def waiting(bench: Bench) -> tuple[str, str, str]:

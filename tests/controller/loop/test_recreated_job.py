@@ -88,7 +88,7 @@ class RecreatedJob(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def start_controller(self) -> None:
-        self.rendezvous = RendezvousService(lambda uid: "t", lambda key: None, lambda: self.now)
+        self.rendezvous = RendezvousService(lambda uid, number: "t", lambda key: None, lambda: self.now)
         self.controller = Controller(self.workload, self.rendezvous, lambda: self.now, WorkQueue())
 
     @initialize()

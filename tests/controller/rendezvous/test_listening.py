@@ -20,7 +20,7 @@ if sys.argv[3] == "raise":
 
 async def main():
     explain_exhaustion(asyncio.get_running_loop())
-    service = RendezvousService(token_for=lambda uid: "t", on_change=lambda key: None)
+    service = RendezvousService(token_for=lambda uid, number: "t", on_change=lambda key: None)
     await Door(service.app(), service).open_unix(path)
     alive = {f"u{i}": f"w{i}" for i in range(workers)}
     service.set_group("ns/job", status=JobStatus(), job_uid="j", alive=alive, minimum=1)
@@ -106,7 +106,7 @@ async def call(port, verb, body):
     return reader, writer
 
 async def main():
-    service = RendezvousService(token_for=lambda uid: "t", on_change=lambda key: None)
+    service = RendezvousService(token_for=lambda uid, number: "t", on_change=lambda key: None)
     door, listening = Door(service.app(), service), socket.create_server(("127.0.0.1", 0))
     await door.open(listening)
     port = listening.getsockname()[1]

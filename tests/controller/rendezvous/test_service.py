@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.status import CheckpointStatus, JobStatus
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import CheckpointStatus, JobStatus, TokenStatus
 from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Caller, Limiter, Refused
 from elasticctl_controller.rendezvous.service import GroupView, steady_clock
 from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
@@ -83,6 +84,35 @@ def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
     status, text = post(lab, "/v1/jobs/default/job/leave", b"{}", token="wrong")
     assert status == 401
     assert TOKEN not in text
+
+
+def test_the_former_token_is_good_for_a_while_and_then_waits_for_the_next(lab: Lab, client: ServiceClient) -> None:
+    """With either a worker goes on; with one that has expired it is told to come again, and reads a new one then."""
+    lab.site.service._token_for = lambda uid, number: f"{uid}-{number}"
+
+    def answers(former_until: float | None, shown: int) -> int:
+        until = None if former_until is None else Timestamp(former_until)
+        lab.tell(JobStatus(token=TokenStatus(5, Timestamp(0), until)))
+        return post(lab, "/v1/jobs/default/job/leave", b"?", token=f"{JOB_UID}-{shown}")[0]
+
+    now = time.time()
+    assert [answers(None, shown) for shown in (5, 4)] == [400, 400], "the next is not delivered yet"
+    assert [answers(now + 60, shown) for shown in (5, 4)] == [400, 400]
+    assert [answers(now - 1, shown) for shown in (5, 4, 1, 0, 6)] == [400, 503, 503, 401, 401]
+
+
+def test_a_launcher_goes_on_with_the_next_token_once_its_file_holds_it(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    lab.site.service._token_for = lambda uid, number: f"{uid}-{number}"
+    lab.tell(JobStatus(token=TokenStatus(2, Timestamp(0), Timestamp(0))))
+    (lab.folder / "token").write_text(f"{JOB_UID}-1")
+    with ThreadPoolExecutor(1) as pool:
+        body = {"uid": "uid-a-0", "generation": 1}
+        beating = pool.submit(client.call_until, "heartbeat", body, time.monotonic() + 30)
+        time.sleep(0.3)
+        assert not beating.done()
+        (lab.folder / "token").write_text(f"{JOB_UID}-2")
+        beating.result()
 
 
 def test_a_worker_that_dies_in_the_middle_of_a_request_is_no_error(

@@ -113,7 +113,7 @@ def test_nobody_without_the_token_runs_anything(
     (files.folder / "wrong").write_text("wrong-token")
     with ssh(files, "a-1", "touch", "ran", token="wrong") as caller:
         assert caller.wait() == 255
-    until(lambda: "does not know this job's token" in caplog.text)
+    until(lambda: "does not know the key of this job's workers" in caplog.text)
     assert not (files.folder / "ran").exists()
 
 
@@ -127,7 +127,7 @@ def test_a_stranger_in_the_workers_place_is_not_believed(files: HostFiles) -> No
                 line = Line(connected, b"wrong-token", calls=False)
                 line.send(Frame.EXIT, b"0")
                 assert caller.stderr is not None
-                assert b"does not know this job's token" in caller.stderr.read()
+                assert b"does not know the key of this job's workers" in caller.stderr.read()
             assert caller.wait() == 255
 
 

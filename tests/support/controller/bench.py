@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.manager import build_current_token
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import ControlApi
@@ -32,8 +34,9 @@ class Bench:
         self.keys: list[str] = []
         api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
         makers = ObjectBuilders(
-            lambda job, pod: [build_group_service(job), build_token_secret(job, "secret-token")],
+            lambda job, pod: [build_group_service(job), build_token_secret(job, "secret-token", "peers")],
             build_budget,
+            token=partial(build_current_token, b"k" * 32),
         )
         self.workload = KubeWorkload(
             api,

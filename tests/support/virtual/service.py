@@ -195,7 +195,7 @@ class ControlPlane:
         queue = self._queue = Timers(self._loop, self._sync)
         changed = lambda key: queue.add_after(key, loop_module.PROGRESS_SETTLE_S)  # noqa: E731
         service = self.service = RendezvousService(
-            lambda uid: TOKEN + uid, changed, steady, find_job=self._workload.get_job
+            lambda uid, number: TOKEN + uid, changed, steady, find_job=self._workload.get_job
         )
         service.turns = Turns(lambda: 0.0)  # by how much is to be done, not by how long it really takes
         app = service.app()

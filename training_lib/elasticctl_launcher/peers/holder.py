@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 class CopyHolder:
     """Listens on TCP at `host`, and for this worker's ranks at `path`, until `close`.
 
-    `read_token` returns the job's token; copies are below `folder`. Raises OSError.
+    `read_key` returns what only this job's workers have; copies are below `folder`. Raises OSError.
     """
 
-    def __init__(self, host: str, path: str, folder: Path, read_token: Callable[[], bytes]) -> None:
+    def __init__(self, host: str, path: str, folder: Path, read_key: Callable[[], bytes]) -> None:
         self.path, self.folder = path, folder
-        self._read_token = read_token
+        self._read_key = read_key
         self._lock = threading.Lock()
         self._find_peer: Callable[[], tuple[str, int] | None] = lambda: None
         self._todo: queue.SimpleQueue[list[CopiedFile] | None] = queue.SimpleQueue()
@@ -101,17 +101,11 @@ class CopyHolder:
 
     def _receive(self, line: socket.socket) -> None:
         try:
-            receive_files(line, self._token(), self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes))
+            receive_files(line, self._read_key(), self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes))
         except PeerError as error:
             log.warning("a copy was not taken from another worker: %s", error)
         for own in self.folder.iterdir():
             prune(own)
-
-    def _token(self) -> bytes:
-        token = self._read_token()
-        if not token:
-            raise PeerError("the token file holds no token")
-        return token
 
     def _answer(self, line: socket.socket) -> None:
         with line.makefile("rb") as asked:
@@ -153,7 +147,7 @@ class CopyHolder:
             if peer is None:
                 return ALONE
             with contextlib.closing(socket.create_connection(peer, CONNECT_TIMEOUT_S)) as line:
-                send_files(line, self._token(), self.folder, files)
+                send_files(line, self._read_key(), self.folder, files)
         except (PeerError, OSError, RuntimeError) as error:  # RuntimeError: the group's store is gone
             return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return ""

@@ -6,9 +6,9 @@
     sender -> receiver    the files' bytes, one behind the other
     receiver -> sender    a message: {} once they are kept, or {"refused": why}
 
-A message is its length (4 bytes), JSON, and an HMAC-SHA256 under the job's token over its purpose, the random bytes of
-who reads it, and the JSON. So both ends prove that they are of this job, and nothing that was recorded is accepted
-again. The bytes themselves have checksums, which are among what is signed; they are not encrypted.
+A message is its length (4 bytes), JSON, and an HMAC-SHA256 under the key of the job's workers over its purpose, the
+random bytes of who reads it, and the JSON. So both ends prove that they are of this job, and nothing that was recorded
+is accepted again. The bytes themselves have checksums, which are among what is signed; they are not encrypted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 import socket
@@ -40,6 +41,18 @@ _NAME = re.compile(
 )
 
 
+def read_peer_key(environ: Mapping[str, str] = os.environ) -> bytes:
+    """What a job's workers prove to each other that they have, and nobody else. Raises KeyError, OSError and PeerError.
+
+    A cluster that has nothing of the kind knows the job's token only.
+    """
+    path = environ.get("ELASTICCTL_PEER_KEY_FILE") or environ["ELASTICCTL_RDZV_TOKEN_FILE"]
+    key = Path(path).read_bytes().strip()
+    if not key:
+        raise PeerError(f"the file {path} holds no key")
+    return key
+
+
 class PeerError(Exception):
     """The other launcher, or what it sent, is not as it should be; or it refuses."""
 
@@ -61,20 +74,20 @@ class CopiedFile:
                 raise PeerError(f"{self.name}: its size or its checksum is not a number that can be one")
 
 
-def send_files(line: socket.socket, token: bytes, folder: Path, files: Sequence[CopiedFile]) -> None:
+def send_files(line: socket.socket, key: bytes, folder: Path, files: Sequence[CopiedFile]) -> None:
     """Send the files, which lie in `folder`; returns once they are kept. Raises PeerError and OSError."""
     line.settimeout(PATIENCE_S)
     theirs, mine = receive(line, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-    _say(line, token, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
-    _raise_if_refused(_hear(line, token, b"accept" + mine))
+    _say(line, key, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
+    _raise_if_refused(_hear(line, key, b"accept" + mine))
     for file in files:
         with (folder / file.name).open("rb", buffering=0) as data:
             if line.sendfile(data, 0, file.size_bytes) != file.size_bytes:
                 raise PeerError(f"{file.name} is shorter than it was")
-    _raise_if_refused(_hear(line, token, b"kept" + mine))
+    _raise_if_refused(_hear(line, key, b"kept" + mine))
 
 
-def receive_files(line: socket.socket, token: bytes, folder: Path, refuse: Callable[[int], str]) -> None:
+def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callable[[int], str]) -> None:
     """The other end: keep what is sent in `folder`; a share is there as a whole or not at all.
 
     `refuse(size_bytes)` says why there is no room for so much, or nothing. Raises PeerError and OSError.
@@ -82,7 +95,7 @@ def receive_files(line: socket.socket, token: bytes, folder: Path, refuse: Calla
     line.settimeout(PATIENCE_S)
     mine = secrets.token_bytes(NONCE_BYTES)
     line.sendall(mine)
-    offer = _hear(line, token, b"offer" + mine)
+    offer = _hear(line, key, b"offer" + mine)
     try:
         theirs, rows = bytes.fromhex(offer["nonce"]), offer["files"]
         if len(theirs) != NONCE_BYTES or not isinstance(rows, list) or not 0 < len(rows) <= MAX_FILES:
@@ -91,7 +104,7 @@ def receive_files(line: socket.socket, token: bytes, folder: Path, refuse: Calla
     except (KeyError, TypeError, ValueError) as e:
         raise PeerError("the offer is not one of a share") from e
     why_not = refuse(sum(file.size_bytes for file in files))
-    _say(line, token, b"accept" + theirs, {"refused": why_not} if why_not else {})
+    _say(line, key, b"accept" + theirs, {"refused": why_not} if why_not else {})
     if why_not:
         return
     partial = [(folder / f"{file.name}.{secrets.token_hex(4)}.partial", folder / file.name) for file in files]
@@ -102,12 +115,12 @@ def receive_files(line: socket.socket, token: bytes, folder: Path, refuse: Calla
             path.replace(final)
     except (OSError, PeerError) as e:
         if not isinstance(e, (ConnectionError, TimeoutError)):
-            _say(line, token, b"kept" + theirs, {"refused": str(e)})
+            _say(line, key, b"kept" + theirs, {"refused": str(e)})
         raise
     finally:
         for path, _ in partial:
             path.unlink(missing_ok=True)
-    _say(line, token, b"kept" + theirs, {})
+    _say(line, key, b"kept" + theirs, {})
 
 
 def _receive_file(line: socket.socket, file: CopiedFile, path: Path) -> None:
@@ -125,18 +138,18 @@ def _receive_file(line: socket.socket, file: CopiedFile, path: Path) -> None:
         raise PeerError(f"{file.name} arrived damaged")
 
 
-def _say(line: socket.socket, token: bytes, purpose: bytes, message: Mapping[str, Any]) -> None:
+def _say(line: socket.socket, key: bytes, purpose: bytes, message: Mapping[str, Any]) -> None:
     data = json.dumps(message).encode()
-    line.sendall(_LENGTH.pack(len(data)) + data + hmac.digest(token, purpose + data, hashlib.sha256))
+    line.sendall(_LENGTH.pack(len(data)) + data + hmac.digest(key, purpose + data, hashlib.sha256))
 
 
-def _hear(line: socket.socket, token: bytes, purpose: bytes) -> dict[str, Any]:
+def _hear(line: socket.socket, key: bytes, purpose: bytes) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(receive(line, _LENGTH.size))
     if length > MAX_MESSAGE_BYTES:
         raise PeerError(f"a message of {length} bytes is too long")
     data = receive(line, length)
-    if not hmac.compare_digest(receive(line, _MAC_BYTES), hmac.digest(token, purpose + data, hashlib.sha256)):
-        raise PeerError("the other end does not know this job's token")
+    if not hmac.compare_digest(receive(line, _MAC_BYTES), hmac.digest(key, purpose + data, hashlib.sha256)):
+        raise PeerError("the other end does not know the key of this job's workers")
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as e:

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -29,6 +28,7 @@ from elasticctl_launcher.notifications import (
     TrainingDone,
 )
 from elasticctl_launcher.peers.holder import CopyHolder, peer_of
+from elasticctl_launcher.peers.wire import read_peer_key
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.drain import Drain, Limits
@@ -74,7 +74,7 @@ class LocalRanks:
             on_lost=lambda generation, why: notify(RankLostPeers(generation, why)),
             on_declined=lambda generation, why: notify(RankDeclined(generation, why)),
         )
-        self._copies = self._hold_copies(client, host)
+        self._copies = self._hold_copies(host)
         self._generation = 0
         self._began: float | None = None
         self._unreported_s = 0.0
@@ -99,13 +99,13 @@ class LocalRanks:
         """The ranks of the newest generation, those included that have ended; none once they have been stopped."""
         return self._group.ranks
 
-    def _hold_copies(self, client: ServiceClient, host: str) -> CopyHolder | None:
+    def _hold_copies(self, host: str) -> CopyHolder | None:
         """What keeps ranks' copies in memory; None where there is no place for them."""
         if self._local_tier is None:
             return None
         path, folder = str(self._folder.path / "copies.sock"), self._local_tier.path / COPIES
         try:
-            return CopyHolder(host, path, folder, lambda: Path(client.token_file).read_bytes().strip())
+            return CopyHolder(host, path, folder, read_peer_key)
         except OSError as error:
             log.warning("no copies of ranks' state are kept in this worker's memory: %s", error)
             return None

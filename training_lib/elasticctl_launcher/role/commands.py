@@ -114,15 +114,15 @@ class _Command:
 
 
 class CommandServer:
-    """Listens on TCP at `host` until `close`, for callers that know what `read_token` returns. Raises OSError.
+    """Listens on TCP at `host` until `close`, for callers that know what `read_key` returns. Raises OSError.
 
     Commands run in `folder` with `environ`; what has to end does so within `grace_s` seconds.
     """
 
     def __init__(
-        self, host: str, read_token: Callable[[], bytes], environ: Mapping[str, str], folder: Path, grace_s: float
+        self, host: str, read_key: Callable[[], bytes], environ: Mapping[str, str], folder: Path, grace_s: float
     ) -> None:
-        self._read_token, self._environ, self._folder, self._grace_s = read_token, dict(environ), folder, grace_s
+        self._read_key, self._environ, self._folder, self._grace_s = read_key, dict(environ), folder, grace_s
         self._lock = threading.Lock()
         self._running: list[_Command] = []
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -167,7 +167,7 @@ class CommandServer:
     def _serve(self, connected: socket.socket, slots: threading.BoundedSemaphore) -> None:
         try:
             with connected:
-                line = Line(connected, self._read_token(), calls=False)
+                line = Line(connected, self._read_key(), calls=False)
                 kind, words = line.receive()
                 if kind is Frame.RUN:
                     line.stay_open()

@@ -4,9 +4,9 @@
     caller -> worker    32 random bytes, once
     both                frames: a kind (1 byte), a length (4), so many bytes, and an HMAC-SHA256 of all that
 
-The key of each direction is derived from the job's token and both ends' random bytes, and the HMAC covers the frame's
-number. So the first frame proves that its sender is of this job, and nothing that was recorded, left out or put in is
-accepted. Frames are not encrypted.
+The key of each direction is derived from that of the job's workers and both ends' random bytes, and the HMAC covers the
+frame's number. So the first frame proves that its sender is of this job, and nothing that was recorded, left out or put
+in is accepted. Frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Line:
     Either way, PeerError says that the other end is not of this job, OSError that it has gone.
     """
 
-    def __init__(self, connected: socket.socket, token: bytes, *, calls: bool) -> None:
-        if not token:
-            raise PeerError("the token file holds no token")
+    def __init__(self, connected: socket.socket, key: bytes, *, calls: bool) -> None:
         self._socket = connected
         connected.settimeout(PATIENCE_S)
         mine = secrets.token_bytes(NONCE_BYTES)
@@ -60,7 +58,7 @@ class Line:
         theirs = receive(connected, NONCE_BYTES)
         nonces = theirs + mine if calls else mine + theirs
         purposes = (_TO_WORKER, _TO_CALLER) if calls else (_TO_CALLER, _TO_WORKER)
-        self._send_key, self._receive_key = (hmac.digest(token, each + nonces, hashlib.sha256) for each in purposes)
+        self._send_key, self._receive_key = (hmac.digest(key, each + nonces, hashlib.sha256) for each in purposes)
         self._sent = self._received = 0
         self._lock = threading.Lock()
 
@@ -84,7 +82,7 @@ class Line:
             raise PeerError(f"a frame of {length} bytes is too long")
         body = header + receive(self._socket, length)
         if not hmac.compare_digest(receive(self._socket, _MAC_BYTES), _mac(self._receive_key, self._received, body)):
-            raise PeerError("the other end does not know this job's token")
+            raise PeerError("the other end does not know the key of this job's workers")
         self._received += 1
         try:
             return Frame(number), body[_HEADER.size :]

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from elasticctl_launcher.peers.wire import PeerError
+from elasticctl_launcher.peers.wire import PeerError, read_peer_key
 from elasticctl_launcher.role.commands import FORWARDED
 from elasticctl_launcher.role.hosts import HOSTFILE_VARIABLE, address_of
 from elasticctl_launcher.role.line import CHUNK_BYTES, Frame, Line
@@ -39,16 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _give_up("a worker and a command are needed. FIX: ssh WORKER COMMAND")
     try:
         address = address_of(Path(os.environ[HOSTFILE_VARIABLE]), host.rpartition("@")[2])
-        token = Path(os.environ["ELASTICCTL_RDZV_TOKEN_FILE"]).read_bytes().strip()
+        key = read_peer_key()
     except KeyError as error:
         return _give_up(f"{error.args[0]} is not set. FIX: run it in a worker of a job with --launcher")
+    except PeerError as error:
+        return _give_up(str(error))
     except OSError as error:
         return _give_up(f"{error.filename}: {error.strerror}")
     if address is None:
         return _give_up(f"{host} is none of this job's workers now")
     try:
         with socket.create_connection(address, CONNECT_S) as connected:
-            line = Line(connected, token, calls=True)
+            line = Line(connected, key, calls=True)
             line.send(Frame.RUN, os.fsencode(" ".join(rest)))
             line.stay_open()
             return _talk(line, reads_input="n" not in flags + more)
