@@ -35,8 +35,10 @@ FILES = {
     "controller": ROOT / "controller" / "requirements.txt",
     "trainer": ROOT / "training_lib" / "requirements.txt",
 }
-LOCKS = {"client": ROOT / "requirements.lock", "controller": ROOT / "controller" / "requirements.lock"}
-RECIPES = {"client": ROOT / "Dockerfile", "controller": ROOT / "controller" / "Dockerfile"}
+FOLDERS = {"client": ROOT, "controller": ROOT / "controller", "trainer": ROOT / "training_lib"}
+LOCKS = {part: folder / "requirements.lock" for part, folder in FOLDERS.items()}
+TORCH_LOCK = FOLDERS["trainer"] / "torch.lock"
+"""Of its own, because whoever builds the image chooses which build of PyTorch it has."""
 PARTS = {
     "client": ("elasticctl", "elasticctl_controller.local"),
     "controller": ("elasticctl_controller.kube",),
@@ -74,7 +76,9 @@ def test_an_image_installs_what_the_extras_say(part: str) -> None:
 
 def locked(part: str) -> dict[str, str]:
     """What an image installs, by name: its version. Fails for a line that pins no version by hashes."""
-    text = re.sub(r"^ *#.*\n", "", LOCKS[part].read_text("utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+    files = [LOCKS[part], *([TORCH_LOCK] if part == "trainer" else [])]
+    text = "".join(re.sub(r"^ *#.*\n", "", file.read_text("utf-8"), flags=re.MULTILINE) for file in files)
+    text = text.replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         pin = re.fullmatch(r"([\w.-]+)==([\w.]+)(?: ; [^#]+?)?(?: +--hash=sha256:[0-9a-f]{64})+ *", line)
@@ -88,8 +92,10 @@ def test_an_image_installs_what_is_asked_for_and_no_other_file(part: str) -> Non
     found = locked(part)
     for requirement in map(Requirement, REQUIREMENTS[part]):
         assert requirement.specifier.contains(found[requirement.name]), requirement
-    recipe = RECIPES[part].read_text("utf-8")
+    recipe = (FOLDERS[part] / "Dockerfile").read_text("utf-8")
     assert "pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock" in recipe
+    installs = [line for line in recipe.splitlines() if "pip install" in line and not line.startswith("#")]
+    assert [line for line in installs if not re.search("--require-hashes|--no-deps", line)] == []
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +212,7 @@ def test_the_controller_alone(wheel: Path, tmp_path: Path) -> None:
 def test_the_trainer_alone(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path)
     lend_torch(python)
-    pip(python, "install", "-c", str(ROOT / "constraints.txt"), "-r", str(FILES["trainer"]))
+    pip(python, "install", "--require-hashes", "-r", str(LOCKS["trainer"]))
     pip(python, "install", "--no-deps", str(wheel))
     assert not installed(python, ["typer", "rich", "aiohttp", "yaml", "jsonschema", "psutil", "pathspec", "kubernetes"])
     run(python, "python", "-c", IMPORT_ALL, "elasticctl_launcher", "elasticctl_train", "elasticctl_store")

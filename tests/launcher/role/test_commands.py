@@ -117,6 +117,19 @@ def test_nobody_without_the_token_runs_anything(
     assert not (files.folder / "ran").exists()
 
 
+def test_the_token_that_goes_over_the_network_runs_nothing(
+    server: CommandServer, files: HostFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The workers' own key counts where the cluster gives them one."""
+    (tmp_path / "peers").write_bytes(TOKEN)
+    (files.folder / "wrong").write_text("the-token-of-the-rendezvous")
+    with ssh(files, "a-1", "touch", "ran", token="wrong") as caller:
+        assert caller.wait() == 255
+    monkeypatch.setenv("ELASTICCTL_PEER_KEY_FILE", str(tmp_path / "peers"))
+    with ssh(files, "a-1", "touch", "ran", token="wrong") as caller:
+        assert caller.wait() == 0
+
+
 def test_a_stranger_in_the_workers_place_is_not_believed(files: HostFiles) -> None:
     """It has no key for an answer, and who calls believes nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
