@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from elasticctl.settings.contexts import contexts_file, load_config
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
-from elasticctl_store.storage.untrusted import open_untrusted
+from elasticctl_store.storage.untrusted import check_endpoint, open_untrusted
 
 CLOSED = "ELASTICCTL_CLOSED_STORAGES"
 """An environment variable: why this process opens no job's storage. Without it, it does."""
@@ -24,13 +24,18 @@ def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = 
     that cannot be read.
     """
     _check_open()
+    return open_untrusted(url, patience, lambda: _chosen(typed))
 
-    def chosen() -> Iterator[str]:
-        yield typed
-        for context in load_config(contexts_file()).contexts:
-            yield context.storage
 
-    return open_untrusted(url, patience, chosen)
+def check_storage_of_file(url: str) -> None:
+    """Raise StorageError for a URL in a file of options, by which the caller's credentials would go somewhere else."""
+    check_endpoint(url, "file", lambda: _chosen(""))
+
+
+def _chosen(typed: str) -> Iterator[str]:
+    yield typed
+    for context in load_config(contexts_file()).contexts:
+        yield context.storage
 
 
 def open_storage_here(url: str) -> Storage:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,66 @@ def test_help_does_not_look_at_them(run: Run, folder: Path) -> None:
     (folder / "elasticctl.toml").write_text("workers = ")
     assert run("submit", "--help").code == 0
     assert run("submit", "-f", "job.yaml", "--save", "x.yaml").code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *((name, option) for name in ("elasticctl.toml", "pyproject.toml") for option in ("workspace", "env-file")),
+        *(("job.yaml", option) for option in ("workspace", "env-file", "script")),
+    ],
+)
+@pytest.mark.parametrize("how", ["absolute", "above", "home", "link"])
+def test_a_file_of_somebody_else_does_not_choose_what_of_this_machine_is_sent(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, option: str, how: str
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    private = home / "private"
+    private.mkdir(parents=True)
+    (private / "train.py").write_text("print('mine')\n")
+    (private / "env").write_text("A=1\n")
+    (folder / "link").symlink_to(private)
+    above = os.path.relpath(private, folder)
+    beginning = {"absolute": str(private), "above": above, "home": "~/private", "link": "link"}
+    value = beginning[how] + {"workspace": "", "env-file": "/env", "script": "/train.py"}[option]
+    if name == "job.yaml":
+        (folder / name).write_text(yaml.safe_dump({"script": "train.py"} | {option: value}))
+    else:
+        table = "" if name == "elasticctl.toml" else "[tool.elasticctl]\n"
+        (folder / name).write_text(f'{table}{option} = "{value}"\n')
+    words = ["-f", name] if name == "job.yaml" else ["train.py"]
+    done = run("submit", *words, "--dry-run")
+    assert (done.code, done.out) == (2, ""), done.err
+    assert f"{name}: {option}: " in done.err
+    assert "is outside of the file's folder and repository. FIX: if you mean to send that, type" in done.err
+    typed = {"workspace": ("--workspace", str(private)), "env-file": ("--env-file", str(private / "env"))}
+    if option in typed and how == "absolute":
+        script = [str(private / "train.py")] if option == "workspace" else ["train.py"]
+        said = run("submit", *script, *typed[option], "--dry-run")
+        assert said.code == 0, said.err
+
+
+@pytest.mark.parametrize("name", ["elasticctl.toml", "job.yaml"])
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_file_of_somebody_else_does_not_choose_where_credentials_go(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, scheme: str
+) -> None:
+    """Its endpoint hears nothing, unless the caller has named it."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(0.2)
+        endpoint = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+        url = f"{scheme}://bucket/jobs?endpoint={endpoint}"
+        given = f'storage = "{url}"\n' if name == "elasticctl.toml" else f'script: train.py\nstorage: "{url}"\n'
+        (folder / name).write_text(given)
+        words = ["-f", name] if name == "job.yaml" else ["train.py"]
+        for more in (["--dry-run"], ["-d"]):
+            done = run("submit", *words, *more)
+            assert (done.code, done.out) == (3, ""), done.err
+            assert f"the file names the endpoint {endpoint}, and your credentials are not sent" in done.err
+        with pytest.raises(TimeoutError):
+            stranger.accept()
+    assert run("submit", *words, "--storage", "out", "--dry-run").code == 0, "what is typed comes before the file"
+    variable = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}[scheme]
+    monkeypatch.setenv(variable, endpoint)
+    assert run("submit", *words, "--dry-run").code == 0

@@ -9,7 +9,8 @@ job file, then the project file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -22,6 +23,8 @@ from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
 from elasticctl.cli.submit.asked.pod_flags import Toleration
 
 PROJECT_FILES = ("elasticctl.toml", "pyproject.toml")
+_SENT = ("script", "workspace", "env_file")
+"""What they name is read on this machine, and goes to the job."""
 _PATHS = ("script", "workspace", "storage", "env_file")
 _SPECIAL = ("script", "args", "command")
 _NOT_OF_A_JOB = (
@@ -53,12 +56,13 @@ _NAMES = {
 class JobFile:
     """A script with its arguments, or a `command`.
 
-    `options`: parameter -> value as it would be typed; a list for an option that may be repeated.
+    `options`: parameter -> value as it would be typed; a list for an option that may be repeated. `path` is the file's.
     """
 
     script: str = ""
     args: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -96,6 +100,42 @@ def read_project_file(folder: Path, known: Sequence[str]) -> JobFile:
         if (place / ".git").exists() or place == home:
             break
     return JobFile()
+
+
+def check_reach(file: JobFile, names: Iterable[str]) -> None:
+    """Raise UsageError where a file has the caller send what they may not mean to, or JobStorageError for where to.
+
+    It may come with somebody else's repository. `names` are the options, and "script", that it decides. What they name
+    has to lie beside the file, in its repository, or in the folder in which the caller is.
+    """
+    from elasticctl.api.errors import JobStorageError
+    from elasticctl.cluster.job_storages import check_storage_of_file
+    from elasticctl_store.errors import StorageError
+
+    for name in names:
+        value = file.script if name == "script" else file.options.get(name)
+        if not isinstance(value, str) or not value:
+            continue
+        option = name.replace("_", "-")
+        if name == "storage":
+            try:
+                check_storage_of_file(value)
+            except StorageError as e:
+                raise JobStorageError(f"{file.path}: {e}") from e
+        elif name in _SENT and not _is_within_reach(file.path, value):
+            typed = "the script" if name == "script" else f"--{option}"
+            raise UsageError(
+                f"{file.path}: {option}: {quote(value)} is outside of the file's folder and repository."
+                f" FIX: if you mean to send that, type {typed} on the command line"
+            )
+
+
+def _is_within_reach(path: str, value: str) -> bool:
+    base, target = Path(os.path.realpath(path)).parent, Path(os.path.realpath(value))
+    home = Path(os.path.realpath(Path.home()))
+    repository = next((place for place in (base, *base.parents) if (place / ".git").exists()), base)
+    wide = {home, *home.parents, Path(os.path.realpath(tempfile.gettempdir()))}
+    return any(target.is_relative_to(root) for root in {base, repository, Path(os.path.realpath("."))} - wide)
 
 
 def write_job_file(path: str, script: str, args: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -177,19 +217,19 @@ def _parse(data: Mapping[str, Any], path: str, known: Sequence[str], *, special:
         typed = _typed(given, f"{path}: {name}", ":" if parameter == "mounts" else "=")
         options[parameter] = _below(base, typed, parameter) if parameter in _PATHS else typed
     if not special:
-        return JobFile(options=options)
+        return JobFile(options=options, path=path)
     if "script" not in data or "command" in data:
         command = data["command"]
         if not isinstance(command, list) or not command or "script" in data or "args" in data:
             raise UsageError(f"{path}: command: has to be a list of words, without script and args beside it")
-        return JobFile(command=tuple(_word(item, f"{path}: command") for item in command), options=options)
+        return JobFile(command=tuple(_word(item, f"{path}: command") for item in command), path=path, options=options)
     script, args = data["script"], data.get("args")
     if not isinstance(script, str) or not script:
         raise UsageError(f"{path}: script: has to be the path of a script")
     if not isinstance(args, list | None):
         raise UsageError(f'{path}: args: has to be a list, such as [--epochs, "90"]')
     words = tuple(_word(item, f"{path}: args") for item in args or ())
-    return JobFile(_below(base, script, "script"), words, options=options)
+    return JobFile(_below(base, script, "script"), words, path=path, options=options)
 
 
 def _parameter(name: str, value: Any) -> tuple[str, Any]:

@@ -40,17 +40,22 @@ def open_untrusted(url: str, patience: Patience, chosen: Callable[[], Iterable[s
     `chosen` gives URLs that the caller has typed or configured; an endpoint that one of them names for the same scheme
     is trusted, and it is asked only about a URL that names one. Raises StorageError for an endpoint that nobody named.
     """
+    check_endpoint(url, "job", chosen)
+    return storage.open(url, patience)
+
+
+def check_endpoint(url: str, who: str, chosen: Callable[[], Iterable[str]]) -> None:
+    """Raise StorageError for a URL, written in a `who`, with an endpoint that is not trusted."""
     scheme, separator, _ = url.partition("://")
     if separator and scheme in _PROVIDERS_OWN:
         endpoint = _endpoint(url)
         if endpoint and not _is_named(scheme, endpoint, chosen):
             variable = _VARIABLES[scheme]
             raise StorageError(
-                f"{base.without_secrets(url)}: the job names the endpoint {endpoint}, and your credentials are not sent"
-                f" to an endpoint that only a job names. FIX: if it is yours, set ${variable}={endpoint}, or name it in"
-                f" a context: elasticctl config set-context NAME --storage '{scheme}://BUCKET?endpoint={endpoint}'"
+                f"{base.without_secrets(url)}: the {who} names the endpoint {endpoint}, and your credentials are not"
+                f" sent to an endpoint that only a {who} names. FIX: if it is yours, set ${variable}={endpoint}, or"
+                f" name it in a context: elasticctl config set-context NAME --storage '{scheme}://BUCKET?endpoint={endpoint}'"
             )
-    return storage.open(url, patience)
 
 
 def _endpoint(url: str) -> str:

@@ -119,8 +119,9 @@ class DryRunVerb(Verb):
 
 
 JOB_FILE = "elasticctl.job_file"
+PROJECT_FILE = "elasticctl.project_file"
 AFTER_DASHES = "elasticctl.after_dashes"
-"""Where the parsed job file, and the words after `--`, are among the context's meta data."""
+"""Where the parsed job file, the project's, and the words after `--`, are among the context's meta data."""
 
 
 class SubmitVerb(DryRunVerb):
@@ -155,8 +156,9 @@ class SubmitVerb(DryRunVerb):
             found = job_file.read_job_file(path, known) if path else None
             ctx.meta[JOB_FILE] = found
             folder = Path(os.path.abspath(path)).parent if found else Path.cwd()
-            defaults = job_file.read_project_file(folder, known).options if found or not path else {}
-            ctx.default_map = {**defaults, **(found.options if found else {})}
+            project = job_file.read_project_file(folder, known) if found or not path else job_file.JobFile()
+            ctx.default_map = {**project.options, **(found.options if found else {})}
+            ctx.meta[PROJECT_FILE] = project
         return super().parse_args(ctx, args)
 
 
@@ -199,6 +201,7 @@ def submit(
     """
     how.check()
     command = _what_to_run(ctx, source, script, args, starts_ranks=request.launcher)
+    _check_files(ctx, command)
     draft_in = partial(_draft, command, request, source, how.notify, where.namespace)
     places = [
         dataclasses.replace(context, namespace=namespace)
@@ -231,6 +234,22 @@ def submit(
     if draft.doubt:
         _confirm(draft.doubt, dry_run=how.dry_run is not None)
     return _submit_to(context, draft, how)
+
+
+def _check_files(ctx: typer.Context, command: Command | None) -> None:
+    """Raise UsageError or JobStorageError where a file decides what is sent, or where to, and may not."""
+    from elasticctl.cli.submit import job_file
+
+    written: JobFile = ctx.meta.get(JOB_FILE) or job_file.JobFile()
+    project: JobFile = ctx.meta.get(PROJECT_FILE) or job_file.JobFile()
+    names = []
+    for name in {*written.options, *project.options}:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "DEFAULT_MAP":
+            names.append(name)
+    runs_its_script = command is not None and written.script and command.script == written.script
+    job_file.check_reach(written, [*(["script"] if runs_its_script else []), *names])
+    job_file.check_reach(project, [name for name in names if name not in written.options])
 
 
 def _what_to_run(
