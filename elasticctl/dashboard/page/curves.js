@@ -6,7 +6,7 @@ import { marks, range, smoothed, spansDecades, together } from "./course.js";
 import { Differences } from "./differences.js";
 import { el, keyed, say, show, table } from "./dom.js";
 import { curves, tablePath } from "./feed.js";
-import { href } from "./list.js";
+import { ended, href } from "./list.js";
 import { sheet } from "./svg.js";
 import { clock, count, number, plural, span } from "./words.js";
 
@@ -16,7 +16,7 @@ const WAIT_MS = 120; // somebody who drags or turns the wheel goes on
 const MAX_SHOWN = 12;
 const MAX_COMPARED = 4;
 const SMOOTH = { "": "None", 0.6: "Light", 0.9: "Medium", 0.97: "Strong" };
-const NO_CURVE = "No steps reported yet. Scripts that use the training library report steps and metrics.";
+const NO_CURVE = "Scripts that use the training library report steps and metrics.";
 const COUNTED = { step: "Steps", samples: "Samples" };
 const NO_SAMPLES = "How many samples its steps had is not known: only run.loader, ElasticDataLoader and the Hugging Face hook tell, and of what is kept in a storage.";
 const UNKEPT = "Only about a hundred points of each curve are known: ";
@@ -231,7 +231,7 @@ export class Curves {
     this.all.disabled = this.#zoom === null;
     keyed(this.place, shown, (name) => name, (name) => this.#chart(name).node, (_, name) => this.#drawMetric(name, runs, over, { ...timed, range: within }, name === shown.at(-1)));
     show(this.none, own !== undefined && !shown.length);
-    say(this.none, this.#known.curve.at.length ? "The script reports no metric." : NO_CURVE);
+    say(this.none, this.#known.curve.at.length ? "The script reports no metric." : `${ended(job) ? "No steps were reported." : "No steps reported yet."} ${NO_CURVE}`);
     this.#drawSteps(timed, over);
     this.#drawWorkers(timed, all);
     this.#fillValues(runs, names);

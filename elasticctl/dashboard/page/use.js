@@ -42,7 +42,7 @@ export class Course {
 
   constructor(on) {
     this.on = on;
-    this.place = el("div", { class: "metric-charts" });
+    this.place = el("div", { class: "use-charts" });
     this.note = el("p", { class: "muted small-note" }, KEPT);
     this.values = el("div");
     this.details = el("details", { class: "values" }, el("summary", {}, "Use over time as a table"), this.values);
