@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ TOKENS = {
     "slack hook": f"https://hooks.slack.com/{'services'}/T{letters(8)}/B{letters(8)}/{letters(24)}",
     "stripe": f"{'sk_live_'}{letters(24)}",
     "npm": f"//registry.npmjs.org/:_auth{'Token'}={letters(36)}",
+    "npm, older": f"//registry.corp.example/:_auth={letters(28)}==",
+    "npm password": f"//registry.corp.example/:_{'password'}={letters(24)}",
+    "google login": f'{{"type": "authorized_user", "refresh_token": "{"1//0"}{letters(90)}"}}',
+    "kube token": f"users:\n- name: a\n  user:\n    {'token'}: {letters(60)}\n",
+    "wireguard": f"[Interface]\nPrivate{'Key'} = {letters(43)}=\n",
+    "header": f"curl -H 'Authorization: {'Bearer'} {letters(40)}'",
     "pypi": f"{'pypi-AgE'}IcHlwaS5vcmc{letters(60)}",
     "docker": f"{'dckr_pat_'}{letters(27)}",
     "databricks": f"{'dapi'}{letters(32, '0123456789abcdef')}",
@@ -63,6 +70,8 @@ HARMLESS = {
     "stand-in": f"token = '{'hf_'}{'x' * 34}'  # or {'ghp_'}YOUR_TOKEN_HERE_{'0' * 30}",
     "from the environment": "api_key = os.environ['OPENAI_API_KEY']\nsecret_key=${SECRET_KEY}\ntoken: {{ token }}",
     "interpolated": "url = f'postgres://{user}:{password_of_the_database}@{host}/runs'",
+    "header of a variable": "headers = {'Authorization': f'Bearer {token_of_the_service_account()}'}",
+    "a user of something": "user:\n  name: a\n  email: token@example.org\n",
     "code": "self.key_value_projection_weight = access_key_padding_mask_broadcast_to_heads_2d\nsk-learn-like-name",
     "digest": "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1573d0f00a08",
     "allowed": f"token = '{'ghp_'}{letters(36)}'  # pragma: allowlist secret",
@@ -204,3 +213,46 @@ def test_every_way_to_submit_a_folder_is_searched(
     assert run("rerun", "first", "--same-code", "--dry-run").code == 0
     (project / ".elasticctlignore").write_text("/notes.txt\n")
     assert run("submit", "train.py", "--dry-run").code == 0
+
+
+COPIES = (
+    "{}~",
+    "{}.bak",
+    "{}.old",
+    "{}.orig",
+    "{} copy",
+    "{} copy 2",
+    "#{}#",
+    "copy of {}",
+    "{}.1",
+    "{}.bak~",
+    "{}_old",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [".env", "id_ed25519", ".netrc", "prod.env", "kubeconfig", "secrets.yaml", "a/.aws/credentials"]
+)
+def test_a_copy_of_a_credential_is_one(name: str) -> None:
+    folder, slash, last = name.rpartition("/")
+    for copy in COPIES:
+        path = f"{folder}{slash}{copy.format(last)}"
+        assert by_name(path) == by_name(name) != "", path
+    stem, dot, end = last.rpartition(".")
+    if stem:
+        assert by_name(f"{folder}{slash}{stem} (1){dot}{end}") == by_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.bak", ".env.example.bak", "id_rsa.pub.old", "train.py~", "environment.1", "key.old.py"]
+)
+def test_a_copy_of_something_else_is_none(name: str) -> None:
+    assert by_name(name) == ""
+
+
+@pytest.mark.parametrize("part", [".bak", " copy", ".1", "~", "#", " (1)", "_old."])
+def test_no_name_takes_long(part: str) -> None:
+    """As long as file systems allow."""
+    began = time.process_time()
+    by_name((part * 255)[:255] + "!")
+    assert time.process_time() - began < 0.5

@@ -31,7 +31,10 @@ NAMES: tuple[tuple[str, str], ...] = (
         "passwords of hosts",
         ".netrc _netrc *.netrc .authinfo .htpasswd .pgpass pgpass.conf .my.cnf .mylogin.cnf *.ovpn *.rdp",
     ),
-    ("credentials of a registry", ".pypirc .dockercfg .docker/config.json .cargo/credentials* .gem/credentials"),
+    (
+        "credentials of a registry",
+        ".pypirc .m2/settings.xml .dockercfg .docker/config.json .cargo/credentials* .gem/credentials",
+    ),
     ("the state of an infrastructure", "*.tfstate *.tfstate.* *.tfvars *.tfvars.json .terraformrc .pulumi/*"),
     ("a token", "kaggle.json huggingface/token .huggingface/token .vault-token *vault_pass* .comet.config .token"),
     ("secrets", "secrets.yaml secrets.yml secrets.json secrets.toml secrets.ini secrets.env .secrets .secrets.*"),
@@ -43,11 +46,21 @@ NAMES: tuple[tuple[str, str], ...] = (
 _SAMPLES = (".example", ".sample", ".template", ".tmpl", ".dist", ".pub", ".md", ".py")
 """Ends of files that only show what such a file looks like, and of public keys."""
 
+_COPY = re.compile(
+    r"^#?(?:copy of )?([^/]+?)"
+    r"(?:#|~|[._-](?:bak|backup|old|orig|save|saved|copy|swp|swo|rej|tmp|\d{1,3})| copy(?: \d+)?| \(\d+\))*"
+    r"((?:\.[a-z0-9]{1,5})?)$",
+    re.ASCII,
+)
+"""What editors, file managers and people make of the name of a file when they keep a copy of it."""
+
 
 def by_name(path: str) -> str:
     """What a file at this path of a workspace is, if its name says that it holds credentials; "" if not."""
     folded = f"/{path.lower()}"
-    name = folded.rpartition("/")[2]
+    folder, _, name = folded.rpartition("/")
+    name = _COPY.sub(r"\1\2", name)
+    folded = f"{folder}/{name}"
     if name.endswith(_SAMPLES):
         return ""
     for what, patterns in NAMES:
@@ -98,6 +111,7 @@ SHAPES: tuple[Shape, ...] = (
         r"(?: BLOCK)? ?-{4,5}(?s:.{0,400}?)[A-Za-z0-9+/]{40}",
         before="-{4,5} ?BEGIN (?:[A-Z0-9]+ ){0,4}",
     ),
+    _shape("a private key", "PrivateKey", r"\s*=\s*(?P<value>[A-Za-z0-9+/]{43}=)"),
     _shape("a private key", "PuTTY-User-Key-File-", r"\d: \S+"),
     _token("a private key", "AGE-SECRET-KEY-1", "[0-9A-Z]{50,}"),
     *(_token("an access key of AWS", start, f"[A-Z2-7]{{16}}{_END}") for start in ("AKIA", "ASIA")),
@@ -109,6 +123,7 @@ SHAPES: tuple[Shape, ...] = (
     ),
     _token("an API key of Google", "AIza", f"[A-Za-z0-9_-]{{35}}{_END}"),
     _token("a token of Google", "ya29.", "[A-Za-z0-9_-]{20,}"),
+    _token("a token of Google", "1//0", f"{_WORD}{{40,}}"),
     _token("a client secret of Google", "GOCSPX-", f"{_WORD}{{20,}}"),
     _shape("a key of Azure storage", "AccountKey=", "(?P<value>[A-Za-z0-9+/=]{40,})"),
     _shape("a signed URL of Azure", "sv=20", r"[^\s\"']{5,400}?sig=(?P<value>[A-Za-z0-9%/+]{30,})"),
@@ -133,7 +148,7 @@ SHAPES: tuple[Shape, ...] = (
     _token("a key of Stripe", "rk_live_", "[A-Za-z0-9]{20,}"),
     _token("a key of SendGrid", "SG.", r"[\w-]{16,32}\.[\w-]{30,}"),
     _token("a token of npm", "npm_", f"[A-Za-z0-9]{{36}}{_END}"),
-    _shape("a token of npm", "_authToken", r"\s*=\s*(?P<value>[\w-]{16,})"),
+    _shape("a token of npm", ":_", r"(?:authToken|auth|password)\s*=\s*\"?(?P<value>[\w+/-]{16,}={0,2})"),
     _token("a token of PyPI", "pypi-AgE", f"{_WORD}{{40,}}"),
     _token("a token of Docker", "dckr_", f"[po]at_{_WORD}{{20,}}"),
     _token("a token of DigitalOcean", "do", "[opr]_v1_[a-f0-9]{64}"),
@@ -147,6 +162,15 @@ SHAPES: tuple[Shape, ...] = (
     _token("a token of Atlassian", "ATATT3x", f"{_WORD}{{50,}}"),
     _shape("a JSON web token", "eyJ", r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{16,}"),
     _shape("a client key of a cluster", "client-key-data", r"\"?:\s*\"?(?P<value>[A-Za-z0-9+/=]{60,})"),
+    _shape(
+        "a token of a cluster", "user:", r"\s{1,20}(?:[\w-]+:[^\n]*\n\s{1,20}){0,4}token:\s*\"?(?P<value>[\w.-]{16,})"
+    ),
+    _shape(
+        "a token in a header",
+        "authorization",
+        r"[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)[ ](?P<value>(?=[\w+/.-]*\d)\w[\w.+/=-]{19,})",
+        folded=True,
+    ),
     _shape("a login of a registry", '"auth"', r"\s*:\s*\"(?P<value>[A-Za-z0-9+/=]{16,})\""),
     _shape("a password of a host", "machine", r"\s+\S+\s+login\s+\S+\s+password\s+(?P<value>\S{6,})"),
     _shape("a password in a URL", "://", r"[\w.%+-]{0,60}:(?P<value>[^\s@/:\"'`]{8,100})@[\w.\[-]"),
