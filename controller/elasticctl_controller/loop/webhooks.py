@@ -120,6 +120,8 @@ class Caller:
     async def post(self, project: str, url: str, message: bytes) -> Answer:
         """Send one message. Raises NoAnswer, or WebhookError where the URL may not be called."""
         host = urlsplit(url).hostname or ""
+        if not host.isascii():  # aiohttp folds such letters, and takes what comes out for an address that needs no name
+            raise WebhookError("its host has letters beyond ASCII. FIX: write it as xn--...")
         if _is_address(host):  # which nobody resolves
             self._rules.check(host, host)
         proxy = _proxy_for(url, host)

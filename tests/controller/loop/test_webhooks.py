@@ -129,3 +129,32 @@ def test_a_proxy_decides_what_is_reached(names: dict[str, list[str]], monkeypatc
         with pytest.raises(WebhookError):
             post(WebhookRules(), "http://169.254.169.254/latest")
         assert len(proxy.calls) == 1
+
+
+LOOKS = [
+    "127.0.0.1", "127.0.0.1.", "0x7f000001", "0x7f.0.0.1", "2130706433", "017700000001", "127.1", "0", "[::1]",
+    "[::ffff:127.0.0.1]", "localhost", "LOCALHOST.", "\u2460\u2461\u2466.\u24ea.\u24ea.\u2460",
+    "\uff11\uff12\uff17.0.0.1",
+    "127\u30020\u30020\u30021", "%31%32%37.0.0.1", "127%2e0.0.1", "[::1%25lo]", "example.com@127.0.0.1",
+    "127.0.0.1#@example.com", "example.com\\@127.0.0.1", "127.0.0.1%00.example.com", "12\t7.0.0.1", "127.000.000.001",
+]  # fmt: skip
+"""Ways to write this machine's address, which one reader of URLs takes for it and another does not."""
+
+
+@pytest.mark.parametrize("host", LOOKS)
+def test_however_it_is_written_this_machine_is_not_called(host: str) -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        server.settimeout(0.05)
+        url = f"http://{host}:{server.getsockname()[1]}/"
+
+        async def call() -> None:
+            caller = Caller(webhooks.EVERY_PUBLIC_HOST, 2.0)
+            try:
+                await caller.post("project", url, b"{}")
+            finally:
+                caller.close()
+
+        with pytest.raises((WebhookError, NoAnswer)):
+            asyncio.run(call())
+        with pytest.raises(TimeoutError):
+            server.accept()
