@@ -183,12 +183,13 @@ class Runs:
 
 
 class Kueue:
-    """Queues in a cohort, each with its own quota in GPUs, as Kueue decides with `withinClusterQueue: LowerPriority`.
+    """Queues in a cohort, each with its own quota in GPUs, as Kueue decides with the preemption of docs/sharing.md.
 
     `reclaims_any`: `reclaimWithinCohort` is `Any`, and not `LowerPriority`.
 
     Of the queues' first ones, those are tried first that borrow nothing. What does not fit preempts lower priorities of
-    its own queue, and what other queues have borrowed if it borrows nothing, or else lets the next of its queue try.
+    its own queue, and of what other queues have borrowed workers above minima, or anything if it borrows nothing, or
+    else lets the next of its queue try.
     """
 
     def __init__(self, quota: dict[str, int], reclaims_any: bool) -> None:
@@ -230,7 +231,8 @@ class Kueue:
                 may = lower
             else:
                 over = self.used(queue_of(one)) - given > self.quota[queue_of(one)]
-                may = reclaims and over and (lower or self.reclaims_any)
+                below = priority(one) < min(0, priority(wanted))
+                may = over and (below or (reclaims and (lower or self.reclaims_any)))
             if may and room < size(wanted):
                 chosen.append(one)
                 room += size(one)
