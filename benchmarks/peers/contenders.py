@@ -1,0 +1,141 @@
+"""The jobs: manifests that differ in nothing but in who looks after the workers, and how well that one is set up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import STORE_SERVER
+from benchmarks.replicas import ADDRESS, Replicas, prepare
+from elasticctl.api.codec import Manifest
+from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
+from elasticctl.kubeapi.connection import Connection, resource_path
+
+NAME, NAMESPACE, IMAGE, STATE = "peers", "default", "lab/trainer:dev", "/state"
+SCRIPT = Path(__file__).parents[1] / "recovery_train.py"
+WORKERS, STEP_S, SAVE_EVERY_STEPS, GRACE_S = 3, 0.05, 20, 10
+PATIENT = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+TUNED_CONF = {"is_host": "0", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """`path` is where its jobs are, `replicas` how their number of workers is set in a patch."""
+
+    name: str
+    path: str
+    replicas: tuple[str, ...]
+    pods: str
+    manifest: Manifest = field(default_factory=dict)
+
+    def size(self, workers: int) -> Manifest:
+        """The patch that scales the job."""
+        patch: Any = {"replicas": workers}
+        for name in reversed(self.replicas):
+            patch = {name: patch}
+        return {"spec": patch}
+
+
+def _pod(container: str, command: list[str], folder: Path, **more: Any) -> Manifest:
+    script = [str(SCRIPT), "--storage", f"file://{STATE}/checkpoints", "--steps", f"{STATE}/steps"]
+    script += ["--step-s", str(STEP_S), "--save-every-steps", str(SAVE_EVERY_STEPS)]
+    worker = {
+        "name": container,
+        "image": IMAGE,
+        "command": [*command, *script],
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "volumeMounts": [{"name": "state", "mountPath": STATE}],
+    }
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"benchmark": NAME}},
+    }
+    spec = {
+        "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [worker],
+        "volumes": [{"name": "state", "hostPath": {"path": str(folder), "type": "Directory"}}],
+        "topologySpreadConstraints": [spread],
+        **more,
+    }
+    return {"metadata": {"labels": {"benchmark": NAME}}, "spec": spec}
+
+
+@contextmanager
+def elasticjob(api: Connection, folder: Path) -> Iterator[Contender]:
+    """Ours with nothing set, under two controllers."""
+    prepare(api)
+    launch = str(Path(sys.executable).with_name("elasticctl-launch"))
+    template = _pod(WORKER_CONTAINER, [launch, "--", sys.executable], folder)
+    replicas = {"replicas": WORKERS, "restartPolicy": "OnFailure", "template": template}
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {"minReplicas": 1, "maxReplicas": WORKERS, "replicaSpecs": {"Worker": replicas}},
+    }
+    with tempfile.TemporaryDirectory() as logs:
+        controllers = Replicas(Path(logs))
+        try:
+            for _ in range(2):
+                controllers.start()
+            controllers.leader()
+            path = resource_path(API_VERSION, NAMESPACE, PLURAL)
+            yield Contender("ElasticJob", path, ("replicaSpecs", "Worker"), f"job-name={NAME}", body)
+        finally:
+            controllers.stop()
+
+
+def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], restart: str, **pod: Any) -> Contender:
+    template = _pod("pytorch", [sys.executable, "-m", "torch.distributed.run"], folder, **pod)
+    worker = {"replicas": WORKERS, "restartPolicy": restart, "template": template}
+    version = "kubeflow.org/v1"
+    body = {
+        "apiVersion": version,
+        "kind": "PyTorchJob",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {
+            "elasticPolicy": {"minReplicas": 1, "maxReplicas": WORKERS, "rdzvBackend": "c10d", **policy},
+            "pytorchReplicaSpecs": {"Worker": worker},
+        },
+    }
+    label = f"training.kubeflow.org/job-name={NAME}"
+    path = resource_path(version, NAMESPACE, "pytorchjobs")
+    return Contender(name, path, ("pytorchReplicaSpecs", "Worker"), label, body)
+
+
+@contextmanager
+def pytorchjob(api: Connection, folder: Path) -> Iterator[Contender]:
+    """Kubeflow's with its defaults: the first worker has the store, and a rank that fails ends its agent."""
+    yield _pytorchjob("PyTorchJob", folder, {}, "OnFailure")
+
+
+@contextmanager
+def pytorchjob_tuned(api: Connection, folder: Path) -> Iterator[Contender]:
+    """The best that was found: a store outside the workers, short timeouts, many restarts, no patience with nodes."""
+    command = [sys.executable, STORE_SERVER, "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            policy = {
+                "rdzvHost": ADDRESS,
+                "rdzvPort": int(server.stdout.readline()),
+                "maxRestarts": 100,
+                "rdzvConf": [{"key": key, "value": value} for key, value in TUNED_CONF.items()],
+            }
+            tolerations = [
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1} for key in PATIENT
+            ]
+            yield _pytorchjob("PyTorchJob, tuned", folder, policy, "OnFailure", tolerations=tolerations)
+        finally:
+            server.kill()
+
+
+CONTENDERS = {"elasticjob": elasticjob, "pytorchjob": pytorchjob, "pytorchjob-tuned": pytorchjob_tuned}
