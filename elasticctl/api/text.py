@@ -11,8 +11,13 @@ _FOR_EVER_S = 1e12
 """Durations calculated from odd numbers may be infinite; this is the most that is printed."""
 
 
-# Control characters but for tabs and newlines, and those by which text claims to run the other way.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Control characters but for tabs and newlines; those by which text claims to run the other way, or hides that something
+# is there (but for the joiners that scripts and emoji are written with); and halves of characters, which nothing can
+# print.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 COLOUR_CODES = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 _PLAIN_AGAIN = "\x1b[0m"
 
@@ -23,7 +28,13 @@ def visible(text: str) -> str:
     A terminal would obey them: they move the cursor, rename the window, hide and rewrite what is printed. The escapes
     are those of JSON, so that JSON stays what it is.
     """
-    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text if text.isprintable() else _CONTROLS.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    """As JSON has it: a character beyond 16 bits in two halves."""
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def visible_line(text: str) -> str:

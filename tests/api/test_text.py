@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +56,16 @@ def test_only_whole_colour_codes_pass(text: str) -> None:
         assert not codes.strip("0123456789;:")
         left = before + rest
     assert harmless(left)
+
+
+@pytest.mark.parametrize("char", "\u200e\u200f\u061c\u200b\u2060\u206a\ufeff\xad\U000e0041\ud800\ufff9\u180e")
+def test_what_nobody_sees_is_shown_and_stays_json(char: str) -> None:
+    """Marks that turn text around, blanks without width, letters of tags, and halves that no terminal can print."""
+    assert char not in visible(f"a{char}b")
+    assert json.loads(f'"{visible(f"a{char}b")}"') == f"a{char}b"
+    visible_line(f"a{char}b").encode()
+
+
+def test_joiners_of_scripts_and_emoji_stay() -> None:
+    for text in ("\u0645\u06cc\u200c\u062e\u0648", "\U0001f469\u200d\U0001f467"):
+        assert visible(text) == text
