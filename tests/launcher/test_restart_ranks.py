@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from elasticctl.api.codec import from_json
-from elasticctl.api.status import JobStatus, RankFailure
+from elasticctl.api.status import GroupGeneration, JobStatus, RankFailure
 from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_launcher.ranks.drain import Limits
 from tests.support.launcher_lab import JOB_UID, RANK, Lab
@@ -159,6 +160,23 @@ def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None
     assert before[0] in pids(pair, "a-0")
     pair.until(lambda: len(pids(pair, "a-0")) > 1)
     assert len(pids(pair, "a-0")) == 2, "stopped once, for the newcomer, not for the restart"
+
+
+def test_a_failure_that_a_service_has_judged_and_not_stored_is_told_to_the_next(pair: Lab) -> None:
+    """It is killed in the pause before the ranks start again, before anything of the failure is in the job's status."""
+    pair.rules = GroupRules(limit=9, pause_s=600.0, longest_pause_s=600.0)
+    before = JobStatus(generation=1, failures_since_commit=1)
+    pair.restart_service(before)
+    pair.until(lambda: pair.site.service.view("default/job", JOB_UID).generations)
+    (pair.folder / "fail-a-1").touch()
+    pair.until(lambda: pair.site.service.groups["default/job"].judged is not None)
+    (pair.folder / "fail-a-1").unlink()
+    pair.until(lambda: len(pair.site.service.groups["default/job"].joined) == 2)
+    pair.restart_service(replace(before, generations=(GroupGeneration(1, ("a-0", "a-1")),)))
+    pair.until(lambda: "of 2 generation 2" in pair.output("a-0") and "of 2 generation 2" in pair.output("a-1"))
+    failure = pair.site.service.view("default/job", JOB_UID).generations[0].failure
+    assert failure is not None
+    assert (failure.worker, failure.error) == ("a-1", "ValueError: the loss is not a number")
 
 
 def test_a_group_forms_over_ipv6(lab: Lab) -> None:

@@ -83,9 +83,11 @@ class WorkerIdentity:
 class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
-    `prepared`: this worker's ranks have been started already, or need not; a caller that sets it to False handles
-    RanksWanted. `stays()`: those of its last generation can go on in their processes, and need no start.
-    `serves_commands`: it has none, but runs what another worker tells it, so no change of the group stops anything.
+    `failed()` is the report of the failure for which this worker joins again, if nothing excuses it: a service that
+    was restarted before it could store it would not know. `prepared`: this worker's ranks have been started
+    already, or need not; a caller that sets it to False handles RanksWanted. `stays()`: those of its last
+    generation can go on in their processes, and need no start. `serves_commands`: it has none, but runs what
+    another worker tells it, so no change of the group stops anything.
 
     `join_timeout_s` limits the wait for a group; 0: none. `heartbeat`, if any, says what the launcher does.
 
@@ -105,6 +107,7 @@ class ServiceRendezvous(RendezvousHandler):
         self.poll: Poll = heartbeat.poll if heartbeat else lambda verb, body: client.call(verb, body, POLL_TIMEOUT_S)
         self.generation = 0
         self.prepared = True
+        self.failed: Callable[[], Mapping[str, Any] | None] = lambda: None
         self.serves_commands = False
         self.stays: Callable[[], bool] = lambda: False
         self.stale = threading.Event()
@@ -199,7 +202,8 @@ class ServiceRendezvous(RendezvousHandler):
         backoff = Backoff()
         while time.monotonic() < deadline:
             try:
-                answer = self.poll("join", body)
+                failed = self.failed()
+                answer = self.poll("join", {**body, "failed": failed} if failed else body)
             except ServiceAway:
                 time.sleep(backoff.next_s())
                 continue

@@ -104,6 +104,7 @@ class Agent(SimpleElasticAgent):
         handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
         handler.on_leave = self._note_leave_due
         handler.stays = self._ranks.can_stay
+        handler.failed = self._unexcused_report
         self._got_sigterm = False
         self._sigterm_raises = False
         self._is_excused, self._found = False, ""
@@ -446,6 +447,11 @@ class Agent(SimpleElasticAgent):
     def _failure_of(self, rank: Rank) -> WorkerFailure:
         error_file = self._ranks.reports.error_file(self._handler.generation, rank.rank)
         return WorkerFailure.of_rank(*self._place(), rank, error_file)
+
+    def _unexcused_report(self) -> dict[str, Any] | None:
+        """How the ranks of the last generation failed here, as it was reported; None where nothing is to be counted."""
+        failure = self.failure
+        return None if failure is None or failure is not self._reported or self._is_excused else failure.to_report()
 
     def _as_judged(self, failure: WorkerFailure) -> WorkerFailure:
         """The failure that this worker is to blame for, whatever it looked like from here."""

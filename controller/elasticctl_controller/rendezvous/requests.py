@@ -158,6 +158,13 @@ def read_end(body: Mapping[str, Any], uid: str, name: str, now: float) -> RanksE
     )
 
 
+def recall_failure(group: Group, body: Mapping[str, Any], member: Member, generation: int, now: float) -> None:
+    """A member that joins again may tell of the failure for which it does."""
+    failed = body.get("failed")
+    if isinstance(failed, Mapping):
+        group.recall(read_end(failed, member.uid, member.name, now), generation, now)
+
+
 def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:
     """Record that a worker has called, and what it says it is doing; True if that is something new."""
     doing, uid = body.get("doing"), body.get("uid")

@@ -68,6 +68,7 @@ from elasticctl_controller.rendezvous.requests import (
     read_seconds,
     read_text,
     read_world,
+    recall_failure,
 )
 from elasticctl_controller.rendezvous.turns import Turns
 
@@ -394,6 +395,7 @@ class RendezvousService:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
             if unprepared and group.has_to_prepare(member, generation, now):
                 return {"state": "prepare", "ranks": group.ranks_of_others(member)}
+            recall_failure(group, body, member, generation, now)
             serves_commands = body.get("serves_commands") is True
             group.join(member, generation, now, stay=body.get("stays") is True, serves_commands=serves_commands)
             note_sign(group, body, now)

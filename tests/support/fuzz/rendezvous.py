@@ -27,7 +27,8 @@ PROGRESS = {
 }  # fmt: skip
 _COMMITTED = {"kind": "committed", "committed": 1, "url": "file:///a", "size_bytes": 1, "duration_s": 0.5}
 BODIES: Mapping[str, Mapping[str, Any]] = {
-    "join": {**_LIFE, **_MEMBERS[0], "prepared": False},
+    "join": {**_LIFE, **_MEMBERS[0], "prepared": False,
+             "failed": {"generation": 1, "of_peers": False, "ended_s_ago": 1.5, "failure": {"error": "x"}}},
     "watch": {**_LIFE, "members": _MEMBERS, "draining": True},
     "finish": _LIFE,
     "notice": {"uid": "uid-a", "reason": "spot", "stays": True, "in_s": 30.0},

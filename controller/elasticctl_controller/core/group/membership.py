@@ -394,6 +394,16 @@ class Group:
             self.failures += 1  # it broke while there was no service; who else was lost then, nobody can tell
             self.judged = Judgement(generation, end, exits=not self._may_restart(end))
 
+    def recall(self, end: RanksEnd, generation: int, now: float) -> None:
+        """A member that joins again says why: its failure counts if it was judged by a service that could not store it.
+
+        That service has let it join again, so this one does too.
+        """
+        self._note_unseen(generation)
+        if generation and generation == self.unseen:
+            self.fail(end, generation, now)
+            self.judged = None if self.judged is None else replace(self.judged, exits=False)
+
     def _note_unseen(self, generation: int) -> None:
         """A member of this generation calls; it may have ended while there was no service."""
         if self.adopts(generation):

@@ -700,6 +700,35 @@ def test_a_failure_while_no_service_ran_counts_whoever_of_its_peers_calls_first(
     assert (failure.error, group.failures) == ("ValueError: the bug", 1)
 
 
+@pytest.mark.parametrize("limit", [0, 3])
+def test_a_failure_that_was_judged_but_not_stored_counts_when_its_worker_joins_again(limit: int) -> None:
+    """The service was restarted in the pause before the next generation."""
+    bug = RankFailure("application", "job-worker-0", 0, 1, error="ValueError: the bug", at=Timestamp(40.0))
+    victim = RanksEnd("u1", "job-worker-1", 39.0, RankFailure(error="Connection closed"), of_peers=True)
+    group = restored(0, 1)
+    group.rules = GroupRules(limit=limit)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    for index, end in ((1, victim), (0, RanksEnd("u0", "job-worker-0", 40.0, bug))):
+        group.recall(end, 4, 51.0)
+        group.join(member(index), 4, 51.0)
+    assert (group.generation, group.failures) == (5, 1), "it was told to go on, so it does"
+    failure = group.history.generations[0].failure
+    assert failure is not None
+    assert failure.error == "ValueError: the bug"
+
+
+def test_a_service_that_knows_the_failure_does_not_count_it_again() -> None:
+    group = formed(0, 1)
+    fail(group, 0, 5.0, error="ValueError: the bug")
+    fail(group, 1, 5.1, of_peers=True)
+    assert group.judged is not None
+    group.recall(group.judged.end, 1, 6.0)
+    for index in (0, 1):
+        group.join(member(index), 1, 6.0)
+    group.recall(RanksEnd("u0", "job-worker-0", 5.0), 1, 7.0)
+    assert group.failures == 1
+
+
 def restored(*indexes: int) -> Group:
     """The group of these workers as a restarted service knows it, from generation 4, which formed at 40 s."""
     last = GroupGeneration(4, tuple(f"job-worker-{i}" for i in indexes), formed_at=Timestamp(40.0))
