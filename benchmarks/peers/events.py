@@ -22,6 +22,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
 KEPT, STRUCK = "node-1", "node-2"
 """The operator's pod is on the first, and what happens to a node happens to the second."""
+DRAINED, SILENT = "a node is drained", "a node is silent"
 STEADY_LIMIT_S, LIMIT_S = 240.0, 240.0
 RECENT_S = 600.0
 AFTER_S = 2.0
@@ -60,7 +61,7 @@ class Job:
         except Missing:
             cost = None
         finally:
-            self._mend()
+            self._mend(event)
         return Happened(self._contender.name, event, cost)
 
     def delete_pod(self) -> None:
@@ -86,9 +87,11 @@ class Job:
         found = outcome(self._recent(), at, expected)
         return found.first_step_s is not None and (found.last_step_s or 0.0) >= found.first_step_s + AFTER_S
 
-    def _mend(self) -> None:
-        subprocess.run([LAB, "start-node", STRUCK], check=False, capture_output=True, timeout=120)
-        subprocess.run(["kubectl", "uncordon", STRUCK], check=False, capture_output=True, timeout=60)
+    def _mend(self, event: str) -> None:
+        if event == SILENT:  # a second start of a node that lives would leave the first one's processes behind
+            subprocess.run([LAB, "start-node", STRUCK], check=True, capture_output=True, timeout=120)
+        if event == DRAINED:
+            subprocess.run(["kubectl", "uncordon", STRUCK], check=True, capture_output=True, timeout=60)
         until(self._is_ready, 90, f"{STRUCK}, ready")
 
     def _is_ready(self) -> bool:
@@ -118,8 +121,8 @@ class Job:
 
 EVENTS: dict[str, Callable[[Job], None]] = {
     "a pod is deleted": Job.delete_pod,
-    "a node is drained": Job.drain_node,
-    "a node is silent": Job.silence_node,
+    DRAINED: Job.drain_node,
+    SILENT: Job.silence_node,
     "scaled down": lambda job: job.scale(WORKERS - 1),
     "scaled up": lambda job: job.scale(WORKERS),
 }
