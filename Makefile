@@ -15,11 +15,11 @@ BUILD  ?= docker
 TAG    ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=registry.example/team))/elasticctl-$(1):$(TAG)
 
-.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup
+.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
-	$(BIN)/python examples/digits/demo.py
+	$(BIN)/python examples/digits/demo.py $(if $(EPOCHS),--epochs $(EPOCHS))
 
 quick: $(VENV)/.dev  ## the tests that start no process and no server, with fewer examples: a minute
 	$(PYTEST) $(SPREAD) -m "not slow and not cluster and not browser"
@@ -63,6 +63,12 @@ docs: $(VENV)/.dev  ## the documentation as a site, in site/
 
 startup: $(VENV)/.dev  ## how long the command line takes to answer
 	$(BIN)/python benchmarks/startup.py
+
+recording: $(VENV)/.dev  ## the demo on a terminal, as a moving picture in docs/images
+	$(BIN)/python -m benchmarks.recordings.demo
+
+quickstart: $(VENV)/.dev  ## put what the quickstart's commands print into its page
+	UPDATE_QUICKSTART=1 $(PYTEST) tests/test_docs.py -k quickstart
 
 images: controller-image trainer-image  ## build both images and push them: make images REGISTRY=registry.example/team BUILD=podman
 
