@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.stories.kueue import GROUP as KUEUE
+from benchmarks.stories.kueue import kueue, set_quota
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
+from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import ANNOTATION_NOTIFY, API_VERSION, LABEL_JOB, QUEUE_LABEL, ElasticJob
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.install import Installer, path_of
@@ -28,8 +31,6 @@ from elasticctl_controller.core.manifests import build_token_secret
 from tests.on_cluster.audit import Audit, need_audit_log
 from tests.on_cluster.commands import kubectl
 from tests.on_cluster.installing import manifests
-from tests.on_cluster.kueue import GROUP as KUEUE
-from tests.on_cluster.kueue import WORKER_CPU_M, kueue, set_quota
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.controller.rights import Right, bound_roles, leader_role, rights_of
@@ -67,7 +68,7 @@ class Life:
         """A job whose workers do little; `labels` and `annotations` are the job's, `pod` is more of its pods' spec."""
         metadata = {part: given.pop(part) for part in ("labels", "annotations") if part in given}
         pod = given.pop("pod", {})
-        container = {"image": IMAGE, "resources": {"requests": {"cpu": f"{WORKER_CPU_M}m"}}}
+        container = {"image": IMAGE, "resources": given.pop("resources", {"requests": {"cpu": "100m"}})}
         job = shell_job(name, script, workers, namespace=self.namespace, container=container, grace_s=1, **given)
         job["metadata"] |= metadata
         job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"] |= pod
@@ -197,12 +198,16 @@ def pod_groups(life: Life) -> None:
 def queueing(life: Life) -> None:
     """A job is admitted, grows by a worker with a Workload of its own, and is suspended; another one waits."""
     labels = {QUEUE_LABEL: QUEUE}
-    with kueue(life.api, life.namespace, (QUEUE,)), priority_classes(life.api):
+    with kueue(life.api, {QUEUE: life.namespace}), priority_classes(life.api):
         set_quota(life.api, QUEUE, 2)
+        resources = {"limits": {GPU_RESOURCE: "1"}}  # which no node needs to have: the pods are there, and wait
         grows = {"sharing": {"automatic": True}, "minReplicas": 1, "maxReplicas": 2}
-        life.create("queued", 2, labels={**labels, f"{KUEUE}/priority-class": QUEUE}, suspend=True, **grows)
+        life.create(
+            "queued", 2, labels={**labels, f"{KUEUE}/priority-class": QUEUE}, suspend=True, resources=resources, **grows
+        )
         wait_until(lambda: len(life.pods("queued")) == 2, PATIENCE_S)
-        life.create("waits", labels=labels, suspend=True, pod={"priorityClassName": QUEUE})
+        waits = {"resources": resources, "pod": {"priorityClassName": QUEUE}}
+        life.create("waits", labels=labels, suspend=True, **waits)
         life.used((KUEUE, "workloadpriorityclasses", "get"), ("scheduling.k8s.io", "priorityclasses", "get"))
         life.patch("queued", {"suspend": True})
         verbs = ("list", "watch", "create", "patch", "delete")
