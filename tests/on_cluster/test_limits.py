@@ -102,7 +102,9 @@ def test_the_controller_writes_tokens_of_jobs_and_no_other_secret(limited: Conne
 
     with suppress(NotFoundError):
         limited.request("DELETE", jobs("owner"))
-    owner = ElasticJob.from_manifest(limited.request("POST", jobs(), job_of("owner")))
+    job = copy.deepcopy(job_of("owner"))
+    job["metadata"]["namespace"] = PROJECT
+    owner = ElasticJob.from_manifest(limited.request("POST", jobs(), job))
     token = build_token_secret(owner, "t", "p")
     name = token["metadata"]["name"]
     loose = copy.deepcopy(token)
