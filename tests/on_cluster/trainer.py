@@ -94,8 +94,9 @@ class Trainer:
         self.patch({"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}})
 
     def patch(self, patch: Manifest) -> None:
-        """Change the job."""
-        self.api.request("PATCH", self._path(), patch, content_type=MERGE_PATCH)
+        """Change the job: its `status` alone, where the patch has one."""
+        path = f"{self._path()}/status" if "status" in patch else self._path()
+        self.api.request("PATCH", path, patch, content_type=MERGE_PATCH)
 
     def pods(self) -> list[Manifest]:
         """The job's pods."""
