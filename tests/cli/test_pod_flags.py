@@ -94,6 +94,7 @@ def test_what_means_nothing_is_refused(words: tuple[str, str], run: Run, private
 def test_a_job_file_says_them_too(
     run: Run, private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / ".git").mkdir()  # what a job file names lies in its repository
     (tmp_path / "code").mkdir()
     monkeypatch.chdir(tmp_path / "code")
     Path("train.py").touch()

@@ -118,6 +118,7 @@ class Election:
         return self._thread.is_alive()
 
     def _run_election(self) -> None:
+        said = ""
         while not self._stopping.is_set():
             sent = self._clock()
             try:
@@ -128,10 +129,13 @@ class Election:
                 self._on_lost()
                 return
             except ElasticctlError as e:
-                log.warning("lease %s/%s: %s", self._me.namespace, self._me.name, e)
+                if str(e) != said:
+                    said = str(e)
+                    log.warning("lease %s/%s: %s; trying again", self._me.namespace, self._me.name, said)
                 self._seen = ("", 0.0)  # while nobody was answered, nobody could renew it
                 self._stopping.wait(RETRY_S)
                 continue
+            said = ""
             self._on_answer()
             if mine:
                 self._hold(sent)
