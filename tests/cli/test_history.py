@@ -38,9 +38,14 @@ def test_a_loss_that_training_has_not_got_over_is_told_beside_the_sum(phase: str
     lost = [{"at": at(10), "worker": "digits-worker-1", "cause": "Killed"}]
     status = {"phase": phase, "interruptions": lost, "scalings": [], "restarts": {"Killed": 1}, "stepsRedone": 0}
     first, *_ = totals_lines(found(**status), AT + 20)
-    assert first == (
-        f"1 interruption (1 {when} recovered from), 0 scalings: 0.0s until training went on, 0 steps done again"
-    )
+    assert first == f"1 interruption (1 {when} recovered from), 0 scalings: 0 steps done again"
+
+
+def test_a_scaling_that_goes_on_has_taken_no_known_time_yet() -> None:
+    scaling = {"at": at(10), "fromWorkers": 3, "toWorkers": 4, "phase": "InProgress"}
+    status = {"phase": "Running", "interruptions": [], "scalings": [scaling], "restarts": {}, "stepsRedone": 0}
+    first, *_ = totals_lines(found(**status), AT + 20)
+    assert first == "0 interruptions, 1 scaling (1 in progress): 0 steps done again"
 
 
 def test_without_steps_there_is_no_goodput() -> None:

@@ -201,7 +201,7 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
         yield f"{job.name}: no interruptions, no scalings"
     else:
         what = plural(found.interruptions, "interruption") + _still_open(job.status)
-        yield f"{what}, {plural(found.scalings, 'scaling')}{_lost(job.status, found)}"
+        yield f"{what}, {plural(found.scalings, 'scaling')}{_going_on(job.status)}{_lost(job.status, found)}"
     part = goodput(job.status, now)
     if part is not None:
         yield goodput_line(part)
@@ -216,7 +216,9 @@ def _lost(status: JobStatus, found: Totals) -> str:
         return ""  # it brings its own rendezvous
     back = "training went on" if reports_steps(status) else "a group had formed again"
     redone = "unknown how many steps" if found.steps_redone is None else plural(found.steps_redone, "step")
-    return f": {span(found.recovery_s + found.scaling_s)} until {back}, {redone} done again"
+    took_s = [item.recovery_s for item in status.interruptions] + [item.recovery_s for item in status.scalings]
+    took = f"{span(found.recovery_s + found.scaling_s)} until {back}, " if set(took_s) - {None} else ""
+    return f": {took}{redone} done again"
 
 
 def _open_end(status: JobStatus) -> str:
@@ -231,6 +233,12 @@ def _still_open(status: JobStatus) -> str:
     still_open = sum(item.recovery_s is None for item in status.interruptions)
     when = "never" if status.phase.terminal else "not yet"
     return f" ({still_open} {when} recovered from)" if still_open and knows_groups(status) else ""
+
+
+def _going_on(status: JobStatus) -> str:
+    """` (1 in progress)`, likewise."""
+    going_on = sum(item.phase is ScalingPhase.IN_PROGRESS for item in status.scalings)
+    return f" ({going_on} in progress)" if going_on and not status.phase.terminal and knows_groups(status) else ""
 
 
 def goodput_line(part: Goodput) -> str:
