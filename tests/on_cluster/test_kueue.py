@@ -83,12 +83,12 @@ def test_workers_that_train_give_way_and_lose_no_step(teller: Teller, api: Conne
 
     cluster.create_job(manifest(elastic, KUEUE, train=True))
     wait_until(lambda: trains(now(), 4), PATIENCE_S)
-    assert held(api, OURS) == 4
+    wait_until(lambda: held(api, OURS) == 4, PATIENCE_S)  # Kueue's own account follows
 
     cluster.create_job(manifest(guest, KUEUE, train=False))
     wait_until(lambda: trains(now(), 3), PATIENCE_S)
     wait_until(lambda: status(cluster, THEIRS, guest.name).phase is Phase.RUNNING, PATIENCE_S)
-    assert (held(api, OURS), held(api, THEIRS)) == (3, 3)
+    wait_until(lambda: (held(api, OURS), held(api, THEIRS)) == (3, 3), PATIENCE_S)
 
     cluster.patch_job(OURS, elastic.name, {"spec": {"suspend": True}})
     wait_until(lambda: now().phase is Phase.SUSPENDED and not cluster.list_pods(OURS, elastic.name), PATIENCE_S)
