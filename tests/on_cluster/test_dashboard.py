@@ -110,7 +110,7 @@ def address(crd: None, api: Connection) -> Iterator[str]:
 
 
 def _answers(address: str) -> bool:
-    with suppress(ConnectionRefusedError):
+    with suppress(OSError):
         socket.create_connection((address, 80), 20).close()
         return True
     return False
