@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Manifest
@@ -214,6 +214,7 @@ ACTIONS: dict[str, Callable[[World], None]] = {
     killed_at=st.integers(1, 20),
     actions=st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 20)), max_size=5),
 )
+@example(to="west", killed_at=13, actions=[("move in place", 0), ("resume there all the same", 0)])
 def test_wherever_it_is_killed_and_whatever_is_typed_then_at_most_one_place_trains(
     to: str, killed_at: int, actions: list[tuple[str, int]]
 ) -> None:

@@ -105,7 +105,7 @@ class Move:
     """A job's way from one place to another. Each step can be done again.
 
     `uid` is the old job's, `typed` the URL of the command line, blank where there is none; `begun` is where an earlier
-    try has copied to, blank where there was none.
+    try has copied to, and `begun_to` the context that it was to, blank where there was none.
     """
 
     source: Target
@@ -115,6 +115,7 @@ class Move:
     uid: str
     typed: str
     begun: str = ""
+    begun_to: str = ""
 
     def run(self, manifest: Manifest) -> None:
         """Move the job. A failure says where things stand; the same command continues from there."""
@@ -124,10 +125,11 @@ class Move:
             if here.url == there.url:
                 raise UsageError(f"--storage {here.url} is where the job's state is already")
             moved = commits.moved_to(here)
-        if moved is not None and moved.to != there.url:
+        to = self.begun_to or self.new.context.name  # where there may be a job by now
+        if moved is not None and (moved.to, to) != (there.url, self.new.context.name):
             raise JobStorageError(
                 f"{self.old.url} has been moved to {moved.to}. FIX: finish that move with `elasticctl move {name} --to "
-                f"{self.new.context.name} --storage '{moved.to}'`"
+                f"{to} --storage '{moved.to}'`"
             )
         say(f"{name}: from {self.old.context.name} ({here.url}) to {self.new.context.name} ({there.url})")
         if moved is None:

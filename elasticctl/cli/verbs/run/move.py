@@ -106,4 +106,5 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
             f"--storage is needed in context {target.context.name} (FIX: add it, or set it with"
             " `elasticctl config set-context`)"
         )
-    return Move(source, target, old, JobLocation(target.context, target.namespace, url), job.uid, storage, begun)
+    place = JobLocation(target.context, target.namespace, url)
+    return Move(source, target, old, place, job.uid, storage, begun, context if begun else "")
