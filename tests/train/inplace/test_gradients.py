@@ -55,6 +55,11 @@ def take_over_buffers(port: int, from_frozen: bool) -> None:
         os._exit(0)
     model.share_buffers()
     assert (norm.running_mean.tolist(), int(norm.num_batches_tracked)) == ([0.0] * 3, 40)
+    model(torch.rand(4, 3).double()).sum().backward()
+    waited_s = model.reduce_waits_s()
+    assert waited_s > 0.0
+    model.share_buffers()
+    assert model.reduce_waits_s() == waited_s, "buffers are no gradients, and what lies between is no wait for them"
     dist.barrier()
 
 

@@ -71,7 +71,6 @@ class PeerWatch:
         return bool(expected)
 
     def _settle(self, result: Future[torch.Tensor], future: Future[Any]) -> None:
-        self.waits.take()
         with self._lock:
             buffer = self._expected.pop(result, None)
         if buffer is not None:  # else it has been given up, and another group may be under way
@@ -227,7 +226,9 @@ def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBu
             mark = watch.waits.hand_in(is_first=first, is_last=last, on_gpu=buffer.is_cuda)
             work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
             if not buffer.is_cuda:
-                return watch.expect(work.get_future(), buffer)
+                reduced = work.get_future()
+                reduced.add_done_callback(lambda _: watch.waits.take())
+                return watch.expect(reduced, buffer)
             averaged: Future[torch.Tensor] = work.get_future().then(
                 lambda future: _averaged(watch, future, buffer, mark)
             )
