@@ -109,5 +109,5 @@ def test_a_worker_is_stopped_though_the_disk_is_full(
         drained = keeper.drain()
         wait_until(lambda: "the disk is full" in caplog.text)
     assert drained.wait(20)
+    wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Failed")  # it is stored once there is room
     keeper.stop()
-    assert store.list_pods()[0]["status"]["phase"] == "Failed"
