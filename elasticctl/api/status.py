@@ -26,6 +26,8 @@ from elasticctl.api.goal import PlanStatus
 from elasticctl.api.usage import JobUsage, UsageCourse
 
 _RUNNING = "Running"
+GROUP_HANGS = "the group hangs"
+"""How the error of a hang begins, as launchers write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,11 @@ class RankFailure:
     generation: int = 0
     at: Timestamp | None = None
     permanent: bool = False
+
+    @property
+    def is_hang(self) -> bool:
+        """True if no rank has ended by itself: the group stood still."""
+        return self.error.startswith(GROUP_HANGS)
 
 
 @dataclass(frozen=True, slots=True)

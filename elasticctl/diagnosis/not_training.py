@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from elasticctl.api.goal import PlanStatus
 from elasticctl.api.objects import as_text, at
-from elasticctl.api.observed.standstill import GROUP_HANGS
 from elasticctl.api.observed.timeline import NOTIFY_FAILED
 from elasticctl.api.status import Cause, Phase, RankFailure
 from elasticctl.api.text import plural, plural_are, shorten, span, times
@@ -81,7 +80,7 @@ def describe_failure(failure: RankFailure, job: str) -> str:
     if failure.rank is not None:
         who = f"rank {failure.rank} of {who}"
     how = "failed"
-    if failure.error.startswith(GROUP_HANGS):
+    if failure.is_hang:
         return shorten(failure.error)
     if failure.error == Cause.OOM_KILLED:
         return f"{who} was killed because it used more memory than allowed"

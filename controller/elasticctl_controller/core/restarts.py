@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import capacity_of
-from elasticctl.api.observed.standstill import GROUP_HANGS
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.api.status import (
@@ -178,10 +177,9 @@ def complete_failure(end: WorkerEnd) -> RankFailure:
 
 def describe_failure(failure: RankFailure) -> str:
     """One line: worker, rank, exit code or signal, error."""
-    is_hang = failure.error.startswith(GROUP_HANGS)
     details = [
         f"rank {failure.rank}" if failure.rank is not None else "",
-        f"exit code {failure.exit_code}" if failure.exit_code is not None and not is_hang else "",
+        f"exit code {failure.exit_code}" if failure.exit_code is not None and not failure.is_hang else "",
         failure.signal,
     ]
     inside = ", ".join(part for part in details if part)

@@ -25,10 +25,6 @@ class WorkerTokens:
         if job.status.token is not None:
             self._numbers[job.uid] = job.status.token.number
 
-    def forget(self, job_uid: str) -> None:
-        """Forget a job that is gone."""
-        self._numbers.pop(job_uid, None)
-
     def files_of(self, pod: Manifest) -> Mapping[str, str]:
         """The files of a worker, from their names in its folder to what they hold."""
         metadata = pod["metadata"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-GROUP_HANGS = "the group hangs"
-"""A failure whose error begins so was a hang: no rank has ended by itself. Launchers write it."""
 MOST_PLACES = 5
 """Further ranks are only counted: a status holds the sentence."""
 

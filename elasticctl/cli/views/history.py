@@ -16,7 +16,6 @@ from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps
 from elasticctl.api.observed.outlook import step_words
-from elasticctl.api.observed.standstill import GROUP_HANGS
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
@@ -145,7 +144,7 @@ def failure_lines(status: JobStatus) -> list[str]:
         return []
     rank = "" if failure.rank is None else f"rank {failure.rank} of "
     code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
-    end = "" if failure.error.startswith(GROUP_HANGS) else failure.signal or code
+    end = "" if failure.is_hang else failure.signal or code
     head = f"{rank}{failure.worker or 'a worker'}: " + (
         ", ".join(part for part in (end, failure.error) if part) or "failed"
     )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from elasticctl.api.observed.standstill import GROUP_HANGS, RankPlace, describe_standstill
+from elasticctl.api.observed.standstill import RankPlace, describe_standstill
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
 from elasticctl.api.text import plural
@@ -36,11 +36,6 @@ class RanksEnd:
     failure: RankFailure = RankFailure()
     of_peers: bool = False
     permanent: bool = False
-
-    @property
-    def is_hang(self) -> bool:
-        """True if no rank has ended: the group stood still."""
-        return self.failure.error.startswith(GROUP_HANGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +105,7 @@ def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int
     exit code 0 while its own still ran.
     """
     failure = end.failure
-    if end.is_hang:
+    if failure.is_hang:
         others = describe_standstill(elsewhere)
         return replace(end, failure=replace(failure, error=f"{failure.error}; {others}" if others else failure.error))
     if not end.of_peers or not finished:

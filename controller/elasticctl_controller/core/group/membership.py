@@ -646,7 +646,7 @@ class Group:
         A machine that is cut off looks like a hang to its peers, so such a hang is nobody's failure.
         """
         others = {uid for uid in (*self.members, *self.remembered) if uid != end.uid and uid in self.alive}
-        if not end.is_hang or self.known_at is None:
+        if not end.failure.is_hang or self.known_at is None:
             return set()
         return others - self.finished - (set() if end.at < self.known_at else self.signs.keys())
 
