@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from benchmarks.replicas import Replicas, prepare
 from elasticctl.kubeapi.connection import Connection, connect
 from tests.on_cluster.commands import elasticctl, kubectl
+
+R = TypeVar("R", bound=Replicas)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,20 +52,21 @@ def cli_home(api: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="module")
 def replicas(crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     """Two replicas of the controller."""
-    found = Replicas(tmp_path_factory.mktemp("controllers"))
-    try:
+    with stopping(Replicas(tmp_path_factory.mktemp("controllers"))) as found:
         found.start()
         found.start()
         found.leader()
         yield found
+
+
+@contextmanager
+def stopping(replicas: R) -> Iterator[R]:
+    """Stop them in the end, and print what they have logged: pytest shows it with a test that fails."""
+    try:
+        yield replicas
     finally:
         try:
-            found.stop()
+            replicas.stop()
         finally:
-            tell(found)
-
-
-def tell(replicas: Replicas) -> None:
-    """Print what the controllers have logged: pytest shows it with a test that fails."""
-    for replica in replicas.running:
-        print(f"--- {replica.log.name}", replica.log.read_text(), sep="\n")
+            for replica in replicas.running:
+                print(f"--- {replica.log.name}", replica.log.read_text(), sep="\n")

@@ -13,7 +13,7 @@ from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
-from tests.on_cluster.conftest import tell
+from tests.on_cluster.conftest import stopping
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
@@ -31,22 +31,20 @@ def cluster(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory
         served = api.request("GET", GANGS)
         if not any(item["name"] == "podgroups" for item in served["resources"]):
             pytest.skip("the cluster serves no PodGroups: its gate GenericWorkload is closed")
-        controllers = Replicas(tmp_path_factory.mktemp("controllers"))
         found = KubeCluster(api)
         offer(api, PLACES)
         try:
-            controllers.start()
-            controllers.leader()
-            yield found
+            with stopping(Replicas(tmp_path_factory.mktemp("controllers"))) as controllers:
+                try:
+                    controllers.start()
+                    controllers.leader()
+                    yield found
+                finally:
+                    for name in ("first", "second"):
+                        with suppress(ElasticctlError):
+                            found.delete_job(NAMESPACE, name)
         finally:
-            for name in ("first", "second"):
-                with suppress(ElasticctlError):
-                    found.delete_job(NAMESPACE, name)
-            try:
-                controllers.stop()
-            finally:
-                tell(controllers)
-                offer(api, 0)
+            offer(api, 0)
         return
     pytest.skip("the cluster serves no scheduling.k8s.io/v1beta1: its gate GenericWorkload is closed")
 

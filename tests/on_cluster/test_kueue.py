@@ -18,7 +18,7 @@ from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.commands import need_lab
-from tests.on_cluster.conftest import tell
+from tests.on_cluster.conftest import stopping
 from tests.on_cluster.waiting import wait_until
 from tests.support.sharing_story import status, trains
 
@@ -32,8 +32,7 @@ PATIENCE_S, STILL_S = 240.0, 45.0
 @pytest.fixture(scope="module")
 def teller(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teller]:
     """A cluster of six GPUs with Kueue, three of them in either of two queues of one cohort, and a controller."""
-    controllers = Replicas(tmp_path_factory.mktemp("controllers"))
-    try:
+    with stopping(Replicas(tmp_path_factory.mktemp("controllers"))) as controllers:
         controllers.start()
         controllers.leader()
         try:
@@ -42,11 +41,6 @@ def teller(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory)
         except Missing:
             need_lab()
             raise
-    finally:
-        try:
-            controllers.stop()
-        finally:
-            tell(controllers)
 
 
 @pytest.fixture(autouse=True)

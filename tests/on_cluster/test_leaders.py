@@ -15,7 +15,7 @@ from elasticctl.api.errors import NotFoundError
 from elasticctl.kubeapi.connection import Connection, resource_path
 from elasticctl_controller.kube.election import DURATION_S
 from elasticctl_controller.kube.manager import EXIT_LEASE_LOST
-from tests.on_cluster.conftest import tell
+from tests.on_cluster.conftest import stopping
 from tests.on_cluster.images import ClusterOfImages
 from tests.on_cluster.trainer import NAMESPACE, Trainer
 from tests.on_cluster.waiting import wait_until
@@ -59,14 +59,8 @@ def witness(api: Connection, tmp_path: Path) -> Iterator[Witness]:
 
 @pytest.fixture
 def replicas(crd: None, witness: Witness, tmp_path: Path) -> Iterator[Watched]:
-    found = Watched(tmp_path, witness)
-    try:
+    with stopping(Watched(tmp_path, witness)) as found:
         yield found
-    finally:
-        try:
-            found.stop()
-        finally:
-            tell(found)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.kubeapi.connection import Connection
 from elasticctl_controller.core.group.tokens import EVERY_S
 from tests.on_cluster.commands import kubectl
-from tests.on_cluster.conftest import tell
+from tests.on_cluster.conftest import stopping
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
@@ -25,18 +25,13 @@ KUBELET_S = 180
 
 @pytest.fixture
 def trainer(api: Connection, crd: None, tmp_path: Path) -> Iterator[Trainer]:
-    replicas, found = Replicas(tmp_path), Trainer(api, "tokens")
-    try:
+    found = Trainer(api, "tokens")
+    with stopping(Replicas(tmp_path)) as replicas:
         replicas.start()
         replicas.leader()
         found.delete()
         yield found
         found.delete()
-    finally:
-        try:
-            replicas.stop()
-        finally:
-            tell(replicas)
 
 
 def answer(token: str) -> int:

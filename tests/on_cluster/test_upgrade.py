@@ -18,7 +18,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, PLURAL, ElasticJob
 from elasticctl.api.status import Phase
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
-from tests.on_cluster.conftest import tell
+from tests.on_cluster.conftest import stopping
 from tests.on_cluster.images import ClusterOfImages
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job
@@ -54,14 +54,8 @@ def jobs(api: Connection, crd: None) -> Iterator[ClusterOfImages]:
 
 @pytest.fixture
 def replicas(tmp_path: Path) -> Iterator[Replicas]:
-    found = Replicas(tmp_path)
-    try:
+    with stopping(Replicas(tmp_path)) as found:
         yield found
-    finally:
-        try:
-            found.stop()
-        finally:
-            tell(found)
 
 
 def test_nobody_notices_an_upgrade_or_a_rollback(
