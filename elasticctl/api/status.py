@@ -230,7 +230,8 @@ class GroupGeneration:
 
     `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
     optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
-    `failure`: it ended because ranks failed, and the same workers have started them again.
+    `failure`: it ended because ranks failed, and the same workers have started them again. If they hung, `last_step_at`
+    is when they made their last step.
 
     `resumed_from` is where that state was: in the `memory` of ranks that stayed in their processes, in `copies` in the
     memory of launchers, or in `storage`; `resumed_because` says why not in a better place. `copied_every_steps`: such
@@ -252,6 +253,7 @@ class GroupGeneration:
     copied_every_steps: int | None = None
     copies_lack: str = ""
     last_step: int | None = None
+    last_step_at: Timestamp | None = None
     failure: RankFailure | None = None
 
 

@@ -33,6 +33,13 @@ def test_totals_are_two_calm_lines() -> None:
     ]
 
 
+def test_a_group_that_hung_did_not_move_forward_until_the_hang_was_found() -> None:
+    hung = {**GROUPS[0], "lastStepAt": at(16)}
+    progress = {"step": 120, "at": at(51)}
+    lines = list(totals_lines(found(generations=[hung, GROUPS[1]], progress=progress, stepsRedone=10), AT + 51))
+    assert lines[-1] == "training moved forward 67.0 % of 50s (goodput)"
+
+
 @pytest.mark.parametrize(("phase", "when"), [("Running", "not yet"), ("Failed", "never")])
 def test_a_loss_that_training_has_not_got_over_is_told_beside_the_sum(phase: str, when: str) -> None:
     lost = [{"at": at(10), "worker": "digits-worker-1", "cause": "Killed"}]

@@ -209,13 +209,14 @@ def _begin(status: JobStatus) -> float | None:
 
 
 def training_s(status: JobStatus, position: int, end: float) -> float:
-    """Seconds from the first step of a group until it was stopped, or until `end`; 0 before that step."""
+    """Seconds from the first step of a group until it was stopped, or hung, or until `end`; 0 before that step."""
     group, later = status.generations[position], status.generations[position + 1 :]
     if group.first_step_at is None:
         return 0.0
     moments: tuple[float | None, ...] = (end if status.progress.at is None else min(end, status.progress.at),)
     if later:
-        moments = (later[0].opened_at, later[0].formed_at, later[0].first_step_at, group.first_step_at)
+        begun = later[0]
+        moments = (group.last_step_at, begun.opened_at, begun.formed_at, begun.first_step_at, group.first_step_at)
     stop = next(moment for moment in moments if moment is not None)
     return max(0.0, stop - group.first_step_at)
 

@@ -21,6 +21,7 @@ from elasticctl.api.status import (
     JobStatus,
     NotFinite,
     ProgressStatus,
+    RankFailure,
     Scaling,
     ScalingPhase,
     WorkerStatus,
@@ -201,6 +202,26 @@ def test_since_when_a_metric_is_no_number_outlives_the_service():
     assert fold(status) == status
 
 
+def test_a_group_that_hung_keeps_the_time_of_its_last_step():
+    history = TrainingHistory()
+    history.add(GroupGeneration(1))
+    history.note_step(1, ProgressStatus(step=1), NOW)
+    history.note_step(1, ProgressStatus(step=2), NOW + 1)
+    history.note_step(1, ProgressStatus(step=2), NOW + 50)
+    history.note_failure(1, RankFailure(error="the group hangs: rank 0 has been in x for 49s"))
+    assert history.newest is not None
+    assert history.newest.last_step_at == NOW + 1
+
+
+def test_a_group_that_failed_otherwise_trained_until_it_was_stopped():
+    history = TrainingHistory()
+    history.add(GroupGeneration(1))
+    history.note_step(1, ProgressStatus(step=1), NOW)
+    history.note_failure(1, RankFailure(error="ValueError: a bug"))
+    assert history.newest is not None
+    assert history.newest.last_step_at is None
+
+
 def test_a_group_that_goes_on_from_before_begins_without_it():
     history = TrainingHistory()
     for generation, told in enumerate(
@@ -275,7 +296,8 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
     world = [replace(item, generation=number, workers=("a",)) for number, item in enumerate(world, 1)]
     status, counted = JobStatus(), set()
     for first, last in sorted(cuts, key=lambda cut: cut[1]):
-        old, status = status, fold(status, generations=tuple(world[first:last]))
+        told = tuple(world[first:last][-MAX_GENERATIONS:])  # the service keeps no more
+        old, status = status, fold(status, generations=told)
         stepped = {
             g.generation for g in status.generations if g.first_step_at is not None and g.resumed_step is not None
         }
@@ -286,4 +308,4 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
         assert status.generation >= old.generation
         assert len(status.generations) <= MAX_GENERATIONS
         counted |= stepped
-        assert fold(status, generations=tuple(world[first:last])) == status
+        assert fold(status, generations=told) == status
