@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -128,6 +128,8 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     if how.namespace_only and how.sharing:
         raise UsageError("--sharing divides a whole cluster. FIX: leave out --sharing, or --namespace-only")
     webhooks = _webhooks(how)
+    if not how.uninstall:
+        how = replace(how, image=_pin(how.image), dashboard=_pin(how.dashboard))
     flags = [*_flags(how, None), *webhooks]
     dashboard = _dashboard(how, namespace)
     render = functools.partial(manifests, namespace=namespace, replicas=how.replicas, confined=how.namespace_only)
@@ -146,7 +148,8 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
-    _point_out_tags(image, how.dashboard)
+    if not how.image and "@" not in image:
+        _point_out_tag(image)
     if running and not how.webhook_to:
         webhooks = webhooks_of(running)
     flags = [*_flags(how, sharing_of(running) if running else []), *webhooks]
@@ -158,11 +161,20 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
 
 
-def _point_out_tags(*images: str) -> None:
-    for image in images:
-        if image and "@sha256:" not in image:
-            fix = "name it by its digest: IMAGE@sha256:…"
-            hint(f"{image} is named by a tag, which can be moved to other files. Next: {fix}")
+def _pin(image: str) -> str:
+    """The image with its digest; as it is, with a hint, if its registry cannot be asked for it."""
+    from elasticctl.kubeapi.registry import RegistryError, pin
+
+    try:
+        return pin(image) if image else ""
+    except RegistryError as e:
+        _point_out_tag(image, f" ({e})")
+        return image
+
+
+def _point_out_tag(image: str, why_not: str = "") -> None:
+    fix = "name it by its digest: IMAGE@sha256:…"
+    hint(f"{image} is named by a tag, which can be moved to another image{why_not}. Next: {fix}")
 
 
 def _roll_out(
