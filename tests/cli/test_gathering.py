@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -179,21 +182,54 @@ def test_rules_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert paths(tmp_path) == [".elasticctlignore", "train.py"]
 
 
-def test_a_file_that_is_always_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the two looks at a file somebody has written: whoever reads its digest changes it again."""
+BusyFile = Callable[[Callable[[Path, int], object]], None]
+
+
+@pytest.fixture
+def busy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusyFile:
+    """Has somebody do something to `log.txt` each time it is looked at."""
     write(tmp_path, "log.txt", text="x" * 1000)
-    fstat = os.fstat
-    writes = iter(range(100))
 
-    def touched(descriptor: int) -> os.stat_result:
-        with (tmp_path / "log.txt").open("a") as file:
-            file.write(f"{next(writes)}\n")
-        return fstat(descriptor)
+    def disturb(work: Callable[[Path, int], object]) -> None:
+        fstat, looks = os.fstat, itertools.count()
 
-    monkeypatch.setattr("elasticctl.cli.submit.upload.workspace.os.fstat", touched)
+        def touched(descriptor: int) -> os.stat_result:
+            work(tmp_path / "log.txt", next(looks))
+            return fstat(descriptor)
+
+        monkeypatch.setattr("elasticctl.cli.submit.upload.gathering.os.fstat", touched)
+
+    return disturb
+
+
+@pytest.mark.parametrize("size", [0, 500])
+def test_a_file_that_is_always_written_anew_is_refused(busy_file: BusyFile, tmp_path: Path, size: int) -> None:
+    busy_file(lambda path, look: path.write_text(str(look % 10) * (size or 1000 - look)))
     with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again. FIX: leave it out"):
         collect_files(tmp_path, LIMIT)
-    assert next(writes) == 6
+
+
+def test_a_log_that_grows_goes_along_as_it_was(busy_file: BusyFile, tmp_path: Path) -> None:
+    def append(path: Path, _: int) -> None:
+        with path.open("a") as file:
+            file.write("more\n")
+
+    busy_file(append)
+    (file,) = collect_files(tmp_path, LIMIT).listing.files
+    content = b"".join(pieces_of(tmp_path, file))
+    assert len(content) == file.size_bytes < (tmp_path / "log.txt").stat().st_size
+    assert (tmp_path / "log.txt").read_bytes().startswith(content)
+
+
+def test_the_commands_own_output_stays_behind(tmp_path: Path) -> None:
+    write(tmp_path, "train.py")
+    program = (
+        "import sys; from pathlib import Path; from elasticctl.cli.submit.upload.gathering import collect_files;"
+        "print([file.path for file in collect_files(Path(sys.argv[1]), None).listing.files])"
+    )
+    with (tmp_path / "train.log").open("w") as log:
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], stdout=log, check=True)
+    assert (tmp_path / "train.log").read_text() == "['train.py']\n"
 
 
 def test_a_file_that_has_changed_since_is_not_sent(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +47,8 @@ class WorkspaceFiles:
 class _Walked:
     """What a walk comes to: files with size and executable bit, links with target, empty folders.
 
-    `named`: the files that a line of .elasticctlignore takes in by name, so that they are not searched.
+    `named`: the files that a line of .elasticctlignore takes in by name, so that they are not searched. `outputs`: the
+    files, by device and inode, that this command itself writes to.
     """
 
     files: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class _Walked:
     folders: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     named: set[str] = field(default_factory=set)
+    outputs: frozenset[tuple[int, int]] = field(default_factory=lambda: frozenset(_outputs()))
 
 
 def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
@@ -81,11 +84,12 @@ def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
 
 def pieces_of(folder: Path, file: File) -> Iterator[bytes]:
     """The content of a gathered file. Raises UsageError when it is not what it was any more."""
-    digest = hashlib.sha256()
+    digest, left = hashlib.sha256(), file.size_bytes
     try:
         with _open_file(folder / file.path) as source:
-            while piece := source.read(PIECE_BYTES):
+            while piece := source.read(min(PIECE_BYTES, left)):
                 digest.update(piece)
+                left -= len(piece)
                 yield piece
     except OSError as e:
         raise _unreadable_error(folder, file.path, e) from e
@@ -131,10 +135,20 @@ def _add_entry(entry: os.DirEntry[str], path: str, found: _Walked) -> None:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return  # gone since the folder was listed
+    if (status.st_dev, status.st_ino) in found.outputs:
+        return
     if stat.S_ISREG(status.st_mode):
         found.files[path] = (status.st_size, bool(status.st_mode & stat.S_IXUSR))
     else:
         found.left_out.append(path)
+
+
+def _outputs() -> Iterator[tuple[int, int]]:
+    """Where this command's output goes: `elasticctl submit train.py > train.log` does not send the log along."""
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            status = os.fstat(descriptor)
+            yield status.st_dev, status.st_ino
 
 
 def _leaves(path: str, found: _Walked) -> bool:
@@ -142,19 +156,25 @@ def _leaves(path: str, found: _Walked) -> bool:
 
 
 def _digest(folder: Path, path: str, scan: ContentScan) -> tuple[int, str]:
-    """Size and sha256 of a file that stood still while it was read, and was searched meanwhile."""
+    """Size and sha256 of a file, searched meanwhile; of one that grows, such as a log, of what was there at first.
+
+    That the same bytes are there when the file is sent, `pieces_of` makes sure.
+    """
     for _ in range(_TRIES):
         try:
             with _open_file(folder / path) as source:
                 before, digest = os.fstat(source.fileno()), hashlib.sha256()
-                while chunk := source.read(_READ_BYTES):
+                left = before.st_size
+                while chunk := source.read(min(_READ_BYTES, left)):
                     digest.update(chunk)
                     scan.feed(chunk)
+                    left -= len(chunk)
                 after = os.fstat(source.fileno())
         except OSError as e:
             raise _unreadable_error(folder, path, e) from e
-        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
-            return after.st_size, digest.hexdigest()
+        stood_still = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        if left == 0 and (stood_still or after.st_size > before.st_size):
+            return before.st_size, digest.hexdigest()
     raise _changed_error(folder, path)
 
 
