@@ -12,6 +12,8 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.blame import GroupRules, RanksEnd
+from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S
+from elasticctl_controller.core.group.generations import FIRST_SETTLE_S
 from elasticctl_controller.core.group.group_states import (
     FormingGroup,
     GroupEvent,
@@ -21,15 +23,10 @@ from elasticctl_controller.core.group.group_states import (
     Member,
     transition,
 )
-from elasticctl_controller.core.group.membership import (
-    ADOPT_S,
-    CULPRIT_S,
-    FIRST_SETTLE_S,
-    NEWCOMER_SETTLE_S,
-    SILENT_S,
-    VICTIMS_S,
-    Group,
-)
+from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
+from elasticctl_controller.core.group.record import ADOPT_S
+from elasticctl_controller.core.group.silence import SILENT_S
 
 
 def member(index: int) -> Member:

@@ -6,7 +6,8 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
-from elasticctl_controller.core.group.membership import SILENT_S, Group
+from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.silence import SILENT_S
 
 
 def member(index: int) -> Member:

@@ -8,7 +8,8 @@ from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.status import ProgressStatus, RankFailure
 from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, Member
-from elasticctl_controller.core.group.membership import SILENT_S, STILL_S, UNREACHABLE_S, Group
+from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.silence import SILENT_S, STILL_S, UNREACHABLE_S
 
 
 def member(index: int) -> Member:

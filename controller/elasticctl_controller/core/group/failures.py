@@ -1,0 +1,104 @@
+"""Ranks that fail: how long the ends of the others are waited for, who is to blame, and whether they start again.
+
+`blame` compares the ends of ranks by themselves. Here is what the group adds: who was lost or out of reach meanwhile,
+how many failures there have been since the last checkpoint, and what the ranks had reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticctl.api.observed.standstill import RankPlace
+from elasticctl_controller.core.group.blame import Judgement, RanksEnd, first_to_blame, with_evidence
+from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
+from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
+
+VICTIMS_S, CULPRIT_S, LAST_CALL_S = 10.0, 1.0, 2 * ADOPT_S
+"""How long the ends of the other members' ranks are waited for: after broken connections, which somebody has caused
+(four times as long with each such failure in a row), and after an error of one's own. If broken connections would end
+the job, at least so long that a launcher whose report was lost has reported twice more."""
+
+
+def wait_for_ends_s(group: GroupRecord, broken: BreakingGroup, now: float) -> float:
+    """How much longer to wait for the ends of the other members' ranks; <= 0: not at all."""
+    if all(uid in group.ends or uid in group.finished or uid not in group.alive for uid in group.members):
+        return 0.0
+    end = first_to_blame(group.ends.values())
+    patience_s = VICTIMS_S * 4.0 ** min(group.failures, 10) if end.of_peers else CULPRIT_S
+    if end.of_peers and not broken.drain and not group.rules.allow_restart(end, group.failures + 1):
+        patience_s = max(patience_s, LAST_CALL_S)
+    return broken.since + patience_s - now
+
+
+def judge_failure(group: GroupRecord, now: float) -> None:
+    """Find who is to blame, and count the failure."""
+    end = first_to_blame(group.ends.values())
+    if end.of_peers and isinstance(group.situation, BreakingGroup) and group.situation.drain:
+        group.advance(GroupEvent.MEMBER_LEFT, now, group.situation.drain)  # who has stopped for it has hung up
+        return
+    unheard = unheard_beside(group, end)
+    if unheard:
+        names = ", ".join(member.name for uid, member in group.members.items() if uid in unheard)
+        group.advance(GroupEvent.MEMBER_LEFT, now, f"hung while nobody could hear {names}")
+        return
+    finished = [member.name for uid, member in group.members.items() if uid in group.finished]
+    end = with_evidence(end, finished, _places_beside(group, end.uid))
+    explains = 0 if end.of_peers or _has_begun(group) else group.unexplained
+    group.failures += not explains
+    group.judged = Judgement(group.generation, end, exits=not may_restart(group, end), explains=explains)
+    group.advance(GroupEvent.FAILURE_JUDGED, now, f"{end.name} {'lost a connection' if end.of_peers else 'failed'}")
+
+
+def _places_beside(group: GroupRecord, uid: str) -> dict[int, RankPlace]:
+    """The places of ranks that do not move, without those of this member."""
+    first = 0
+    for member in group.members.values():
+        if member.uid == uid:
+            return {rank: at for rank, at in group.places.items() if not first <= rank < first + member.slots}
+        first += member.slots
+    return group.places
+
+
+def unheard_beside(group: GroupRecord, end: RanksEnd) -> set[str]:
+    """If this is a hang: those of whom nothing was heard then, because no service ran.
+
+    A machine that is cut off looks like a hang to its peers, so such a hang is nobody's failure.
+    """
+    others = {uid for uid in (*group.members, *group.remembered) if uid != end.uid and uid in group.alive}
+    if not end.failure.is_hang or group.known_at is None:
+        return set()
+    return others - group.finished - (set() if end.at < group.known_at else group.signs.keys())
+
+
+def _has_begun(group: GroupRecord) -> bool:
+    """Have the ranks of the newest generation met?"""
+    newest = group.history.newest
+    return newest is not None and (newest.resumed_step is not None or newest.first_step_at is not None)
+
+
+def may_restart(group: GroupRecord, end: RanksEnd) -> bool:
+    """A script that has made a step can be imported: where it cannot be now, something else is wrong."""
+    if end.permanent and group.history.has_stepped:
+        end = replace(end, permanent=False)
+    return group.rules.allow_restart(end, group.failures)
+
+
+def excuse_failure(group: GroupRecord) -> None:
+    """A member has been lost: that explains the failure of its peers, and it does not count."""
+    group.unseen = 0
+    if group.judged is not None and not group.judged.exits:
+        group.failures = max(0, group.failures - (not group.judged.explains))
+        group.judged = None
+        if isinstance(group.situation, FormingGroup):
+            group.situation = replace(group.situation, not_before=0.0)
+
+
+def awaits_exit(group: GroupRecord) -> bool:
+    """True while the worker to blame ends, and the job with it: until the controller sends another in its place.
+
+    It sends none where there are enough without it.
+    """
+    if group.judged is None or not group.judged.exits or any(uid not in group.members for uid in group.joined):
+        return False
+    stay = group.alive.keys() - group.leaving
+    return group.judged.end.uid in group.alive or len(stay) < group.rules.desired or not stay <= group.members.keys()

@@ -1,0 +1,72 @@
+"""Newcomers: when a group that trains is stopped to take them in. `growth` estimates what that costs and gains."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+from elasticctl_controller.core.group.group_states import GroupEvent
+from elasticctl_controller.core.group.growth import decide_growth, measure_growth, payback_s, stopped_share
+from elasticctl_controller.core.group.record import GroupRecord
+
+NEWCOMER_SETTLE_S = 2.0
+"""How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several; and
+how long a script that reports nothing is left alone first, doubled with each time that newcomers have stopped it."""
+LONGEST_SETTLE_S = 600.0
+MOST_STOPPED = 0.5
+"""The share of a group's time that newcomers may have stopped it for, and be let in without waiting until it pays."""
+_JOINED = " joined"
+"""The end of the reason of a generation that newcomers have caused."""
+
+
+def admit_newcomers(group: GroupRecord, now: float) -> float | None:
+    """Drain the group if newcomers are ready and it is time to take them in; returns when to ask again."""
+    newcomers = [member.name for uid, member in group.joined.items() if uid not in group.members]
+    before, group.growth = group.growth, ""
+    if not newcomers or group.first_join_at is None:
+        return None
+    if group.trained:
+        group.growth = "training is done"
+        return None
+    if group.obstacle or group.unsaved:
+        group.growth = "the storage does not answer, so what has not been saved would be lost"
+        return None
+    if group.notices.held(group.members):
+        group.growth = "newcomers take the places of workers that have to go"
+        return None
+    starting = [uid for uid in group.alive if uid not in group.joined and uid not in group.members]
+    waits = [group.first_join_at + NEWCOMER_SETTLE_S] if starting and not group.rules.automatic else []
+    waits.append(_pays_at(group, len(newcomers), bool(starting), now))
+    if max(waits) > now:
+        group.growth = before or "newcomers wait until the group has trained long enough for stopping it to pay"
+        return None if max(waits) == math.inf else max(waits) - now
+    if group.rules.automatic and not group.serves_commands:
+        measured = measure_growth(group.history.generations, group.history.rates, group.history.progress, now)
+        verdict = decide_growth(
+            replace(measured, ready=len(newcomers), coming=len(starting), ready_since=group.first_join_at), now
+        )
+        if not verdict.grow:
+            group.growth = before or verdict.words  # the first words stay: the seconds left change all the time
+            return None if verdict.again_at is None else max(0.0, verdict.again_at - now)
+    group.advance(GroupEvent.NEWCOMERS_DUE, now, f"{', '.join(newcomers)}{_JOINED}")
+    return None
+
+
+def _pays_at(group: GroupRecord, newcomers: int, more_to_come: bool, now: float) -> float:
+    """From when on stopping the group for newcomers pays (seconds since the epoch); infinite: not before a step.
+
+    If no more are to come, it is done at once, unless newcomers have stopped the group for much of its time.
+    """
+    newest = group.history.newest
+    if newest is None or newest.formed_at is None or group.serves_commands:
+        return 0.0
+    if group.history.reports:
+        if newest.first_step_at is None:
+            return math.inf
+        if not more_to_come and stopped_share(group.history.generations, _JOINED, now) <= MOST_STOPPED:
+            return 0.0
+        return newest.first_step_at + payback_s(group.history.generations, newcomers, group.history.rates)
+    by_newcomers = (item.reason.endswith(_JOINED) for item in reversed(group.history.generations))
+    in_a_row = sum(1 for _ in itertools.takewhile(bool, by_newcomers))
+    return newest.formed_at + min(LONGEST_SETTLE_S, NEWCOMER_SETTLE_S * 2.0**in_a_row)
