@@ -88,7 +88,9 @@ def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_p
     assert "stepsRedone" not in interruption
     assert "stepsRedone" not in status()
 
-    assert run("scale", "plain", "--to", "3").code == 0
+    scaled = run("scale", "plain", "--to", "3")
+    assert scaled.code == 0
+    assert "unless it keeps checkpoints of its own" in scaled.err
     wait_until(lambda: groups(3) == 3, PATIENCE_S)
     (scaling,) = wait_until(lambda: [item for item in status()["scalings"] if item.get("doneAt")])
     assert (scaling["phase"], scaling["toWorkers"]) == ("Done", 3)

@@ -215,6 +215,12 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     return replace(status, scalings=(*before, scaling)[-MAX_SCALINGS:])
 
 
+def is_asked_for(status: JobStatus) -> bool:
+    """True while a scaling goes on that somebody has asked for, and not sharing or the plan of a goal."""
+    newest = status.scalings[-1] if status.scalings else Scaling()
+    return newest.phase is ScalingPhase.IN_PROGRESS and newest.by not in (BY_SHARING, BY_PLAN)
+
+
 def _why(status: JobStatus, by: str) -> str:
     """What sharing, or the plan, has changed the number for."""
     if by == BY_PLAN:

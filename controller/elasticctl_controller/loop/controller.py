@@ -24,6 +24,7 @@ from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
+from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.acting import Workload, log_events, log_fields, run_actions
 from elasticctl_controller.loop.evidence import PoolEvidence
@@ -360,7 +361,7 @@ class Controller:
             alive=alive,
             minimum=job.min,
             leaving=Leaving(frozenset(told | (terminating & alive.keys())), unasked),
-            rules=GroupRules.of(job),
+            rules=GroupRules.of(job, asked=is_asked_for(status)),
         )
 
     def _run_actions(self, job: ElasticJob, decision: Decision) -> bool:

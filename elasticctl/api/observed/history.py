@@ -48,6 +48,14 @@ def redone_s(status: JobStatus) -> float | None:
     return sum(spans) if spans else None
 
 
+def unkept_s(status: JobStatus, now: float) -> float | None:
+    """Seconds for which the group has run a script that reports neither steps nor checkpoints; None for others."""
+    newest = status.generations[-1] if status.generations else None
+    if reports_steps(status) or status.checkpoint.step is not None or newest is None or newest.formed_at is None:
+        return None
+    return max(0.0, now - newest.formed_at) if status.phase is Phase.RUNNING else None
+
+
 def knows_groups(status: JobStatus) -> bool:
     """False for a job that brings its own rendezvous: nobody tells when its workers have met again."""
     return bool(status.generations) or reports_steps(status)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.history import fraction_done, remaining_s, steps_per_s
+from elasticctl.api.observed.history import fraction_done, remaining_s, steps_per_s, unkept_s
 from elasticctl.api.status import GroupGeneration, JobStatus, Phase, ProgressStatus
 
 GROUP = GroupGeneration(generation=2, first_step_at=Timestamp(100.0), resumed_step=40)
@@ -24,6 +24,14 @@ def test_the_pace_is_that_of_the_group_that_trains_now() -> None:
     assert steps_per_s(STATUS) == pytest.approx(2.0)  # 20 steps after its first, in 10 s
     assert remaining_s(STATUS) == pytest.approx(50.0)
     assert fraction_done(STATUS) == pytest.approx(61 / 161)
+
+
+def test_what_a_silent_script_would_do_again_is_what_its_group_has_run_for() -> None:
+    silent = JobStatus(phase=Phase.RUNNING, generations=(GroupGeneration(2, formed_at=Timestamp(100.0)),))
+    assert unkept_s(silent, 160.0) == pytest.approx(60.0)
+    assert unkept_s(dataclasses.replace(silent, phase=Phase.SUSPENDED), 160.0) is None
+    assert unkept_s(JobStatus(phase=Phase.RUNNING), 160.0) is None
+    assert unkept_s(STATUS, 160.0) is None
 
 
 @pytest.mark.parametrize(

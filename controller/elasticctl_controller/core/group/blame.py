@@ -56,23 +56,25 @@ class Judgement:
 class GroupRules:
     """How a job's spec wants its group to be run.
 
-    `desired` workers are to be there; `automatic`: their number is chosen for the job. Ranks that fail are started
-    again at most `limit` times without a new checkpoint, after growing pauses.
+    `desired` workers are to be there; `automatic`: their number is chosen for the job; `asked`: somebody has just asked
+    for it. Ranks that fail are started again at most `limit` times without a new checkpoint, after growing pauses.
     """
 
     desired: float = math.inf
     automatic: bool = False
+    asked: bool = False
     limit: int = 3
     policy: RestartPolicy = RestartPolicy.ON_FAILURE
     pause_s: float = 0.0
     longest_pause_s: float = 60.0
 
     @classmethod
-    def of(cls, job: ElasticJob) -> GroupRules:
+    def of(cls, job: ElasticJob, *, asked: bool) -> GroupRules:
         """The rules that the job's spec gives."""
         return cls(
             desired=job.desired,
             automatic=job.sharing.automatic,
+            asked=asked,
             limit=job.backoff_limit,
             policy=job.restart_policy,
             pause_s=job.policy.backoff_seconds,

@@ -30,6 +30,8 @@ UNMEASURED_COST_S = 10.0
 LEAST_GAIN = 0.05
 """A size that somebody asked for is reached even where more workers are hardly faster."""
 COSTS_KEPT = 3
+LEAST_JOB_S = 3600.0
+"""How long a job of which nothing is known takes at least."""
 LEAST_PACE_S = 1.0
 
 
@@ -160,6 +162,19 @@ def payback_s(records: Sequence[GroupGeneration], ready: int, rates: Mapping[int
     size = len(records[-1].workers)
     gain = 1.0 - 1.0 / speedup(size, size + ready, rates, Batching().exponent) if size else 1.0
     return reform_cost_s(records) / max(gain, LEAST_GAIN)
+
+
+def outruns(records: Sequence[GroupGeneration], ready: int, now: float, least_job_s: float = LEAST_JOB_S) -> bool:
+    """Would a group that begins at 0 again, because its script keeps nothing, end sooner with the newcomers?
+
+    How long its job takes is not known. It is taken to be half done, and to take `least_job_s` at least.
+    """
+    newest = records[-1]
+    trained_s = max(0.0, now - newest.formed_at) if newest.formed_at is not None else 0.0
+    size = len(newest.workers)
+    times = speedup(size, size + ready, {}, Batching().exponent) if size else math.inf
+    job_s = max(2 * trained_s, least_job_s)
+    return job_s / times + reform_cost_s(records) < job_s - trained_s
 
 
 def stopped_share(records: Sequence[GroupGeneration], reason: str, now: float) -> float:

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from elasticctl_controller.core.group.group_states import GroupEvent
-from elasticctl_controller.core.group.growth import decide_growth, measure_growth, payback_s, stopped_share
+from elasticctl_controller.core.group.growth import decide_growth, measure_growth, outruns, payback_s, stopped_share
 from elasticctl_controller.core.group.record import GroupRecord
 
 NEWCOMER_SETTLE_S = 2.0
@@ -35,6 +35,9 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
     if group.notices.held(group.members):
         group.growth = "newcomers take the places of workers that have to go"
         return None
+    if _would_lose_more(group, len(newcomers), now):
+        group.growth = "newcomers wait: the script reports no steps, so the group may begin at 0 again, and lose more"
+        return None
     starting = [uid for uid in group.alive if uid not in group.joined and uid not in group.members]
     waits = [group.first_join_at + NEWCOMER_SETTLE_S] if starting and not group.rules.automatic else []
     waits.append(_pays_at(group, len(newcomers), bool(starting), now))
@@ -51,6 +54,13 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
             return None if verdict.again_at is None else max(0.0, verdict.again_at - now)
     group.advance(GroupEvent.NEWCOMERS_DUE, now, f"{', '.join(newcomers)}{_JOINED}")
     return None
+
+
+def _would_lose_more(group: GroupRecord, newcomers: int, now: float) -> bool:
+    """True if nobody has asked for the newcomers, and what the group may lose for them is more than they bring."""
+    if group.history.reports or group.serves_commands or group.rules.asked or group.history.newest is None:
+        return False
+    return not outruns(group.history.generations, newcomers, now)
 
 
 def _pays_at(group: GroupRecord, newcomers: int, more_to_come: bool, now: float) -> float:

@@ -13,11 +13,12 @@ import typer
 from elasticctl.api.codec import to_json
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.observed.cost import prices_of
+from elasticctl.api.observed.history import unkept_s
 from elasticctl.api.observed.outlook import goal_words
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
 from elasticctl.api.status import WorkerStatus
-from elasticctl.api.text import plural, plural_are
+from elasticctl.api.text import plural, plural_are, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -322,15 +323,26 @@ def scale(
     found = target.find(job)
     name = found["metadata"]["name"]
     if dry_run:
-        say(f"{name}: {preview_change(target, found, wish).words} (dry run: nothing changes)")
+        change = preview_change(target, found, wish)
+        say(f"{name}: {change.words} (dry run: nothing changes)")
+        _point_out_redone(found, change)
         return 0
     change = apply_change(target, found, wish)
     say(f"{name}: {change.words}")
+    _point_out_redone(found, change)
     if wait or rollback:
         code = await_workers(target, found, change.after, timeout, goes_on=not rollback)
         return roll_back(target, found, change) if rollback and code == TIMED_OUT else code
     hint(f"Next: watch it: elasticctl status -w {name}")
     return 0
+
+
+def _point_out_redone(found: Manifest, change: ScaleChange) -> None:
+    """Say what the ranks of a script that keeps nothing do again because of the change."""
+    job = ElasticJob.from_manifest(found)
+    trained_s = unkept_s(job.status, time.time())
+    if change.before != change.after and trained_s is not None and not hardware(job).in_launcher_role:
+        say(f"its script reports no steps: unless it keeps checkpoints of its own, {span(trained_s)} are redone from 0")
 
 
 def _check(wish: ScaleFlags, wait: bool, timeout: int | None, rollback: bool) -> None:

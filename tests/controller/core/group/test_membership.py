@@ -259,6 +259,54 @@ def test_a_script_that_reports_nothing_is_left_alone_for_longer_each_time() -> N
     assert waits == pytest.approx([NEWCOMER_SETTLE_S * 2**i for i in range(4)])
 
 
+def silent(*indexes: int) -> Group:
+    """A group that has formed at 0 s, and whose script reports nothing."""
+    group = Group(job_uid="j")
+    group.set_alive(alive(*indexes), 1, 0.0)
+    for i in indexes:
+        group.join(member(i), 0, 0.0)
+    return group
+
+
+@pytest.mark.parametrize(
+    ("newcomers", "trained_s", "taken_in"),
+    [(1, 600.0, True), (1, 1200.0, False), (2, 1500.0, True), (2, 2000.0, False), (4, 1e5, True)],
+)
+def test_hours_of_a_script_that_keeps_nothing_are_not_lost_for_a_newcomer(
+    newcomers: int, trained_s: float, taken_in: bool
+) -> None:
+    """Two workers and one more are 1.4 times as fast, four 1.7 times, six 2.4 times."""
+    group = silent(0, 1)
+    coming = range(2, 2 + newcomers)
+    group.set_alive(alive(0, 1, *coming), 1, trained_s)
+    for i in coming:
+        group.join(member(i), 0, trained_s)
+    wait_s = group.settle(trained_s)
+    assert (group.drain is not None) == taken_in
+    if not taken_in:
+        assert wait_s is None
+        assert group.growth.startswith("newcomers wait: the script reports no steps")
+
+
+def test_unless_somebody_asks_for_them() -> None:
+    group = silent(0, 1)
+    group.rules = GroupRules(asked=True)
+    group.set_alive(alive(0, 1, 2), 1, 1e5)
+    group.join(member(2), 0, 1e5)
+    group.settle(1e5)
+    assert group.drain is not None
+
+
+def test_or_the_group_begins_again_in_any_case() -> None:
+    group = silent(0, 1)
+    group.set_alive(alive(0, 1, 2), 1, 1e5)
+    group.join(member(2), 0, 1e5)
+    group.settle(1e5)
+    group.set_alive(alive(0, 2), 1, 1e5 + 1)
+    group.join(member(0), 1, 1e5 + 2)
+    assert group.members.keys() == {"u0", "u2"}
+
+
 @pytest.mark.parametrize("name", ["obstacle", "unsaved"])
 def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> None:
     group = formed(0, 1)
