@@ -22,7 +22,13 @@ from elasticctl_controller.core.group.group_states import (
 )
 from elasticctl_controller.core.group.newcomers import admit_newcomers
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
-from elasticctl_controller.core.group.silence import UNREACHABLE_S, end_unreachable, mark_overdue, silent_at
+from elasticctl_controller.core.group.silence import (
+    UNREACHABLE_S,
+    end_for_silent,
+    end_unreachable,
+    mark_overdue,
+    silent_at,
+)
 from elasticctl_controller.core.notices import Replacements, lead_s, who_leaves
 
 FIRST_SETTLE_S = 30.0
@@ -58,7 +64,7 @@ def _settle_formed(group: GroupRecord, now: float) -> float | None:
         waits.append(admit_newcomers(group, now))
     elif isinstance(group.situation, BreakingGroup):
         wait_s = wait_for_ends_s(group, group.situation, now)
-        if wait_s <= 0:
+        if wait_s <= 0 and not end_for_silent(group, now):
             judge_failure(group, now)
         waits.append(wait_s)
     return min((wait_s for wait_s in waits if wait_s is not None), default=None)

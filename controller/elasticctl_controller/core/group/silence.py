@@ -51,6 +51,23 @@ def _still_at(group: GroupRecord) -> float:
     return known.stepped_at + max(STILL_S, STILL_FACTOR * known.longest_step_s)
 
 
+def end_for_silent(group: GroupRecord, now: float) -> bool:
+    """End a generation in which ranks have lost their connections if a silent member explains that; True if so.
+
+    Its machine may be gone while the controller cannot see it.
+    """
+    if not isinstance(group.situation, BreakingGroup) or group.situation.drain:
+        return False
+    if not all(end.of_peers for end in group.ends.values()):
+        return False
+    awaited = [member for uid, member in group.members.items() if group.is_awaited(uid) and uid not in group.ends]
+    lost = [member.name for member in awaited if silent_at(group, member.uid, group.situation.since) <= now]
+    if lost:
+        excuse_failure(group)
+        group.advance(GroupEvent.MEMBER_LOST, now, f"nothing is heard from {', '.join(lost)}")
+    return bool(lost)
+
+
 def mark_overdue(group: GroupRecord, now: float) -> float | None:
     """Have silent members replaced without which the group is too small; returns when to ask again.
 

@@ -453,6 +453,7 @@ def test_a_failed_generation_forms_again_at_the_same_size_and_says_why_it_ended(
 def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
     group = formed(0, 1)
     fail(group, 0, 1.0, of_peers=True)
+    group.note_sign("u1", VICTIMS_S, "stopping")
     group.settle(1.0 + VICTIMS_S)
     assert group.reason == "job-worker-0 lost a connection"
     group.join(member(0), 1, 12.0)
@@ -465,6 +466,23 @@ def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
     assert failure is not None
     assert failure.worker == "job-worker-1"
     assert group.failures == 1
+
+
+def test_who_is_silent_explains_the_lost_connections_of_the_others() -> None:
+    """Its machine is gone, and the API server that would say so cannot be reached."""
+    group = formed(0, 1, 2)
+    group.rules = GroupRules(limit=0)
+    group.note_sign("u1", 99.0, "running")
+    for index in (0, 2):
+        fail(group, index, 100.0, of_peers=True)
+    now = 100.0
+    while wait_s := group.settle(now):
+        now += wait_s
+        for uid in ("u0", "u2"):
+            group.note_sign(uid, now, "stopping")
+    assert (group.state, group.failures) == (GroupState.FORMING, 0)
+    assert group.reason == "nothing is heard from job-worker-1"
+    assert group.verdict("u0", 1) == "rejoin"
 
 
 def test_the_ends_of_others_are_waited_for_but_not_for_long_after_an_error_of_ones_own() -> None:

@@ -112,6 +112,7 @@ def lose_connections(group: Group, now: float) -> None:
     """Workers 0 and 2 lose their connections, and nobody says why in time; all go on in a new generation."""
     for index in (0, 2):
         fail(group, index, now, of_peers=True)
+    group.note_sign("u1", now + 999.0, "stopping")
     group.settle(now + 1000.0)
     for index in range(3):
         group.join(member(index), group.generation, now + 1000.0)
