@@ -26,8 +26,9 @@ from pathlib import Path
 
 from benchmarks import results
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.listening import Door, raise_file_limit
+from elasticctl_controller.rendezvous.listening import Door
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_controller.rendezvous.sockets import raise_file_limit
 
 ROGUE, ROGUE_UID, TOKEN = "default/rogue", "rogue-uid", "benchmark"
 AIM_S = 0.1

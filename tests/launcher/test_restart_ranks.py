@@ -169,9 +169,9 @@ def test_a_failure_that_a_service_has_judged_and_not_stored_is_told_to_the_next(
     pair.restart_service(before)
     pair.until(lambda: pair.site.service.view("default/job", JOB_UID).generations)
     (pair.folder / "fail-a-1").touch()
-    pair.until(lambda: pair.site.service.groups["default/job"].judged is not None)
+    pair.until(lambda: pair.site.service.groups.by_key["default/job"].judged is not None)
     (pair.folder / "fail-a-1").unlink()
-    pair.until(lambda: len(pair.site.service.groups["default/job"].joined) == 2)
+    pair.until(lambda: len(pair.site.service.groups.by_key["default/job"].joined) == 2)
     pair.restart_service(replace(before, generations=(GroupGeneration(1, ("a-0", "a-1")),)))
     pair.until(lambda: "of 2 generation 2" in pair.output("a-0") and "of 2 generation 2" in pair.output("a-1"))
     failure = pair.site.service.view("default/job", JOB_UID).generations[0].failure

@@ -63,8 +63,9 @@ from elasticctl_controller.loop.limits import ProjectLimits
 from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
 from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
-from elasticctl_controller.rendezvous.listening import Door, explain_exhaustion, raise_file_limit
+from elasticctl_controller.rendezvous.listening import Door
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
 EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05

@@ -47,8 +47,9 @@ from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.limits import ProjectLimits
 from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, Outbox, report_as_events, value_of
 from elasticctl_controller.loop.webhooks import WebhookRules
-from elasticctl_controller.rendezvous.listening import Door, Guard, explain_exhaustion, raise_file_limit
+from elasticctl_controller.rendezvous.listening import Door, Guard
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
 DRAIN_LIMIT_S = 600.0
 SECRET_BYTES = 32

@@ -3,25 +3,16 @@
 `Door` accepts connections for an aiohttp application. Of a stranger it reads the head of one request: without a valid
 token there is a refusal, and the connection is closed. aiohttp sees only what comes after a token, in the turns of its
 job. Who begins a request and does not end it is cut off, and strangers are limited by address (`admission`).
-
-It has to know within 2 s that a worker's host has vanished, too: TCP keepalive costs no process anything. It is
-answered by the host's kernel, however busy its processes are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import logging
 import os
-import resource
 import socket
-import struct
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from aiohttp import web
@@ -29,6 +20,7 @@ from aiohttp.typedefs import Handler
 
 from elasticctl_controller.rendezvous.admission import STRANGERS, Admission
 from elasticctl_controller.rendezvous.requests import Caller, Refused
+from elasticctl_controller.rendezvous.sockets import peer_uid, reset
 from elasticctl_controller.rendezvous.turns import Turns
 
 BACKLOG = 4096
@@ -51,67 +43,13 @@ _PROTOCOL: Mapping[str, Any] = {
 }
 """aiohttp's settings, for those that are let in: nothing is inflated, the rest of a refused request is not read."""
 
-KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
-"""Ask after a second in which nothing came, and give the connection up a second later. Launchers connect again."""
-LOST_HOST = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
-
-log = logging.getLogger(__name__)
-
-
-def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may; returns the limit. Each connected worker needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return soft
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # macOS names a hard limit that it does not grant
-        return soft
-    return hard
-
-
-def explain_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop say in one line when it cannot accept a connection; it tries again after a second by itself."""
-    said: set[int] = set()
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
-            loop.default_exception_handler(context)
-        elif error.errno not in said:
-            said.add(error.errno)
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            log.error(
-                "cannot accept more workers: %s (the limit is %d). FIX: raise it (ulimit -n, LimitNOFILE)",
-                error.strerror,
-                limit,
-            )
-            loop.call_later(60.0, said.discard, error.errno)
-
-    loop.set_exception_handler(handle)
-
-
-def watch_host(transport: asyncio.BaseTransport | None) -> None:
-    """Have the kernel find out when the other end's host no longer answers."""
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with suppress(OSError):  # the connection may have ended
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def has_lost_host(error: BaseException | None) -> bool:
-    """Did a connection end because the other end's host no longer answers? A process that ends closes it at once."""
-    return isinstance(error, OSError) and error.errno in LOST_HOST
-
 
 class Guard(Protocol):
     """Who knows the callers of an application."""
 
-    turns: Turns
+    @property
+    def turns(self) -> Turns:
+        """Each job's share of the event loop."""
 
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
         """Whose request it is, and how many connections that job may have. Raises Refused."""
@@ -365,7 +303,7 @@ class Door:
                 peer = address[0]
                 admitted = self._admission.admit(peer, time.monotonic())
             if not admitted:
-                _reset(accepted)
+                reset(accepted)
                 continue
             self._enter(accepted, peer)
 
@@ -404,18 +342,3 @@ def _refusal(error: Refused) -> bytes:
         f"HTTP/1.1 {error.status} Refused\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         "Connection: close\r\n\r\n"
     ).encode() + body
-
-
-def _reset(accepted: socket.socket) -> None:
-    """Close a connection without leaving anything behind."""
-    with suppress(OSError):
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    accepted.close()
-
-
-def peer_uid(connected: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket; None where the system does not tell."""
-    if sys.platform != "linux":
-        return None
-    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", told)[1])

@@ -121,10 +121,10 @@ class Bench:
         self.store.update_pod(self.pods()[index]["metadata"]["uid"], lambda p: objects.mark_ended(p, how))
 
     def alive(self) -> set[str]:
-        return set(self.rendezvous.groups[KEY].alive.values())
+        return set(self.rendezvous.groups.by_key[KEY].alive.values())
 
     def leaving(self) -> set[str]:
-        group = self.rendezvous.groups[KEY]
+        group = self.rendezvous.groups.by_key[KEY]
         return {group.alive[uid] for uid in group.leaving}
 
 
@@ -217,12 +217,12 @@ def test_a_jobs_token_ends_with_it(bench: Bench) -> None:
     bench.settle()
     bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda *_: None)
     bench.controller.sync(KEY)
-    assert KEY in bench.rendezvous.groups
+    assert KEY in bench.rendezvous.groups.by_key
     for index in range(2):
         bench.end_pod(index, 0)
     bench.settle()
     assert bench.status()["phase"] == "Cancelled"
-    assert KEY not in bench.rendezvous.groups
+    assert KEY not in bench.rendezvous.groups.by_key
 
 
 def waiting(bench: Bench) -> tuple[str, str, str]:
@@ -354,7 +354,7 @@ def test_peers_may_miss_a_worker_before_its_node_is_found_dead(bench: Bench) -> 
     bench.settle()
     bench.clock.now += 60
     lost = bench.pods()[1]["metadata"]["uid"]
-    bench.rendezvous.groups[KEY].silent.add(lost)
+    bench.rendezvous.groups.by_key[KEY].silent.add(lost)
     bench.settle()
     gone = bench.pods()[1]["metadata"]
     # Nobody ends a pod on a dead node: it keeps its name, and another comes for it.
@@ -374,7 +374,7 @@ def test_peers_may_miss_a_worker_before_its_node_is_found_dead(bench: Bench) -> 
 def test_a_job_with_a_rendezvous_of_its_own_gets_none_of_ours(bench: Bench) -> None:
     bench.store.create_job(shell_job("job", "true", rdzvEndpoint="etcd:2379"))
     bench.settle()
-    assert bench.rendezvous.groups == {}
+    assert bench.rendezvous.groups.by_key == {}
 
 
 def test_a_job_that_is_gone_is_forgotten(bench: Bench) -> None:
@@ -382,7 +382,7 @@ def test_a_job_that_is_gone_is_forgotten(bench: Bench) -> None:
     bench.settle()
     bench.store.delete_job("default", "job")
     bench.controller.sync(KEY)
-    assert bench.rendezvous.groups == {}
+    assert bench.rendezvous.groups.by_key == {}
 
 
 def test_a_job_past_its_time_to_live_is_deleted(bench: Bench) -> None:
@@ -403,7 +403,7 @@ def test_progress_alone_is_written_once_a_second(bench: Bench) -> None:
     bench.run_pods()
     bench.settle()
     pod = bench.pods()[0]["metadata"]
-    group = bench.rendezvous.groups[KEY]
+    group = bench.rendezvous.groups.by_key[KEY]
     group.join(Member(pod["uid"], pod["name"], "127.0.0.1", 1, 1), 0, bench.clock())
     bench.clock.now += 2
     group.note_step(1, ProgressStatus(step=1), bench.clock())
@@ -470,7 +470,7 @@ def test_news_of_the_rendezvous_leads_to_a_pass(bench: Bench) -> None:
         bench.run_pods()
         wait_until(lambda: bench.status().get("phase") == "Running")
         pod = bench.pods()[0]["metadata"]
-        group = bench.rendezvous.groups[KEY]
+        group = bench.rendezvous.groups.by_key[KEY]
         group.join(Member(pod["uid"], pod["name"], "127.0.0.1", 1, 1), 0, bench.clock())
         bench.clock.now += 2
         bench.controller.enqueue_soon(KEY)

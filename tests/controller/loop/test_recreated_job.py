@@ -137,7 +137,7 @@ class RecreatedJob(RuleBasedStateMachine):
 
     @property
     def group(self) -> Group | None:
-        return self.rendezvous.groups.get(KEY)
+        return self.rendezvous.groups.by_key.get(KEY)
 
     @rule()
     def form_a_group(self) -> None:

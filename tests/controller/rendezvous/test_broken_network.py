@@ -79,7 +79,7 @@ class Training:
 
     @property
     def failures(self) -> int:
-        return self._lab.site.service.groups[KEY].failures
+        return self._lab.site.service.groups.by_key[KEY].failures
 
     @property
     def silent(self) -> frozenset[str]:

@@ -10,8 +10,9 @@ WORKERS = 2_000
 SCRIPT = """
 import asyncio, json, resource, socket, sys, threading
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.listening import Door, explain_exhaustion, raise_file_limit
+from elasticctl_controller.rendezvous.listening import Door
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
 workers, path = int(sys.argv[1]), sys.argv[2]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -112,7 +113,7 @@ async def main():
     port = listening.getsockname()[1]
     service.set_group("ns/job", status=JobStatus(), job_uid="j", alive={"u0": "w0", "u1": "w1"}, minimum=1)
     me = {"host": "h", "port": 1, "slots": 1, "generation": 0}
-    group = service.groups["ns/job"]
+    group = service.groups.by_key["ns/job"]
     joins = [await call(port, b"join", {**me, "uid": f"u{i}", "name": f"w{i}"}) for i in range(2)]
     for reader, _ in joins:
         await reader.readuntil(b"\\r\\n\\r\\n")

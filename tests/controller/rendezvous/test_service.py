@@ -88,7 +88,7 @@ def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
 
 def test_the_former_token_is_good_for_a_while_and_then_waits_for_the_next(lab: Lab, client: ServiceClient) -> None:
     """With either a worker goes on; with one that has expired it is told to come again, and reads a new one then."""
-    lab.site.service._token_for = lambda uid, number: f"{uid}-{number}"
+    lab.site.service.authorization.token_for = lambda uid, number: f"{uid}-{number}"
 
     def answers(former_until: float | None, shown: int) -> int:
         until = None if former_until is None else Timestamp(former_until)
@@ -103,7 +103,7 @@ def test_the_former_token_is_good_for_a_while_and_then_waits_for_the_next(lab: L
 
 def test_a_launcher_goes_on_with_the_next_token_once_its_file_holds_it(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
-    lab.site.service._token_for = lambda uid, number: f"{uid}-{number}"
+    lab.site.service.authorization.token_for = lambda uid, number: f"{uid}-{number}"
     lab.tell(JobStatus(token=TokenStatus(2, Timestamp(0), Timestamp(0))))
     (lab.folder / "token").write_text(f"{JOB_UID}-1")
     with ThreadPoolExecutor(1) as pool:
@@ -323,7 +323,7 @@ def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: Service
     body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.call, "watch", body, 30)
-        wait_until(lambda: KEY in lab.site.service._polls)
+        wait_until(lambda: KEY in lab.site.service.groups.polls)
         lab.site.service._may_act = lambda: False
         lab.site.service.report_loss(KEY, "uid-a-1")
         with pytest.raises(ServiceAway, match="HTTP 503"):
@@ -339,7 +339,7 @@ def test_a_service_that_begins_anew_knows_what_agents_tell_it_again(lab: Lab, cl
     lab.site.jobs[KEY] = {"metadata": {"uid": JOB_UID}}
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(client.call, "watch", body, 30)
-        wait_until(lambda: KEY in lab.site.service._polls)
+        wait_until(lambda: KEY in lab.site.service.groups.polls)
         lab.site.service.begin_anew()
         with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
             watching.result(5)
@@ -348,8 +348,8 @@ def test_a_service_that_begins_anew_knows_what_agents_tell_it_again(lab: Lab, cl
     lab.tell(JobStatus(generation=1))
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(client.call, "watch", body, 30)
-        wait_until(lambda: KEY in lab.site.service._polls)
-        assert lab.site.service.groups[KEY].world is not None
+        wait_until(lambda: KEY in lab.site.service.groups.polls)
+        assert lab.site.service.groups.by_key[KEY].world is not None
         assert lab.site.service.view(KEY, JOB_UID).silent == frozenset()
         lab.site.service.drop(KEY)
         with pytest.raises(ServiceRefused):
@@ -369,11 +369,11 @@ def test_a_job_that_is_over_leaves_nothing_behind(lab: Lab, client: ServiceClien
     form(client, "a-0", "a-1")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.call, "watch", {"uid": "uid-a-0", "generation": 1}, 30)
-        wait_until(lambda: KEY in lab.site.service._polls)
+        wait_until(lambda: KEY in lab.site.service.groups.polls)
         lab.site.service.drop(KEY)
         with pytest.raises(ServiceRefused, match="no running job"):
             answer.result(5)
-    assert KEY not in lab.site.service._polls
+    assert KEY not in lab.site.service.groups.polls
 
 
 def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: ServiceClient) -> None:
@@ -399,11 +399,11 @@ def test_who_has_finished_before_a_restarted_service_knows_the_group_is_asked_on
     finished = {"uid": "uid-a-0", "generation": 1}
     with ThreadPoolExecutor(3) as pool:
         early = pool.submit(client.call, "finish", finished, 30)
-        wait_until(lambda: KEY in lab.site.service._polls)
+        wait_until(lambda: KEY in lab.site.service.groups.polls)
         watch = {"uid": "uid-a-1", "generation": 1, "members": world["members"]}
         pool.submit(client.call, "watch", watch, 30)
         assert early.result(5)["state"] == "waiting"
-        assert not lab.site.service.groups[KEY].finished
+        assert not lab.site.service.groups.by_key[KEY].finished
         again = pool.submit(client.call, "finish", finished, 30)
         assert client.call("finish", {"uid": "uid-a-1", "generation": 1}, 30)["state"] == "done"
         assert again.result(5)["state"] == "done"
@@ -537,7 +537,7 @@ def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_
 ) -> None:
     form(client, "a-0", "a-1")
     lab.add("b-0")
-    group = lab.site.service.groups[KEY]
+    group = lab.site.service.groups.by_key[KEY]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.call, "join", {**agent("b-0"), "prepared": False}, 30)
         wait_until(lambda: "uid-b-0" in group.joined, 10.0)
@@ -561,7 +561,7 @@ def test_a_report_wakes_nobody_who_has_nothing_to_do(lab: Lab, client: ServiceCl
     form(client, "a-0", "a-1")
     client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": 1}]})
     asked = 0
-    group = lab.site.service.groups[KEY]
+    group = lab.site.service.groups.by_key[KEY]
 
     class Counted(dict[str, str]):
         def __contains__(self, uid: object) -> bool:

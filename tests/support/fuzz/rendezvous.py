@@ -90,7 +90,7 @@ async def _ask(service: RendezvousService, verb: str, body: bytes) -> int | None
 
 async def _send(verb: str, body: bytes) -> tuple[int | None, GroupView]:
     service = RendezvousService(lambda uid, number: f"token-{uid}", lambda key: None)
-    service._bodies = _InlineBodies()
+    service.verbs.bodies = _InlineBodies()
     service.set_group(KEY, status=JobStatus(generation=1), job_uid=UID, alive=ALIVE, minimum=1)
     await _ask(service, "watch", as_json({"uid": "uid-b", "generation": 1, "members": _MEMBERS}))
     status, view = await _ask(service, verb, body), service.view(KEY, UID)

@@ -24,6 +24,7 @@ from elasticctl_controller.core.group.record import Sign
 from elasticctl_controller.loop import controller as loop_module
 from elasticctl_controller.loop.acting import Workload
 from elasticctl_controller.loop.controller import Controller
+from elasticctl_controller.rendezvous import groups as groups_module
 from elasticctl_controller.rendezvous import service as service_module
 from elasticctl_controller.rendezvous.bodies import Bodies
 from elasticctl_controller.rendezvous.requests import Caller
@@ -62,7 +63,8 @@ def without_threads(loop: VirtualLoop, poll_s: float) -> Iterator[None]:
     """The service's and the loop's modules on virtual time; long polls are held for `poll_s`."""
     with (
         mock.patch.object(service_module, "time", VirtualTime(loop)),
-        mock.patch.object(service_module, "POLL_S", poll_s),
+        mock.patch.object(groups_module, "time", VirtualTime(loop)),
+        mock.patch.object(groups_module, "POLL_S", poll_s),
         mock.patch.object(Bodies, "read", _read_body),
         mock.patch.object(loop_module, "ThreadPoolExecutor", Inline),
     ):
@@ -198,7 +200,7 @@ class ControlPlane:
         service = self.service = RendezvousService(
             lambda uid, number: TOKEN + uid, changed, steady, find_job=self._workload.get_job
         )
-        service.turns = Turns(lambda: 0.0)  # by how much is to be done, not by how long it really takes
+        service.groups.turns = Turns(lambda: 0.0)  # by how much is to be done, not by how long it really takes
         app = service.app()
         self._handle = next(iter(app.router.routes())).handler
         app.freeze()
@@ -237,7 +239,7 @@ class ControlPlane:
 
     def group(self, key: str) -> Group | None:
         """The group of a job, as the service has it."""
-        return None if self.service is None else self.service.groups.get(key)
+        return None if self.service is None else self.service.groups.by_key.get(key)
 
     async def _answer(self, request: _Request) -> tuple[int, str]:
         response = await self._handle(request)  # type: ignore[arg-type]

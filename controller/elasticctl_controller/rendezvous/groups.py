@@ -1,0 +1,119 @@
+"""The training groups of all jobs under one lock, the long polls that wait for them, and their timers.
+
+Whatever may change a group goes through `settle`: it wakes the group's polls only if the group has moved, and sets one
+timer for its next deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.rendezvous.requests import Caller, Refused
+from elasticctl_controller.rendezvous.turns import Turns
+
+POLL_S = 20.0
+SHORTEST_WAIT_S = 0.01
+"""Timers may fire a little early: a group that is asked too soon would be asked again and again."""
+
+T = TypeVar("T")
+
+
+class Groups:
+    """`by_key` are the groups by job key, `begun_anew` the keys of those that a service that begins anew had; the lock
+    guards both. `polls` are those under way, by job key.
+
+    `note_change(key)` is called on the event loop's thread when a job's view has changed in a way that its status
+    should show. `clock` returns seconds since the epoch.
+    """
+
+    def __init__(self, note_change: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self.note_change, self.clock = note_change, clock
+        self.lock = threading.Lock()
+        self.by_key: dict[str, Group] = {}
+        self.begun_anew: set[str] = set()
+        self.polls: dict[str, dict[asyncio.Future[None], None]] = {}
+        self.turns = Turns()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Run on the event loop of the caller."""
+        self._loop = asyncio.get_running_loop()
+
+    def of(self, caller: Caller) -> Group:
+        """The caller's group: the job may have been deleted since it asked, and another one have taken its name."""
+        group = self.by_key.get(caller.key)
+        if group is None and caller.key in self.begun_anew:
+            raise Refused(503, f"job {caller.key} has not been reconciled yet")
+        if group is None or group.job_uid != caller.job_uid:
+            raise Refused(410, f"no running job {caller.key}")
+        return group
+
+    def wake(self, key: str) -> None:
+        """Settle a group that another thread has changed."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.settle, key, True)
+
+    def settle(self, key: str, moved: bool = False) -> None:
+        """Let a group do what is due, wake its polls if it has moved, and come again at its next deadline."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        with self.lock:
+            group = self.by_key.get(key)
+            before, silent = (group.situation, len(group.silent)) if group else (None, 0)
+            wait_s = group.settle(self.clock()) if group else None
+            is_news = group is not None and len(group.silent) > silent
+        if is_news:
+            self.note_change(key)
+        if moved or (group is not None and group.situation is not before):
+            for poll in self.polls.pop(key, ()):
+                self.turns.queue(key, partial(_wake, poll))
+            if group is None:
+                self.turns.forget(key)
+        if wait_s is not None and self._loop is not None:
+            self._timers[key] = self._loop.call_later(max(wait_s, SHORTEST_WAIT_S), self.settle, key)
+
+    @contextmanager
+    def changing(self, caller: Caller) -> Iterator[tuple[Group, float]]:
+        """Hold a group, and the time, to change it; what follows from the change is done afterwards."""
+        with self.turns.measured(caller.key):
+            with self.lock:
+                group = self.of(caller)
+                before = group.situation
+                try:
+                    yield group, self.clock()
+                finally:
+                    moved = group.situation is not before
+            self.settle(caller.key, moved)
+
+    async def poll(self, caller: Caller, ready: Callable[[Group], T | None], within_s: float | None = None) -> T | None:
+        """Wait at most `within_s` seconds, by default `POLL_S`, until `ready` has an answer."""
+        deadline = time.monotonic() + (POLL_S if within_s is None else within_s)
+        while True:
+            with self.lock:
+                answer = ready(self.of(caller))
+            left_s = deadline - time.monotonic()
+            if answer is not None or left_s <= 0:
+                return answer
+            waiting = self.polls.setdefault(caller.key, {})
+            poll = asyncio.get_running_loop().create_future()
+            waiting[poll] = None
+            try:
+                await asyncio.wait_for(poll, left_s)
+            except TimeoutError:
+                continue
+            finally:
+                waiting.pop(poll, None)
+
+
+def _wake(poll: asyncio.Future[None]) -> None:
+    if not poll.done():
+        poll.set_result(None)
