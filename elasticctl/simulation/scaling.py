@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from elasticctl.api.errors import SpecError
 from elasticctl.api.observed.cost import worker_seconds
-from elasticctl.api.observed.rates import steps_per_s_by_size
+from elasticctl.api.observed.history import steps_per_s_by_size
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus

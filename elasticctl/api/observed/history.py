@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 _LEAST_S = 1.0
 """Over less time than this, a group's steps say little about its pace."""
-
-
+LEAST_STEPS, LEAST_S = 10, 1.0
+"""A group that did less says nothing about the rate of its size."""
 STANDSTILL_S, STANDSTILL_STEPS = 60.0, 20
 """A standstill: no step and no checkpoint for STANDSTILL_S, and for as long as STANDSTILL_STEPS steps used to take."""
 STEADY = ("training", "running")
@@ -319,3 +319,18 @@ def _drop_value(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
     if -from_end > len(column):
         return column
     return column[:from_end] + column[len(column) + from_end + 1 :]
+
+
+def steps_per_s_by_size(status: JobStatus, now: float) -> dict[int, float]:
+    """Workers -> steps a second, of all groups of that many together."""
+    steps: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    end = status.completion_time if status.completion_time is not None else now
+    for position, group in enumerate(status.generations):
+        size, trained = len(group.workers), training_s(status, position, end)
+        if size and group.last_step is not None and trained > 0:
+            steps[size] = steps.get(size, 0) + max(0, group.last_step - (group.resumed_step or 0))
+            seconds[size] = seconds.get(size, 0.0) + trained
+    return {
+        size: steps[size] / seconds[size] for size in steps if steps[size] >= LEAST_STEPS and seconds[size] >= LEAST_S
+    }

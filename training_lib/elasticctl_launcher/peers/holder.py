@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import queue
+import re
 import shutil
 import socket
 import threading
@@ -23,7 +25,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.peers.room import why_no_room
 from elasticctl_launcher.peers.wire import CopiedFile, PeerError, receive_files, send_files
 from elasticctl_store.checkpoints.entries import DATA, save_of
 
@@ -33,6 +34,10 @@ MAX_CONNECTIONS = 64
 MAX_LINE_BYTES = 8 << 10
 CONNECT_TIMEOUT_S = 5.0
 ALONE = "this is the only worker"
+MARGIN_BYTES = 256 << 20
+"""Of memory, left to others."""
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 
 log = logging.getLogger(__name__)
 
@@ -200,3 +205,22 @@ def peer_of(
         return found[0]
 
     return find
+
+
+def why_no_room(folder: Path, size_bytes: int) -> str:
+    """Why so much more does not fit in `folder`, which is in shared memory; empty if it does."""
+    left = min(_left_bytes(folder))
+    if size_bytes + MARGIN_BYTES <= left:
+        return ""
+    return f"{size_bytes >> 20} MB do not fit in the host's memory: {max(0, left - MARGIN_BYTES) >> 20} MB are left"
+
+
+def _left_bytes(folder: Path) -> list[int]:
+    found = os.statvfs(folder)
+    left = [found.f_bavail * found.f_frsize]
+    with suppress(OSError):
+        told = re.search(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+        left += [int(told[1]) << 10] if told else []
+    with suppress(OSError, ValueError):  # no limit is the word "max"
+        left.append(int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text()))
+    return left

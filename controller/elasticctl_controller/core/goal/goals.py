@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, Goal, PlanStatus, PlanStep, PoolStatus, Prefer
 from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
-from elasticctl.api.observed.rates import steps_per_s_by_size
+from elasticctl.api.observed.history import steps_per_s_by_size
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.planning import terms
