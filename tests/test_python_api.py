@@ -133,5 +133,5 @@ def test_a_job_is_waited_for_changed_and_deleted(local_cluster: LocalCluster) ->
     with pytest.raises(NotFoundError):
         wait_until(lambda: job.status() is None)
     local_cluster.create_job(shell_job("elastic", "true"))
-    with pytest.raises(NotFoundError, match="another one has its name now"):
+    with pytest.raises(NotFoundError, match="another job now has its name"):
         job.delete()

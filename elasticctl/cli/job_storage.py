@@ -147,13 +147,13 @@ def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = N
     last = seen[-1] if seen else None
     if last is None or last.commit is None or last.damage:
         of_step = "" if step is None else f" of step {step}"
-        which = "no whole checkpoint" if step is None or last is not None else "no checkpoint"
+        which = "no intact checkpoint" if step is None or last is not None else "no checkpoint"
         why = f" ({last.damage})" if last is not None else ""
         raise NotFoundError(f"{which}{of_step} exists{why}; there are: {_steps(listed)}")
     for finding in seen[:-1]:
         say_damage(place, finding)
     if len(seen) > 1:
-        say(f"{place.name}: taking step {last.commit.step}, the newest that is whole")
+        say(f"{place.name}: taking step {last.commit.step}, the newest that is intact")
     return last.commit
 
 

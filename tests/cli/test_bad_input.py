@@ -60,11 +60,15 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
         ("submit train.py --set spec.backofLimit=3", 2, "with --set: spec.backofLimit: unknown field (did you mean"),
         ("submit train.py --set a", 2, "Invalid value for '--set': \"a\" is not of the form PATH=VALUE."),
         ("submit train.py -o json", 2, "--output needs --detach or --dry-run"),
-        ("submit train.py -f job.yaml", 2, "a script and a manifest (-f) contradict each other. FIX: give one of them"),
+        (
+            "submit train.py -f job.yaml",
+            2,
+            "a script and a manifest (-f) cannot be used together. FIX: give one of them",
+        ),
         (
             "submit -f job.yaml --gpus 2",
             2,
-            "--gpus does not go with -f. FIX: change the manifest with --set PATH=VALUE",
+            "--gpus cannot be used with -f. FIX: change the manifest with --set PATH=VALUE",
         ),
         ("submit -f none.yaml", 2, "cannot read none.yaml: No such file or directory"),
         (
@@ -75,7 +79,7 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
         ("submit -f job.yaml --context prod", 3, 'no context "prod". FIX: see `elasticctl config get-contexts`'),
         ("list --context prod", 3, 'no context "prod"'),
         ("list -o xml", 2, "Invalid value for '-o' / '--output': 'xml' is not one of"),
-        ("list -w -o json", 2, "--watch shows tables and does not go with --output json"),
+        ("list -w -o json", 2, "--watch shows tables and cannot be used with --output json"),
         ("status", 0, ""),
         ("scale a", 2, "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
         ("scale a --to 2 --add 1", 2, "no size given. FIX: add one of"),
@@ -154,7 +158,7 @@ def test_many_ranks_are_not_started_on_a_machine_without_gpus(run: Run, folder: 
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
         "error: this machine has no GPU, and 16 ranks would share its CPUs. FIX: choose a cluster with --context,"
-        " or say --workers 16 without GPUs to mean CPU ranks"
+        " or give --workers 16 without GPUs for CPU ranks"
     )
     assert "runs on" not in done.err
     assert not (folder / "home").exists()

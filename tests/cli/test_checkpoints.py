@@ -175,7 +175,7 @@ def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> N
         (("pull", "{}", "{}"), 2, "is a folder. FIX: name a file, such as"),
         (("pull", "{}", "x", "--part", "ema"), 3, "the checkpoint of step 40 has no part 'ema', only model, optimizer"),
         (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 exists; there are: 40, 30, 20, 10"),
-        (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, from which {} would continue"),
+        (("rm", "{}", "40", "-y"), 2, "step 40 is the newest intact checkpoint, from which {} would continue"),
         (("rm", "{}", "10"), 2, "this would delete 1 checkpoint (step 10, 2."),
         (("rm", "{}", "ten"), 2, '"ten" is not a whole number'),
         (("prune", "{}", "--keep-best", "1"), 2, "--keep-best and --metric need each other"),
@@ -251,7 +251,7 @@ def test_rm_leaves_the_newest_that_is_provably_whole(run: Run, job: dict[str, An
     job["status"]["phase"] = "Succeeded"
     damage(folder, 40)
     done = run("checkpoints", "rm", "digits", "30", "-y")
-    assert (done.code, "step 30 is the newest whole checkpoint" in done.err) == (2, True)
+    assert (done.code, "step 30 is the newest intact checkpoint" in done.err) == (2, True)
     assert run("checkpoints", "rm", "digits", "40", "20", "-y").code == 0
     assert steps(folder) == [30, 10]
 
@@ -267,10 +267,10 @@ def test_pull_falls_back_and_says_why(run: Run, folder: Path, tmp_path: Path) ->
         "step 40 is damaged:",
         "step 30 is damaged:",
     ]
-    assert f"{folder}: taking step 20, the newest that is whole\n" in done.err
+    assert f"{folder}: taking step 20, the newest that is intact\n" in done.err
     asked = run("checkpoints", "pull", str(folder), str(target), "--step", "40", "--force")
     assert asked.code == 3
-    assert "no whole checkpoint of step 40 exists (data/" in asked.err
+    assert "no intact checkpoint of step 40 exists (data/" in asked.err
     assert asked.err.endswith("; there are: 40, 30, 20, 10\n")
     assert safetensors.torch.load_file(target)["w"].tolist() == [20.0] * 300
 
@@ -370,7 +370,7 @@ def test_repair_makes_entries_again(run: Run, folder: Path) -> None:
 def test_repair_starts_over_where_nothing_is_whole(run: Run, folder: Path) -> None:
     words = ("checkpoints", "repair", str(folder), "--start-over")
     whole = run(*words, "-y")
-    assert (whole.code, "step 40 is whole, and" in whole.err) == (2, True)
+    assert (whole.code, "step 40 is intact, and" in whole.err) == (2, True)
     for step in (10, 20, 30, 40):
         damage(folder, step)
     with pytest.raises(StorageError, match=r"step 40: .* FIX: .*repair file://.* --start-over"):

@@ -100,14 +100,14 @@ def test_what_accelerate_would_have_set_is_set() -> None:
     ("line", "said"),
     [
         ("torchrun", "torchrun names no script"),
-        ("torchrun --nnodes", "torchrun: --nnodes lacks its value"),
+        ("torchrun --nnodes", "torchrun: --nnodes needs a value"),
         ("torchrun --nnodes two train.py", '--nnodes "two" is not a whole number'),
         ("torchrun --frobnicate train.py", "torchrun: --frobnicate cannot be translated"),
         ("accelerate launch --config_file x.yaml train.py", "--config_file cannot be translated"),
         ("accelerate launch --num_processes 3 --num_machines 2 train.py", "cannot be shared evenly"),
-        ("accelerate test", "accelerate test is no training"),
-        ("deepspeed train.py", "deepspeed starts ranks of its own"),
-        ("mpirun -np 4 python train.py", "mpirun starts ranks of its own"),
+        ("accelerate test", "accelerate test does not train"),
+        ("deepspeed train.py", "deepspeed starts its own ranks"),
+        ("mpirun -np 4 python train.py", "mpirun starts its own ranks"),
         ("A=1", "nothing to run"),
     ],
 )
@@ -167,12 +167,12 @@ def test_a_launcher_program_runs_as_it_is_typed(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "what"),
     [
-        (("--hang-timeout", "5m"), "--hang-timeout cannot be had. FIX: leave it out"),
-        (("--on-nan", "stop"), "--on-nan cannot be had"),
-        (("--budget", "20"), "a deadline or a budget to plan for cannot be had"),
+        (("--hang-timeout", "5m"), "--hang-timeout cannot be used. FIX: leave it out"),
+        (("--on-nan", "stop"), "--on-nan cannot be used"),
+        (("--budget", "20"), "a deadline or a budget to plan for cannot be used"),
         (
             ("--on-nan", "stop", "--hang-timeout", "5m"),
-            "--hang-timeout and --on-nan cannot be had. FIX: leave them out",
+            "--hang-timeout and --on-nan cannot be used. FIX: leave them out",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_group_inside_a_script_is_refused(run: Run, folder: Path, text: str, f
     for words in (("all.sh",), ("--", "bash", "all.sh")):
         done = run("submit", "--dry-run", *words)
         assert (done.code, done.out) == (2, "")
-        assert "all.sh starts ranks of its own" in done.err
+        assert "all.sh starts its own ranks" in done.err
         assert fix in done.err
 
 

@@ -198,7 +198,7 @@ def test_where_nobody_has_capacity_nothing_is_left(run: Run, place: Make) -> Non
     assert (done.code, done.out) == (3, "")
     assert [item.names() + item.live() for item in places] == [[], []]
     assert done.err.splitlines()[-1].startswith(
-        "error: no context could run the job, and nothing of it is left: one: 0 of"
+        "error: no context could run the job, and nothing was left behind: one: 0 of"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_number_is_the_most_there_may_be(run: Run, script: str) -> None:
         (("--budget", "5", "--zones", "A_B"), "is not a list of zones"),
         (("--finish-by", "2h", "--on-demand"), "FIX: leave it out"),
         (("--finish-by", "never"), "FIX: give a time such as 36h"),
-        (("--finish-by", "1h", "--budget", "2", "--work", "2h"), "the goal cannot be kept, not even on spot"),
+        (("--finish-by", "1h", "--budget", "2", "--work", "2h"), "the goal cannot be met, not even if no spot"),
     ],
 )
 def test_what_makes_no_goal_is_refused(run: Run, script: str, args: tuple[str, ...], message: str) -> None:
@@ -86,13 +86,13 @@ def test_the_two_nearest_are_ones_that_can_be_kept() -> None:
     now = datetime.fromtimestamp(NOW).astimezone()
     with pytest.raises(UsageError) as refused:
         list(check_goal(a_manifest(1.0, 2.0, 2.0), now))
-    pairs = str(refused.value).partition("can keep: ")[2].split(", or ")
+    pairs = str(refused.value).partition("can meet: ")[2].split(", or ")
     assert len(pairs) == 2
     for pair in pairs:
         time, budget = pair.split()[1], float(pair.split()[3])
         hours = float(time[:-1]) / (60 if time.endswith("m") else 1) + 1 / 60
-        assert "can be kept on demand alone" in list(check_goal(a_manifest(hours, budget, 2.0), now))[-1]
-    assert "is not promised" in list(check_goal(a_manifest(3.0, 4.0, 2.0), now))[-1]
+        assert "can be met on demand alone" in list(check_goal(a_manifest(hours, budget, 2.0), now))[-1]
+    assert "is not guaranteed" in list(check_goal(a_manifest(3.0, 4.0, 2.0), now))[-1]
 
 
 JOB: dict[str, Any] = {

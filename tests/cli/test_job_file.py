@@ -121,7 +121,7 @@ def test_projects_end_with_their_repository(run: Run, folder: Path) -> None:
     [
         ("job.yaml", "script: train.py\nworker: 2\n", 'job.yaml: unknown option "worker" (did you mean "workers"?)'),
         ("job.yaml", "script: train.py\nargs: --x\n", "job.yaml: args: has to be a list"),
-        ("job.yaml", "script: []\n", "job.yaml: script: has to be the path of a script"),
+        ("job.yaml", "script: []\n", "job.yaml: script: must be the path of a script"),
         ("job.yaml", "script: train.py\nenv: {A: [1]}\n", "job.yaml: env: [1] is not a text or a number"),
         ("job.yaml", "script: train.py\nworkers: many\n", "Invalid value for '--workers': \"many\" is not a whole"),
         ("job.yaml", "script: gone.py\n", 'the script "gone.py" does not exist'),
@@ -129,7 +129,7 @@ def test_projects_end_with_their_repository(run: Run, folder: Path) -> None:
         ("job.yaml", "script: train.py\nwait: true\n", 'job.yaml: unknown option "wait"'),
         ("elasticctl.toml", "workers = ", "elasticctl.toml: not TOML"),
         ("elasticctl.toml", "script = 'train.py'", 'elasticctl.toml: unknown option "script"'),
-        ("pyproject.toml", "[tool]\nelasticctl = 1", "pyproject.toml: tool.elasticctl has to be a table"),
+        ("pyproject.toml", "[tool]\nelasticctl = 1", "pyproject.toml: tool.elasticctl must be a table"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run: Run, folder: Path, name: str, text: str, said: str) -> None:

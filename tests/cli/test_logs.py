@@ -54,8 +54,8 @@ def test_what_is_asked_for(lines: LogFlags, query: LogQuery) -> None:
     [
         (LogFlags(worker=("0",), rank=0), UsageError, "contradict each other"),
         (LogFlags(worker=("trainer",)), UsageError, "is not the name of a worker"),
-        (LogFlags(previous=True, everything=True), UsageError, "--previous does not go with --all"),
-        (LogFlags(previous=True, follow=True), UsageError, "--previous does not go with --follow"),
+        (LogFlags(previous=True, everything=True), UsageError, "--previous cannot be used with --all"),
+        (LogFlags(previous=True, follow=True), UsageError, "--previous cannot be used with --follow"),
         (LogFlags(rank=2), NotFoundError, "no rank 2: its ranks are 0 to 1"),
     ],
 )
@@ -85,11 +85,11 @@ def test_lines_are_looked_through(run: Run, local_cluster: LocalCluster) -> None
     assert run("logs", "talks", "--grep", "nothing").out == ""
     for args, why in [
         (("--grep", "(["), "is not a regular expression"),
-        (("--rank", "0"), "talks has no rank 0: it does not train yet"),
+        (("--rank", "0"), "talks has no rank 0: it is not training yet"),
         (("--rank", "-1"), "-1"),
         (("--worker", "9"), "error: talks has no worker talks-worker-9: it has talks-worker-0\n"),
         (("--worker", "0", "--worker", "9", "-f"), "talks has no worker talks-worker-9"),
-        (("--previous", "--all"), "--previous does not go with --all"),
+        (("--previous", "--all"), "--previous cannot be used with --all"),
     ]:
         done = run("logs", "talks", *args)
         assert done.code in (2, 3)

@@ -25,13 +25,13 @@ MISTAKES = [
         3,
         '"digits" matches several jobs in context local, namespace default: digits-a, digits-b',
     ),
-    ("status digits-a -w -o yaml", 2, "--watch shows tables and does not go with --output yaml"),
+    ("status digits-a -w -o yaml", 2, "--watch shows tables and cannot be used with --output yaml"),
     (
         "status digits-a -n other",
         3,
         'no job "digits-a" in context local, namespace other. FIX: list the jobs with `elasticctl list`',
     ),
-    ("list -A -w -o name", 2, "--watch shows tables and does not go with --output name"),
+    ("list -A -w -o name", 2, "--watch shows tables and cannot be used with --output name"),
     ("logs none", 3, NO_JOB.format("none", "")),
     (
         "logs digits-a --worker x",
@@ -82,7 +82,7 @@ MISTAKES = [
     ),
     ("describe none", 3, NO_JOB.format("none", "")),
     ("events none", 3, NO_JOB.format("none", "")),
-    ("events digits-a -w -o json", 2, "--watch shows tables and does not go with --output json"),
+    ("events digits-a -w -o json", 2, "--watch shows tables and cannot be used with --output json"),
     ("history none", 3, NO_JOB.format("none", "")),
     ("explain none", 3, NO_JOB.format("none", "")),
     ("suspend digits-b", 3, "digits-b has ended (Succeeded) and cannot be suspended"),
@@ -109,7 +109,7 @@ MISTAKES = [
         " See `elasticctl prune --help`.",
     ),
     ("preempt none", 3, NO_JOB.format("none", "")),
-    ("preempt digits-a --worker 0 --rank 1", 2, "--worker and --rank contradict each other. FIX: give one of them"),
+    ("preempt digits-a --worker 0 --rank 1", 2, "--worker and --rank cannot be used together. FIX: give one of them"),
     (
         "preempt digits-a --worker 5",
         3,

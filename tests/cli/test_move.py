@@ -337,7 +337,7 @@ def test_what_cannot_be_moved_stays_as_it_is(run: Run, world: World, tmp_path: P
     world.east.create_job(shell_job("fresh", "sleep 60", container=container))
     assert "has committed no checkpoint in" in run("move", "fresh", *order).err
     same_place = ("--storage", str(tmp_path / "empty"))
-    assert "is where the job's state is already" in run("move", "fresh", *order, *same_place).err
+    assert "is where the job's state already is" in run("move", "fresh", *order, *same_place).err
     assert run("move", "none", *order).code == 3
     assert run("move", "fresh", "--context", "east", "--to", "nowhere").code == 3
     local = run("move", "fresh", "--context", "east", "--to", "local")

@@ -186,7 +186,7 @@ def test_ranks_that_crowd_a_machine_without_gpus_are_doubted() -> None:
 
     assert doubt(0, gpus=16) == (
         "this machine has no GPU, and 16 ranks would share its CPUs. FIX: choose a cluster with --context,"
-        " or say --workers 16 without GPUs to mean CPU ranks"
+        " or give --workers 16 without GPUs for CPU ranks"
     )
     assert doubt(0, gpus=1) == ""
     assert doubt(0, workers=16) == ""

@@ -49,7 +49,7 @@ def test_the_worker_that_is_meant(worker: str, rank: int | None, chosen: int) ->
         ({}, [0, 2], "7", None, NotFoundError, "digits-worker-7 is not running. These workers of digits are: "),
         ({}, [0], "", 0, NotFoundError, "digits-worker-2 is not running"),
         ({}, [0, 2], "", 4, NotFoundError, "no rank 4: its ranks are 0 to 3"),
-        ({"generations": []}, [0, 2], "", 0, NotFoundError, "no rank 0: it does not train yet"),
+        ({"generations": []}, [0, 2], "", 0, NotFoundError, "no rank 0: it is not training yet"),
         ({}, [0], "cat", None, UsageError, "is not the name of a worker"),
     ],
 )

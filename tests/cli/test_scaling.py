@@ -211,7 +211,7 @@ def test_a_size_is_not_taken_back_from_another_job_of_the_same_name() -> None:
     change = apply_change(target, JOB, ScaleFlags(to=6))
     cluster.job["metadata"]["uid"] = "another"
     for act in (lambda: roll_back(target, JOB, change), lambda: await_workers(target, JOB, 6, None)):
-        with pytest.raises(NotFoundError, match="another one has its name now"):
+        with pytest.raises(NotFoundError, match="another job now has its name"):
             act()
     assert workers(cluster.job) == 6
 

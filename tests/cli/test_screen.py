@@ -175,7 +175,7 @@ def test_pruning_shows_the_list_and_asks(
 def test_deleting_checkpoints_asks(tmp_path: Path, terminal: Open) -> None:
     fill(LocalStorage(tmp_path / "state"))
     seen = terminal("checkpoints", "rm", str(tmp_path / "state"), "10", columns=160)
-    seen.shows("delete 1 checkpoint (step 10,", "for good? [y/N]:")
+    seen.shows("delete 1 checkpoint (step 10,", "permanently? [y/N]:")
     seen.type("n")
     seen.shows("nothing deleted")
     assert seen.end() == 0

@@ -57,7 +57,7 @@ def test_deadlines_and_what_they_cost(run: Run, private_home: Path, rates: str, 
     assert [row[0] for row in rows] == ["2h00m", "3h00m", "4h00m"]
     assert {row[3] for row in rows} == {"100%"}
     first = done.err.splitlines()[0]
-    assert first == f"replayed on {traces} from 16 starts, by the policy that decides about deadlines"
+    assert first == f"replayed on {traces} from 16 starts, by the policy that plans for deadlines"
     assert "no price is known: cost is in hours of one node on demand" in done.err
 
 
@@ -86,8 +86,8 @@ def test_what_is_wrong_is_one_line(run: Run, private_home: Path, rates: str, tra
         ("--finish-by", "2h"): "--finish-by and --traces go together",
         ("--traces", str(traces)): "--finish-by and --traces go together",
         ("--budget", "5"): "--finish-by and --traces go together",
-        ("--finish-by", "2h", "--traces", str(traces), "--budget", "0"): "has to be above 0",
-        ("--finish-by", "2h", "--traces", str(traces), "--budget", "nan"): "has to be above 0",
+        ("--finish-by", "2h", "--traces", str(traces), "--budget", "0"): "must be above 0",
+        ("--finish-by", "2h", "--traces", str(traces), "--budget", "nan"): "must be above 0",
         ("--finish-by", "2h", "--traces", str(traces), "--budget", "5"): "no price is known",
         ("--finish-by", "60h", "--traces", str(traces)): "too short for a deadline of 5d0h",
         ("--finish-by", "2h", "--traces", str(empty)): "there is no *.json file",

@@ -171,7 +171,7 @@ def test_no_more_run_at_once_than_was_said(monkeypatch: pytest.MonkeyPatch, caps
         ("train.py --grid lr=1 --early-stop 3", "--early-stop needs --metric"),
         ("--continue nothing", "no jobs of a sweep"),
         ("train.py --continue x", "contradict"),
-        ("train.py --grid lr=1 --queue q", "--queue does not go with a sweep"),
+        ("train.py --grid lr=1 --queue q", "--queue cannot be used with a sweep"),
     ],
 )
 @pytest.mark.usefixtures("local_cluster")

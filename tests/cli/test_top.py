@@ -126,7 +126,7 @@ def test_columns_of_different_length_are_no_trouble() -> None:
 
 
 def test_what_there_is_to_see_before_anything_is_measured(run: Run, local_cluster: LocalCluster) -> None:
-    assert run("top").err == "no job runs. Next: elasticctl list\n"
+    assert run("top").err == "no job is running. Next: elasticctl list\n"
     local_cluster.create_job(shell_job("digits", "sleep 60", 1))
     wait_until(lambda: local_cluster.get_job("default", "digits").get("status", {}).get("active") == 1)
     assert json.loads(run("top", "-o", "json").out)["jobs"][0]["measured"] == 0

@@ -109,7 +109,7 @@ def another(**status: Any) -> Any:
 
 def test_nobody_goes_on_into_another_job_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
-    replaced = "digits was deleted, and another one has its name now. Next: elasticctl status digits"
+    replaced = "digits was deleted, and another job now has its name. Next: elasticctl status digits"
     with pytest.raises(NotFoundError, match=replaced):
         follow.await_end(place(job(), job(), another(phase="Failed")), job())
     with pytest.raises(NotFoundError, match=replaced):

@@ -102,7 +102,7 @@ def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     (project / ".gitignore").write_text("data.txt\ngate\njob.yaml\n")
     changed = run("submit", "-f", "job.yaml", "--same-code", "-d")
     assert changed.code == 2
-    assert f"that the manifest names was never sent, and {project} has changed since" in changed.err
+    assert f"that the manifest names was never uploaded, and {project} has changed since" in changed.err
     assert local_cluster.list_jobs(None) == []
     now = run("submit", "-f", "job.yaml", "--name", "now", "-d")
     assert now.code == 0, now.err
@@ -275,7 +275,7 @@ def test_a_template_that_forgets_it_is_refused(
         (("train.py", "--workspace", "nowhere"), '--workspace "nowhere" does not exist'),
         (("train.py", "--workspace", "train.py"), '--workspace "train.py" is not a folder'),
         (("train.py", "--workspace", "lib"), "the script "),
-        (("train.py", "--workspace", ".", "--no-workspace"), "--workspace and --no-workspace contradict each other"),
+        (("train.py", "--workspace", ".", "--no-workspace"), "--workspace and --no-workspace cannot be used together"),
         (("data.txt",), 'the script "data.txt" is left out by the rules of .gitignore or .elasticctlignore'),
         (("train.py", "--workspace-limit", "100"), "the workspace "),
         (("train.py", "--workspace-limit", "10 MB"), '"10 MB" is not a size such as 500MB, 2GB or 1GiB.'),

@@ -72,7 +72,7 @@ def phases(text: str) -> Phases:
     known = {phase.lower(): (phase,) for phase in _PHASES} | _GROUPS
     for word in text.split(","):
         if word.strip().lower() not in known:
-            raise typer.BadParameter(f"{quote(word)} is no phase of a job{did_you_mean(word, known)}.")
+            raise typer.BadParameter(f"{quote(word)} is not a phase of a job{did_you_mean(word, known)}.")
         found += known[word.strip().lower()]
     return Phases(found)
 
@@ -104,7 +104,7 @@ def chosen_names(
     Raises UsageError where neither or both are said, NotFoundError where no job has the labels.
     """
     if bool(names) == bool(selectors):
-        what = "job names and --label contradict each other" if names else "no job is named"
+        what = "job names and --label cannot be used together" if names else "no job is named"
         raise UsageError(f"{what}. FIX: name jobs, or choose them with --label KEY=VALUE")
     if names:
         return tuple(dict.fromkeys(names))
@@ -113,7 +113,7 @@ def chosen_names(
     if not found:
         states = [f"{job['metadata']['name']} is {phase_of(job)}" for job in with_labels[:3]]
         but = f", but {join_and(states)}" if states else ""
-        raise NotFoundError(f"no job with these labels in namespace {target.namespace} can be meant{but}")
+        raise NotFoundError(f"no job with these labels in namespace {target.namespace} qualifies{but}")
     return found
 
 

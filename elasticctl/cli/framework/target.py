@@ -65,7 +65,7 @@ class Target:
         found = self.cluster.get_job(self.namespace, name)
         if found["metadata"].get("uid") != metadata.get("uid"):
             raise NotFoundError(
-                f"the job {name} was deleted, and another one has its name now. Next: elasticctl status {name}"
+                f"the job {name} was deleted, and another job now has its name. Next: elasticctl status {name}"
             )
         return found
 

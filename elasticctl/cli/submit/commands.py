@@ -76,11 +76,11 @@ def _translated(words: list[str]) -> Command:
         return _from_launcher(words[1:], "torchrun", _TORCHRUN, _torchrun_sizes)
     if program == "accelerate":
         if words[1:2] != ["launch"]:
-            raise UsageError(f"accelerate {' '.join(words[1:2])} is no training. FIX: give accelerate launch SCRIPT")
+            raise UsageError(f"accelerate {' '.join(words[1:2])} does not train. FIX: give accelerate launch SCRIPT")
         return _from_launcher(words[2:], "accelerate launch", _ACCELERATE, _accelerate_sizes)
     if program in _OTHER_LAUNCHERS:
         raise UsageError(
-            f"{program} starts ranks of its own, each group of which would train alone. FIX: give the script that it"
+            f"{program} starts its own ranks, so each worker would train alone. FIX: give the script that it"
             " starts, and sizes with --workers or --gpus; or have it run once, over all workers, with --launcher"
         )
     if not _is_python(words[0]):
@@ -129,12 +129,12 @@ def _from_launcher(
         name = name.replace("-", "_")
         if name not in known:
             raise UsageError(
-                f"{launcher}: --{name} cannot be translated. FIX: give the script itself, and say with options of"
-                " `elasticctl submit` and --env what it is to mean"
+                f"{launcher}: --{name} cannot be translated. FIX: give the script itself, and say the same with"
+                " options of `elasticctl submit` and --env"
             )
         if known[name] and not mark:
             if not rest:
-                raise UsageError(f"{launcher}: --{name} lacks its value")
+                raise UsageError(f"{launcher}: --{name} needs a value")
             value = rest.pop(0)
         given[name] = value
     rest = rest[1:] if rest[:1] == ["--"] else rest
@@ -237,8 +237,8 @@ def refuse_notebook(command: Command) -> None:
         script = f"{command.script[: -len('.ipynb')]}.py"
         convert = f"jupyter nbconvert --to script {shlex.quote(command.script)}"
         raise UsageError(
-            f"{command.script} is a notebook, and ranks run scripts. FIX: `{convert}`, see that the result trains by"
-            f" itself, and submit {script}"
+            f"{command.script} is a notebook, and ranks run scripts. FIX: `{convert}`, check that the result trains"
+            f" when run by itself, and submit {script}"
         )
 
 
@@ -261,6 +261,5 @@ def _refuse(name: str, line: str) -> None:
     except (UsageError, ValueError):
         fix = "give the Python script that it starts"
     raise UsageError(
-        f"{name} starts ranks of its own ({quote(line)}): each worker's would train alone, and none would notice."
-        f" FIX: {fix}"
+        f"{name} starts its own ranks ({quote(line)}), so each worker would train alone, unnoticed. FIX: {fix}"
     )

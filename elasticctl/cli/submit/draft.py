@@ -168,7 +168,7 @@ def _plan_workspace(command: Command, request: JobFlags, context: Context) -> Wo
 
         return plan_workspace(_existing_script(command.script) if command.script else Path.cwd(), request, context)
     if request.workspace:
-        raise UsageError("--workspace and --no-workspace contradict each other. FIX: give one of them")
+        raise UsageError("--workspace and --no-workspace cannot be used together. FIX: give one of them")
     return None
 
 
@@ -185,7 +185,7 @@ def _delivery_of(workspace: Workspace | None, context: Context, template: str) -
         else:
             raise TemplateError(
                 f"the template {template} has no job.workspace, so the script would not get there: take the lines of"
-                f" {WORKSPACE_VARIABLE} from `elasticctl template show default`, or say --no-workspace"
+                f" {WORKSPACE_VARIABLE} from `elasticctl template show default`, or give --no-workspace"
             )
 
     return deliver

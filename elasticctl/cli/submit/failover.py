@@ -157,7 +157,7 @@ class Search:
         if all(isinstance(error, UsageError) for error in errors) and len({str(error) for error in errors}) == 1:
             return errors[0]
         reasons = "; ".join(f"{context}: {error}" for context, error in self.passed)
-        return ClusterError(f"no context could run the job, and nothing of it is left: {reasons}")
+        return ClusterError(f"no context could run the job, and nothing was left behind: {reasons}")
 
 
 class _NoCapacityError(ElasticctlError):

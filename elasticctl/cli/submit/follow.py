@@ -126,7 +126,7 @@ def _choice(name: str) -> Literal["detach", "cancel"]:
     say("")  # the terminal has printed ^C
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return "detach"
-    question = f"Detach and let {name} go on, or cancel it? [D]etach, [c]ancel"
+    question = f"Detach and let {name} keep running, or cancel it? [D]etach, [c]ancel"
     try:
         while True:
             typed: str = typer.prompt(question, default="", show_default=False, err=True)

@@ -70,7 +70,10 @@ def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
             f" ({prices.source or 'as given'}{dated})"
         )
     if job.goal.work_seconds is None:
-        yield "how long it takes is measured first: whether the goal can be kept is known some minutes after the start"
+        yield (
+            "how long it takes is measured first:"
+            " whether the goal can be met will be known a few minutes after the start"
+        )
         return
     yield _judged(job, job.goal, prices, now)
 
@@ -87,17 +90,17 @@ def _judged(job: ElasticJob, goal: Goal, prices: Prices | None, now: datetime) -
     found = judge(goal.work_seconds or 0.0, speeds, Costs(), per_h, (time_s, goal.budget))
     if found.promised:
         cost = "" if prices is None else f", where it would cost {dollars(found.within_time.usd)}"
-        return f"the goal can be kept on demand alone{cost}"
+        return f"the goal can be met on demand alone{cost}"
     money = prices is not None
     early, cheap = found.within_time, found.within_budget
     pairs = [_pair(early.time_s if time_s is None else max(time_s, early.time_s), early.usd if money else None)]
     if goal.budget is not None:
         pairs.append(_pair(cheap.time_s, max(goal.budget, cheap.usd)))
-    nearest = f"what on-demand machines can keep: {', or '.join(dict.fromkeys(pairs))}"
+    nearest = f"goals that on-demand machines can meet: {', or '.join(dict.fromkeys(pairs))}"
     if found.possible:
-        return f"the goal is not promised: it is kept as long as spot machines stay; {nearest}"
+        return f"the goal is not guaranteed: it is met only as long as spot machines stay; {nearest}"
     wanted = f"{span(goal.work_seconds or 0.0)} of work on {job.max} workers"
-    raise UsageError(f"the goal cannot be kept, not even on spot machines that stay: {wanted}. FIX: {nearest}")
+    raise UsageError(f"the goal cannot be met, not even if no spot machine is lost: {wanted}. FIX: {nearest}")
 
 
 def _pair(time_s: float, usd: float | None) -> str:

@@ -198,7 +198,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
     tool = found.get("tool")
     ours = tool.get("elasticctl") if isinstance(tool, dict) else None
     if ours is not None and not isinstance(ours, dict):
-        raise UsageError(f"{path}: tool.elasticctl has to be a table")
+        raise UsageError(f"{path}: tool.elasticctl must be a table")
     return ours
 
 
@@ -221,13 +221,13 @@ def _parse(data: Mapping[str, Any], path: str, known: Sequence[str], *, special:
     if "script" not in data or "command" in data:
         command = data["command"]
         if not isinstance(command, list) or not command or "script" in data or "args" in data:
-            raise UsageError(f"{path}: command: has to be a list of words, without script and args beside it")
+            raise UsageError(f"{path}: command: must be a list of words, without script and args beside it")
         return JobFile(command=tuple(_word(item, f"{path}: command") for item in command), path=path, options=options)
     script, args = data["script"], data.get("args")
     if not isinstance(script, str) or not script:
-        raise UsageError(f"{path}: script: has to be the path of a script")
+        raise UsageError(f"{path}: script: must be the path of a script")
     if not isinstance(args, list | None):
-        raise UsageError(f'{path}: args: has to be a list, such as [--epochs, "90"]')
+        raise UsageError(f'{path}: args: must be a list, such as [--epochs, "90"]')
     words = tuple(_word(item, f"{path}: args") for item in args or ())
     return JobFile(_below(base, script, "script"), words, path=path, options=options)
 

@@ -123,7 +123,7 @@ class Move:
         with storage_errors():
             here, there = (open_job_storage(place.url, typed=self.typed) for place in (self.old, self.new))
             if here.url == there.url:
-                raise UsageError(f"--storage {here.url} is where the job's state is already")
+                raise UsageError(f"--storage {here.url} is where the job's state already is")
             moved = commits.moved_to(here)
         to = self.begun_to or self.new.context.name  # where there may be a job by now
         if moved is not None and (moved.to, to) != (there.url, self.new.context.name):
@@ -254,7 +254,7 @@ class Move:
                     raise  # the other storage is to blame
                 if found is not None:
                     say_damage(place, found)
-        raise JobStorageError(f"{here.url}: there is no whole checkpoint to continue from")
+        raise JobStorageError(f"{here.url}: there is no intact checkpoint to continue from")
 
     def _carry_workspace(self, manifest: Manifest) -> None:
         url, digest = workspace_of(manifest)

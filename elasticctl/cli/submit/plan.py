@@ -150,8 +150,8 @@ def _with_bounds(request: JobFlags, context: Context, machine_gpus: int) -> JobF
 
 
 LAUNCHER_NOTE = (
-    "the command runs once, on the first worker, and starts what the others run: its checkpoints, hangs and lost ranks"
-    " are its own affair"
+    "the command runs once, on the first worker, and starts what the others run: it handles checkpoints, hangs and"
+    " lost ranks itself"
 )
 
 
@@ -165,8 +165,8 @@ def check_launcher(request: JobFlags) -> None:
     refused = [what for what, is_asked in asked.items() if is_asked]
     if refused:
         raise UsageError(
-            f"--launcher: your program starts the ranks, and elasticctl knows nothing of their steps, so"
-            f" {join_and(refused)} cannot be had. FIX: leave {'it' if len(refused) == 1 else 'them'} out"
+            f"--launcher: your program starts the ranks, and elasticctl does not see their steps, so"
+            f" {join_and(refused)} cannot be used. FIX: leave {'it' if len(refused) == 1 else 'them'} out"
         )
 
 
@@ -189,7 +189,7 @@ def doubt_of(size: JobSize, request: JobFlags) -> str:
         return ""
     return (
         f"this machine has no GPU, and {ranks} ranks would share its CPUs. FIX: choose a cluster with --context,"
-        f" or say --workers {size.workers} without GPUs to mean CPU ranks"
+        f" or give --workers {size.workers} without GPUs for CPU ranks"
     )
 
 
@@ -238,7 +238,7 @@ def check_public(url: str) -> None:
     host = place.partition("/")[0]
     if "@" in host or (":" in host and "@" in place):  # a secret access key may have slashes
         raise UsageError(
-            "--storage: the URL has something before an '@', and would be stored as it is. FIX:"
+            "--storage: the URL has something before an '@', and would be stored as written. FIX:"
             " pass credentials through"
             " the environment (elasticctl secret)"
         )

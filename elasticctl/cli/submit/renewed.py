@@ -64,7 +64,7 @@ def renew_workspace(manifest: Manifest, typed_in: Iterable[Path]) -> tuple[Manif
 
 
 def _listing(url: str, digest: str) -> Listing | None:
-    """What the job was submitted with; None where it was never sent, or is damaged. Raises TrainError."""
+    """What the job was submitted with; None where it was never uploaded, or is damaged. Raises TrainError."""
     try:
         return transfer.find(open_job_storage(url, QUICK), digest).listing
     except (MissingError, DamagedError):

@@ -44,7 +44,7 @@ def seconds_until(text: str, now: datetime) -> float:
                 f"--finish-by {quote(text)}: FIX: give a time such as 36h, 18:00, 'Fri 18:00' or 2026-11-27T18:00"
             ) from e
     if at <= now:
-        raise UsageError(f"--finish-by {quote(text)}: that is over")
+        raise UsageError(f"--finish-by {quote(text)}: that time has passed")
     return (at - now).total_seconds()
 
 
@@ -131,8 +131,8 @@ def table(basis: Basis, found: Sequence[Prospect]) -> Table:
 
 def notes(basis: Basis, found: Sequence[Prospect], folder: Path) -> Iterator[str]:
     """What all of it rests on."""
-    yield f"replayed on {folder} from {plural(found[0].starts, 'start')}, by the policy that decides about deadlines"
-    yield "promised: on-demand machines alone can keep it, whatever happens to spot machines"
+    yield f"replayed on {folder} from {plural(found[0].starts, 'start')}, by the policy that plans for deadlines"
+    yield "guaranteed: on-demand machines alone can meet it, whatever happens to spot machines"
     if basis.price is None:
         yield "no price is known: cost is in hours of one node on demand"
     yield from basis.about

@@ -127,7 +127,7 @@ def recommendation(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
     ending = [(item.spot_s, item.spot_node_hours, item) for item in found]
     sure = [(time_s, hours, item) for time_s, hours, item in ending if time_s is not None and hours is not None]
     if not sure:
-        yield "at none of these sizes would it ever end: interruptions come faster than it recovers"
+        yield "it would never end at any of these sizes: interruptions come faster than it recovers"
         return
     picks = {
         "cheapest": min(sure, key=lambda one: (one[1], one[0])),

@@ -39,7 +39,7 @@ def _memory(text: str) -> str:
         return ""
     size = options.size(text)
     if size < 1:
-        raise typer.BadParameter(f"{quote(text)} is no room at all.")
+        raise typer.BadParameter(f"{quote(text)} is not a size above 0.")
     for unit, name in ((_GIB, "Gi"), (_MIB, "Mi")):
         if size % unit == 0:
             return f"{size // unit}{name}"

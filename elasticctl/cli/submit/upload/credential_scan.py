@@ -74,7 +74,7 @@ def refuse_credentials(folder: str, findings: Sequence[Finding]) -> None:
     look = "file looks" if len(paths) == 1 else "files look"
     raise UsageError(
         f"nothing was sent: {len(paths)} {look} like credentials in {folder}: {named}. FIX: leave each out with a line"
-        f" in {OWN_RULES}, such as {rule} (`elasticctl secret set` gives a job its secrets), or send it all the same"
+        f" in {OWN_RULES}, such as {rule} (`elasticctl secret set` gives a job its secrets), or send it anyway"
         f" with a line that names it: !{rule}"
     )
 

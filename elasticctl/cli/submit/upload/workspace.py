@@ -53,7 +53,7 @@ class Workspace:
         path = script.relative_to(self.folder).as_posix()
         if all(item.path != path for item in listing.items):
             raise UsageError(
-                f"the script {quote(path)} is left out by the rules of .gitignore or .elasticctlignore. FIX: take it in"
+                f"the script {quote(path)} is left out by the rules of .gitignore or .elasticctlignore. FIX: include it"
                 f" with a line !{path} in .elasticctlignore, or give --no-workspace"
             )
         return path
@@ -108,10 +108,10 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
         raise UsageError(f"--workspace {quote(request.workspace)} {what}")
     if not request.workspace and _is_shared_folder(folder):
         if context.provider == LOCAL:
-            say(f"no file of {folder} is copied: each start runs the script as it is there (--workspace DIR)")
+            say(f"no files of {folder} are copied: each start runs the script as it is there (--workspace DIR)")
             return None
         raise UsageError(
-            f"the script lies in {folder}, which is too wide for a workspace. FIX: move it to a"
+            f"the script is in {folder}, which is too broad for a workspace. FIX: move it to a"
             " folder of its own, or give"
             f" --workspace DIR"
         )
@@ -122,7 +122,7 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
 
 
 def send_named_workspace(manifest: Manifest) -> None:
-    """Have the workspace that a manifest names in storage, made again from its folder if it was never sent.
+    """Have the workspace that a manifest names in storage, made again from its folder if it was never uploaded.
 
     So that what --dry-run has printed can be submitted. Raises UsageError when the folder is not what it was.
     """
@@ -139,7 +139,7 @@ def send_named_workspace(manifest: Manifest) -> None:
         say(f"cannot check that the workspace is there: {e}")
         return
     folder = Path(env.get(WORKSPACE_FROM_VARIABLE, ""))
-    again = f"the workspace {digest[:12]} that the manifest names was never sent"
+    again = f"the workspace {digest[:12]} that the manifest names was never uploaded"
     if not folder.is_absolute() or not folder.is_dir():
         raise UsageError(
             f"{again}, and its folder is not on this machine. FIX: make the manifest again from the script"

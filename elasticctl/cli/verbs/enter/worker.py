@@ -28,7 +28,7 @@ class WhichWorker:
     def check(self) -> None:
         """Raise UsageError for what contradicts itself."""
         if self.worker and self.rank is not None:
-            raise UsageError("--worker and --rank contradict each other. FIX: give one of them")
+            raise UsageError("--worker and --rank cannot be used together. FIX: give one of them")
 
 
 def find_worker(target: Target, name: str, which: WhichWorker) -> Manifest:

@@ -256,8 +256,8 @@ def repair(
     seen = job_storage.prove_newest(place, found)
     if seen and not seen[-1].damage and seen[-1].commit is not None:
         step = seen[-1].commit.step
-        raise UsageError(f"step {step} is whole, and {place.name} continues from it. FIX: leave out --start-over")
-    if _confirm(place, "delete all checkpoints, none of which is whole,", yes):
+        raise UsageError(f"step {step} is intact, and {place.name} continues from it. FIX: leave out --start-over")
+    if _confirm(place, "delete all checkpoints, none of which is intact,", yes):
         with job_storage.storage_errors():
             archive.start_over(place.storage, writer)
         _note(place, "all", where)
@@ -271,7 +271,7 @@ def _refuse_the_newest(place: job_storage.JobStorage, doomed: list[Commit], foun
     whole, last = seen[-1].commit if seen and not seen[-1].damage else None, job_storage.newest(found)
     if whole is not None and whole in doomed:
         raise UsageError(
-            f"step {whole.step} is the newest whole checkpoint, from which {place.name} would continue. "
+            f"step {whole.step} is the newest intact checkpoint, from which {place.name} would continue. "
             f"FIX: add --force to delete it anyway"
         )
     if place.running and last in doomed:
@@ -312,8 +312,8 @@ def _confirm(place: job_storage.JobStorage, doing: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"{place.name}: this would {doing} for good. FIX: add --yes to confirm")
-    if typer.confirm(f"{place.name}: {doing} for good?", err=True):
+        raise UsageError(f"{place.name}: this would {doing} permanently. FIX: add --yes to confirm")
+    if typer.confirm(f"{place.name}: {doing} permanently?", err=True):
         return True
     say(f"{place.name}: nothing deleted")
     return False

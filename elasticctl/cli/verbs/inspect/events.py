@@ -58,7 +58,7 @@ def events(
     name = manifest["metadata"]["name"]
     if watch:
         if output != "table":
-            raise UsageError(f"--watch shows tables and does not go with --output {output}")
+            raise UsageError(f"--watch shows tables and cannot be used with --output {output}")
         _watch(target, manifest)
         from elasticctl.cli.submit.follow import code_of_followed
 

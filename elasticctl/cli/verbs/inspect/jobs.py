@@ -79,7 +79,7 @@ def status(
 
 def _check_watchable(output: str, watch: bool) -> None:
     if watch and output in ("json", "yaml", "name"):
-        raise UsageError(f"--watch shows tables and does not go with --output {output}")
+        raise UsageError(f"--watch shows tables and cannot be used with --output {output}")
 
 
 def _list(target: Target, everywhere: bool, output: str, watch: bool, chosen: JobFilter) -> None:

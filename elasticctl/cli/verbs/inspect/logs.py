@@ -69,9 +69,9 @@ class LogFlags:
         NotFoundError for a rank that this one does not have.
         """
         if self.worker and self.rank is not None:
-            raise UsageError("--worker and --rank contradict each other. FIX: give one of them")
+            raise UsageError("--worker and --rank cannot be used together. FIX: give one of them")
         if self.previous and (self.everything or self.follow):
-            raise UsageError(f"--previous does not go with {'--all' if self.everything else '--follow'}")
+            raise UsageError(f"--previous cannot be used with {'--all' if self.everything else '--follow'}")
         named = tuple(full_worker_name(job.name, worker) for worker in self.worker)
         return LogQuery(
             workers=named if self.rank is None else (worker_of_rank(job, self.rank),),

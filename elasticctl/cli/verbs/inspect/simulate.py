@@ -116,7 +116,7 @@ def simulate(
     if bool(deadline.finish_by) != (deadline.traces is not None) or (deadline.budget and not deadline.finish_by):
         raise UsageError("--finish-by and --traces go together, and --budget with both")
     if deadline.budget is not None and not 0 < deadline.budget < math.inf:
-        raise UsageError(f"--budget {deadline.budget:g}: has to be above 0")
+        raise UsageError(f"--budget {deadline.budget:g}: must be above 0")
     basis = _basis_of_table(size, assumed, where) if job is None else _basis_of_job(job, size, assumed, where)
     outlooks = simulation.outlooks(basis, parse_gpu_counts(size.gpus) if size.gpus else ())
     if deadline.finish_by:

@@ -80,7 +80,7 @@ def _table(jobs: list[ElasticJob], name: str | None, wide: bool) -> Table:
 def _next_line(jobs: list[ElasticJob], name: str | None) -> str:
     """Why there is nothing to see, or what to type next."""
     if not jobs:
-        return "no job runs. Next: elasticctl list"
+        return "no job is running. Next: elasticctl list"
     first = jobs[0]
     if name is None:
         return f"Next: worker by worker: elasticctl top {first.name}"

@@ -237,7 +237,7 @@ def preempt(
     from elasticctl.api.spec import ElasticJob
 
     if worker and rank is not None:
-        raise UsageError("--worker and --rank contradict each other. FIX: give one of them")
+        raise UsageError("--worker and --rank cannot be used together. FIX: give one of them")
     target = reach(where)
     found = ElasticJob.from_manifest(target.find(job))
     pods = target.cluster.pods_of([found])[found.uid]

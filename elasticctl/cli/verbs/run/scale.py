@@ -348,7 +348,7 @@ def _point_out_redone(found: Manifest, change: ScaleChange) -> None:
 def _check(wish: ScaleFlags, wait: bool, timeout: int | None, rollback: bool) -> None:
     """Refuse what contradicts itself; UsageError."""
     if wish.is_goal and wish.sizes:
-        raise UsageError("a number of workers follows from a goal. FIX: give a number or a goal, not both")
+        raise UsageError("a goal determines the number of workers. FIX: give a number or a goal, not both")
     if wish.sizes != 1 and not wish.is_goal:
         raise UsageError(
             "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto,"

@@ -269,7 +269,7 @@ def _what_to_run(
         return None
     if source.module:
         if typed:
-            raise UsageError(f"-m {source.module} and {quote(typed[0])} contradict each other. FIX: give one of them")
+            raise UsageError(f"-m {source.module} and {quote(typed[0])} cannot be used together. FIX: give one of them")
         return Command("", ("python", "-m", source.module, *after))
     if typed and typed[0]:
         return Command(typed[0], (*typed[1:], *after))
@@ -357,12 +357,14 @@ def _new_search(where: Places) -> failover.Search:
 def _check_alone(ctx: typer.Context, script: str | None) -> None:
     """With a manifest, nothing else says what the job is like, but for its name."""
     if script is not None:
-        raise UsageError("a script and a manifest (-f) contradict each other. FIX: give one of them")
+        raise UsageError("a script and a manifest (-f) cannot be used together. FIX: give one of them")
     refused = {"args", "template", *(field.name for field in dataclasses.fields(JobFlags))} - {"name"}
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(str(parameter.name))
         if parameter.name in refused and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} does not go with -f. FIX: change the manifest with --set PATH=VALUE")
+            raise UsageError(
+                f"{parameter.opts[0]} cannot be used with -f. FIX: change the manifest with --set PATH=VALUE"
+            )
 
 
 def create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
@@ -417,7 +419,7 @@ def _free_name(name: str, taken: set[str]) -> str:
     if name not in taken:
         return name
     free = f"{name}-{''.join(secrets.choice(_SUFFIX_CHARS) for _ in range(4))}"
-    say(f"the name {name} is taken: this job is called {free}")
+    say(f"the name {name} is taken: this job is named {free}")
     return free
 
 

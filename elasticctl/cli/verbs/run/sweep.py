@@ -61,7 +61,9 @@ class SweepFlags:
         if self.early_stop is not None and not self.metric:
             raise UsageError("--early-stop needs --metric, by which it judges. FIX: add --metric loss, for example")
         if self.proceed and self.grid:
-            raise UsageError("--continue and --grid contradict each other: its points stay. FIX: leave one out")
+            raise UsageError(
+                "--continue and --grid cannot be used together: a sweep keeps its points. FIX: leave one out"
+            )
 
 
 class SweepVerb(Verb):
@@ -97,7 +99,7 @@ def sweep(
     name = flags.proceed
     if name:
         if script is not None:
-            raise UsageError(f"--continue and {quote(script)} contradict each other. FIX: leave one out")
+            raise UsageError(f"--continue and {quote(script)} cannot be used together. FIX: leave one out")
         if not jobs_of(target, name):
             raise NotFoundError(f"no jobs of a sweep {quote(name)}. FIX: see `elasticctl list --label sweep`")
     elif not script:
@@ -107,7 +109,7 @@ def sweep(
     try:
         jobs = drive(target, name, flags)
     except KeyboardInterrupt:
-        say(f"left: jobs of {name} that run go on, the others wait. Next: elasticctl sweep --continue {name}")
+        say(f"left: running jobs of {name} continue, the others wait. Next: elasticctl sweep --continue {name}")
         return 130
     from elasticctl.cli.views.sweep import sweep_table
 
@@ -124,7 +126,7 @@ def create(target: Target, script: str, args: Sequence[str], flags: SweepFlags, 
 
     found = sweeps.points(flags.grid)
     if request.queue:
-        raise UsageError("--queue does not go with a sweep, whose jobs wait for each other. FIX: leave it out")
+        raise UsageError("--queue cannot be used with a sweep, whose jobs wait for each other. FIX: leave it out")
     name = request.name or name_from(script)
     check_name(f"{name}-{sweeps.MAX_JOBS}")
     _refuse_taken(target, name, len(found))

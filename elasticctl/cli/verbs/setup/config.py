@@ -110,7 +110,7 @@ def set_context(name: Name, given: Fields) -> None:
         configuration.check_namespace(fields["namespace"])
     old = next((context for context in known.contexts if context.name == name), None)
     if old is None and not re.fullmatch(r"[^\s,]+", name):
-        raise UsageError(f"{quote(name)} cannot be the name of a context: names have no blanks and no commas")
+        raise UsageError(f"{quote(name)} cannot be the name of a context: names have no spaces and no commas")
     if old is None and "provider" not in fields:
         raise UsageError(f"context {name} is new. FIX: add --provider aws, gcp or kubernetes")
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)

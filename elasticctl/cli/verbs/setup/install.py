@@ -198,7 +198,7 @@ def _dashboard(how: InstallOptions, namespace: str) -> list[Manifest]:
 
     given = {"--allow-changes": how.dashboard_changes, "--behind-proxy": how.dashboard_proxy}
     if how.dashboard and how.no_dashboard:
-        raise UsageError("--dashboard and --no-dashboard exclude each other. FIX: leave one out")
+        raise UsageError("--dashboard and --no-dashboard cannot be used together. FIX: leave one out")
     if not how.dashboard and any(given.values()):
         raise UsageError("--dashboard-changes and --dashboard-proxy are for the dashboard. FIX: add --dashboard IMAGE")
     flags = [flag for flag, wanted in given.items() if wanted]
@@ -218,7 +218,7 @@ def _check_scope(installer: Installer, running: Manifest | None, namespace: str,
     other = installer.other(namespace, confined=how.namespace_only)
     if other:
         raise ConflictError(
-            f"a controller in {other} runs jobs that this one is for. FIX: uninstall it first: "
+            f"a controller in {other} already runs the jobs that this one would run. FIX: uninstall it first: "
             f"elasticctl install --uninstall -n {other}"
         )
 
@@ -304,7 +304,7 @@ def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions
 
 
 def _removal_line(found: Installed) -> str:
-    jobs = f"{plural(len(found.jobs), 'job')}, {len(found.living)} of them living" if found.jobs else "no job"
+    jobs = f"{plural(len(found.jobs), 'job')}, {len(found.living)} of them not finished" if found.jobs else "no job"
     return f"with them {jobs}; checkpoints stay where they are"
 
 

@@ -133,14 +133,14 @@ def _text(data: bytes, source: str) -> str:
 
 def _check_key(key: str) -> None:
     if "=" in key:
-        raise UsageError("a value on the command line can be read by everybody who can run ps. FIX: give the key alone")
+        raise UsageError("a value on the command line can be read by anyone who can run ps. FIX: give the key alone")
     if not _VARIABLE.fullmatch(key):
         raise UsageError(f"{quote(key)} cannot be the name of a variable: use letters, digits and _")
 
 
 def _check_value(key: str, value: str) -> str:
     if not value or "\0" in value:
-        raise UsageError(f"the value of {key} is empty" if not value else f"the value of {key} holds a NUL byte")
+        raise UsageError(f"the value of {key} is empty" if not value else f"the value of {key} contains a NUL byte")
     return value
 
 
