@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from elasticctl_train import progress as progress_module
 from elasticctl_train.data.plan import Cursor, EpochPlan
 from elasticctl_train.metrics import Metrics, NotFinite
 from elasticctl_train.progress import Progress, Reporter
@@ -63,6 +65,12 @@ def test_a_listener_that_is_slow_is_not_waited_for(listener: socket.socket) -> N
     reporter.close()
 
 
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "TELL_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("every_step")
 def test_progress_tells_steps_to_go_speed_and_metrics(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
@@ -93,6 +101,23 @@ def test_steps_of_accumulated_gradients_are_counted_as_one(listener: socket.sock
     reporter.close()
 
 
+def test_of_short_steps_some_are_told_and_the_newest_in_the_end(listener: socket.socket) -> None:
+    reporter = Reporter(0, environment(listener))
+    progress = Progress(reporter)
+    progress.tell_rest()
+    for step in range(1, 6):
+        progress.step(Cursor(step=step), 8, None)
+    progress.tell_rest()
+    progress.tell_rest()
+    time.sleep(2 * progress_module.TELL_EVERY_S)
+    progress.step(Cursor(step=6), 8, None)
+    told = [received(listener) for _ in range(4)]
+    assert [message["step"] for message in told] == [1, 2, 5, 6], "the second comes with times, which are due"
+    assert 0 < told[-1]["samples_per_s"] <= 40 / (2 * progress_module.TELL_EVERY_S)
+    reporter.close()
+
+
+@pytest.mark.usefixtures("every_step")
 def test_metrics_that_are_no_numbers_are_reported_with_the_step_since_when(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)

@@ -33,3 +33,15 @@ def test_equal_numbers_give_equal_streams_and_others_others() -> None:
         streams.append(draw())
     assert streams[0] == streams[1]
     assert len(set(streams)) == 5
+
+
+def test_what_is_captured_again_and_again_is_always_the_newest() -> None:
+    rng.seed_all(1)
+    capture = rng.Capture()
+    for change in (lambda: None, *[np.random.normal] * 3, lambda: None, random.random, lambda: torch.rand(1)):
+        change()
+        state = capture.take()
+        expected = draw()
+        rng.restore(state)
+        assert draw() == expected
+        rng.restore(state)

@@ -11,8 +11,6 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.inplace import waits
-from elasticctl_train.inplace.waits import ReduceWaits
 from elasticctl_train.step_times import TELL_EVERY_S, StepTimes
 
 FETCH_S = 0.02
@@ -77,33 +75,3 @@ def test_a_run_times_what_its_loader_takes_and_nothing_else(dataset: Dataset[tor
                 run.step()
         assert times.data_s == pytest.approx(6 * FETCH_S, rel=0.6)
         assert times.all_reduce_s() == 0.0
-
-
-def test_only_what_is_behind_the_backward_pass_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(waits.time, "monotonic", lambda: now[0])
-    reduced = ReduceWaits()
-
-    def bucket(at: float, *, is_first: bool = False, is_last: bool = False) -> None:
-        now[0] = at
-        reduced.hand_in(is_first=is_first, is_last=is_last, on_gpu=False)
-
-    def done(at: float) -> None:
-        now[0] = at
-        reduced.take()
-
-    bucket(1.0, is_first=True)
-    bucket(2.0)
-    done(2.5)
-    bucket(3.0, is_last=True)
-    done(3.2)
-    done(3.7)
-    assert reduced.total_s() == pytest.approx(0.7)
-    bucket(9.0, is_first=True)
-    done(9.5)  # while the pass goes on
-    bucket(10.0, is_last=True)
-    done(10.1)
-    assert reduced.total_s() == pytest.approx(0.8)
-    bucket(20.0, is_first=True, is_last=True)
-    done(20.5)
-    assert reduced.total_s() == pytest.approx(1.3)

@@ -26,8 +26,9 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
 _CONNECT = timedelta(seconds=2)
 """How long one attempt to reach a store lasts."""
-_LOOK = timedelta(seconds=0.5)
-"""How long one wait for others lasts, before a look whether they can still come."""
+_LOOK = timedelta(seconds=0.75)
+"""How long one wait for others lasts, before a look whether they can still come. Whoever wakes up more often than twice
+a second is taken to move (`elasticctl_launcher.hangs`)."""
 _LONGEST_LOOK_S = 0.05
 """A rank that waits for others looks ever more rarely whether they have come, but this often."""
 _PATIENT = timedelta(days=3650)
@@ -107,14 +108,7 @@ class World:
 
     def _call(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Run a collective to its end. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
-        work = collective(*arguments, group=self.channel.group, async_op=True, **options)
-        while True:
-            with suppress(RuntimeError):  # also where it takes longer
-                work.wait(_LOOK)
-            if work.is_completed():
-                work.wait()
-                return
-            self._check_dead()
+        finish(collective(*arguments, group=self.channel.group, async_op=True, **options), self.channel)
 
     def _call_apart(self, transfer: Callable[..., Any], *arguments: Any) -> None:
         """As `_call`, for what cannot be waited for with a limit: gloo then ends all that goes on in the group."""
@@ -131,18 +125,32 @@ class World:
         while thread.is_alive():
             thread.join(_LOOK.total_seconds())
             if thread.is_alive():
-                self._check_dead()
+                _check_dead(self.channel)
         if errors:
             raise errors[0]
-
-    def _check_dead(self) -> None:
-        if self.channel.is_dead():
-            self.channel.is_stuck = True
-            raise GroupOver("what was on its way to a lost peer never ends")
 
 
 class GroupOver(RuntimeError):
     """The group ended before it had met."""
+
+
+def finish(work: Any, channel: Channel) -> None:
+    """Wait for the end of a collective. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
+    while True:
+        try:
+            work.wait(_LOOK)
+            return
+        except RuntimeError:  # also where it takes longer
+            if work.is_completed():
+                work.wait()
+                return
+        _check_dead(channel)
+
+
+def _check_dead(channel: Channel) -> None:
+    if channel.is_dead():
+        channel.is_stuck = True
+        raise GroupOver("what was on its way to a lost peer never ends")
 
 
 def join(environ: Mapping[str, str] = os.environ) -> World:
@@ -169,10 +177,9 @@ def collectives_of_script() -> int:
 
 def has_other_groups(world: World) -> bool:
     """Are there process groups beside the default one and this library's?"""
-    if not dist.is_initialized():
-        return False
-    ours = {dist.group.WORLD, world.channel.group, world.channel.training}
-    return not ours.issuperset(_torch_groups().pg_map)
+    groups = _torch_groups()
+    ours = groups.default_pg, world.channel.group, world.channel.training
+    return not all(group in ours for group in groups.pg_map)
 
 
 def _torch_groups() -> Any:

@@ -123,7 +123,7 @@ def _is_elsewhere(loss: torch.Tensor) -> bool:
 
 
 def _number(value: torch.Tensor | float) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
 def _word(value: float) -> str:

@@ -1,4 +1,8 @@
-"""How training goes, as numbers: speed, steps to go and the user's metrics, sent to the launcher with every step."""
+"""How training goes, as numbers: speed, steps to go and the user's metrics, sent to the launcher with each step.
+
+Of short steps only some are told, for each report wakes the launcher up: on a machine whose cores are all busy, a rank
+stands still for that longer than for all else that this library does in a step.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +114,7 @@ class Reporter:
             self._socket = None
 
 
+TELL_EVERY_S = 0.1
 _RATE_WINDOW_S = 10.0
 _ROWS_EVERY_S = 0.5
 _ROWS_BYTES = 32_768
@@ -132,7 +137,8 @@ class Progress:
         self.times = StepTimes()
         self.total_epochs: int | None = None
         self.total_steps: int | None = None
-        self._expected: int | None = None
+        self._newest: tuple[Cursor, int] | None = None
+        self._told, self._told_s = -1, -math.inf
         self.plan: EpochPlan | None = None
 
     def count_samples_from(self, before: int) -> None:
@@ -147,21 +153,23 @@ class Progress:
         """One optimizer step over `samples` samples of the whole group is done; metrics are reported twice a second."""
         now_s = time.monotonic()
         self._samples += samples
+        self._newest = cursor, samples
+        times = self.times.told(now_s)
+        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss, self.samples_at(cursor))
+        if not is_time and times is None and now_s - self._told_s < TELL_EVERY_S:
+            return
         self._marks.append((now_s, self._samples))
         while now_s - self._marks[0][0] > _RATE_WINDOW_S:
             self._marks.popleft()
-        times = self.times.told(now_s)
-        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss, self.samples_at(cursor))
-        to_go = self._steps_to_go(cursor, samples)
-        self._expected = None if to_go is None else cursor.step + to_go
         self.send(cursor, with_metrics=is_time, times=times)
 
     def send(self, cursor: Cursor, *, with_metrics: bool = True, times: Mapping[str, float] | None = None) -> None:
         """Report where training is, and in how many steps it will be done as far as the last one showed."""
+        self._told, self._told_s = cursor.step, time.monotonic()
         self._reporter.send(
             "progress",
             step=cursor.step,
-            total_steps=self.total_steps if self._expected is None else self._expected,
+            total_steps=self._expected_steps(),
             epoch=cursor.epoch,
             total_epochs=self.total_epochs,
             samples_per_s=self._samples_per_s(),
@@ -170,6 +178,12 @@ class Progress:
         )
         if with_metrics:
             self.send_rows()
+
+    def tell_rest(self) -> None:
+        """Report the newest step, if that has not been done; from any thread."""
+        newest = self._newest
+        if newest is not None and newest[0].step != self._told:
+            self.send(newest[0], with_metrics=False)
 
     def send_rows(self, *, surely: bool = False) -> None:
         """Send every value that rank 0 was given, to be stored; twice a second at most, unless `surely`."""
@@ -196,10 +210,11 @@ class Progress:
         (start_s, start), (end_s, end) = self._marks[0], self._marks[-1]
         return round((end - start) / (end_s - start_s), 1) if end_s > start_s and end > start else None
 
-    def _steps_to_go(self, cursor: Cursor, samples: int) -> int | None:
-        """Steps left if all are of this size: several batches each where gradients are accumulated."""
-        if self.total_epochs is None or self.plan is None:
-            return None
+    def _expected_steps(self) -> int | None:
+        """Steps in all, if those to come are like the newest: of several batches each where gradients accumulate."""
+        if self._newest is None or self.total_epochs is None or self.plan is None:
+            return self.total_steps
+        cursor, samples = self._newest
         per_step = max(samples, self.plan.global_batch)
         this_epoch = math.ceil(max(0, self.plan.end - cursor.position) / per_step)
-        return this_epoch + (self.total_epochs - cursor.epoch - 1) * math.ceil(self.plan.end / per_step)
+        return cursor.step + this_epoch + (self.total_epochs - cursor.epoch - 1) * math.ceil(self.plan.end / per_step)

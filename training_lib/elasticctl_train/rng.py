@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import random
 from typing import Any
@@ -9,19 +11,51 @@ from typing import Any
 import numpy as np
 import torch
 
+_MT19937_BYTES = 624 * 4 + 4
+"""Its words, and the place among them."""
+
 
 def capture() -> dict[str, Any]:
     """The state of every generator, as a state tree."""
-    numpy_state: Any = np.random.get_state(legacy=False)
-    words = torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))
-    state = {
-        "python": random.getstate(),
-        "numpy": {**numpy_state, "state": {"key": words, "pos": int(numpy_state["state"]["pos"])}},
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    return Capture().take()
+
+
+class Capture:
+    """As `capture`, again and again. NumPy takes long to tell its state, so it is asked only when that has changed."""
+
+    def __init__(self) -> None:
+        self._numpy: dict[str, Any] | None = None
+        self._numpy_words = b""
+
+    def take(self) -> dict[str, Any]:
+        """The state of every generator, as a state tree."""
+        words = _words_of_numpy()
+        if self._numpy is None or not words or words != self._numpy_words or self._numpy["has_gauss"]:
+            self._numpy, self._numpy_words = _state_of_numpy(), words
+        state = {"python": random.getstate(), "numpy": self._numpy, "torch": torch.get_rng_state()}
+        if _has_gpu():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+
+def _state_of_numpy() -> dict[str, Any]:
+    state: Any = np.random.get_state(legacy=False)
+    words = torch.from_numpy(state["state"]["key"].astype(np.int64))
+    return {**state, "state": {"key": words, "pos": int(state["state"]["pos"])}}
+
+
+def _words_of_numpy() -> bytes:
+    """What every number drawn changes of the state, but for one kept from before (`has_gauss`); empty if not known."""
+    module: Any = np.random  # whose annotations lack the function
+    bits = module.get_bit_generator()
+    if type(bits) is not np.random.MT19937:
+        return b""
+    return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 def restore(state: dict[str, Any]) -> None:
@@ -30,7 +64,7 @@ def restore(state: dict[str, Any]) -> None:
     words = state["numpy"]["state"]["key"].numpy().astype(np.uint32)
     np.random.set_state({**state["numpy"], "state": {"key": words, "pos": state["numpy"]["state"]["pos"]}})
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
+    if "cuda" in state and _has_gpu():
         torch.cuda.set_rng_state(state["cuda"])
 
 

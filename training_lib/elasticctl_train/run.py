@@ -197,7 +197,7 @@ class Run:
             self._move()
             return
         self._mark = self._feed.mark
-        cursor = self._session.cursor = replace(cursor, step=cursor.step + 1, position=cursor.position + samples)
+        cursor = self._session.cursor = cursor.next_step(samples)
         if self._stay is None:
             self._session.step(cursor, samples, loss)
         elif not self._stay.complete(lambda: self._session.step(cursor, samples, loss)):

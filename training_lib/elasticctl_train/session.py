@@ -94,7 +94,7 @@ class Session:
         self._prepared = self._finished = self._owed = False
         self._waits = storage.Waits()
         self._checkpoints: Checkpointer | None = None
-        self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle)
+        self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle, self.progress.tell_rest)
         self._origin = ""
         self._said_of_copies = "", 0
         self._group, self._restarts_because = group, "" if group is not None else restarts_because
@@ -243,6 +243,7 @@ class Session:
     def abandon(self) -> None:
         """Training has failed: tell its last values, and give a save that is in flight a moment. Ranks do not meet."""
         self._watch.stop()
+        self.progress.tell_rest()
         self.progress.send_rows(surely=True)
         if self._checkpoints is not None:
             self._checkpoints.abandon(_ABANDON_GRACE_S)

@@ -21,11 +21,18 @@ class Watch:
     """A thread beside training, where there is a launcher to be told. `step`: where training is.
 
     It reports as `waiting` what training stands still for, with a `reason` and again every few seconds, and as
-    `unsaved` what only saves wait for; each with an empty reason when it is over.
+    `unsaved` what only saves wait for; each with an empty reason when it is over. `tick()` is called every time that
+    it looks.
     """
 
-    def __init__(self, reporter: Reporter, noticed: Callable[[], bool], reason: Callable[[], str]) -> None:
-        self._reporter, self._noticed, self._reason = reporter, noticed, reason
+    def __init__(
+        self,
+        reporter: Reporter,
+        noticed: Callable[[], bool],
+        reason: Callable[[], str],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._reporter, self._noticed, self._reason, self._tick = reporter, noticed, reason, tick
         self.step = 0
         self.stands_still = self._nothing_to_save = False
         self._stopped = threading.Event()
@@ -48,6 +55,7 @@ class Watch:
     def _run(self) -> None:
         told, told_s, answered = "", -math.inf, False
         while not self._stopped.wait(TICK_S):
+            self._tick()
             reason, now_s = self._reason(), time.monotonic()
             kind = "waiting" if self.stands_still else "unsaved"
             if told and (not reason or kind != told):

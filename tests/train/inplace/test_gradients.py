@@ -5,30 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
-from torch.futures import Future
 
-from elasticctl_train.dist import GroupOver
+from elasticctl_train.dist import Channel, GroupOver
 from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
 from tests.support.train import ranks
-from tests.support.waiting import wait_until
-
-LOST = GroupOver("lost")
-
-
-@pytest.fixture
-def told() -> list[BaseException]:
-    return []
-
-
-@pytest.fixture
-def watch(told: list[BaseException]) -> PeerWatch:
-    return PeerWatch(2, told.append)
 
 
 def take_over_buffers(port: int, from_frozen: bool) -> None:
@@ -36,8 +24,9 @@ def take_over_buffers(port: int, from_frozen: bool) -> None:
     dist.init_process_group("gloo")
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     rank, told = dist.get_rank(), list[BaseException]()
-    watch = PeerWatch(2, told.append)
-    watch.group = dist.group.WORLD
+    is_cut = threading.Event()
+    channel = Channel(training=dist.group.WORLD, is_dead=is_cut.is_set)
+    watch = PeerWatch(2, told.append, channel)
     norm = torch.nn.BatchNorm1d(3).double()
     norm.running_mean.fill_(rank)
     norm.num_batches_tracked.fill_(40 + rank)
@@ -46,18 +35,20 @@ def take_over_buffers(port: int, from_frozen: bool) -> None:
         store.set("frozen", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 1 and from_frozen:
-        threading.Thread(target=lambda: wait_until(lambda: watch.give_up(LOST)), daemon=True).start()
+        threading.Timer(0.2, is_cut.set).start()
         with pytest.raises(GroupOver):
             model.share_buffers()
-        assert told == [LOST]
+        assert channel.is_stuck
         assert (norm.running_mean.tolist(), int(norm.num_batches_tracked)) == ([1.0] * 3, 41)
         os.kill(int(store.get("frozen")), signal.SIGKILL)
         os._exit(0)
     model.share_buffers()
     assert (norm.running_mean.tolist(), int(norm.num_batches_tracked)) == ([0.0] * 3, 40)
-    model(torch.rand(4, 3).double()).sum().backward()
+    loss = model(torch.rand(4, 3).double()).sum()
+    time.sleep(rank)
+    loss.backward()
     waited_s = model.reduce_waits_s()
-    assert waited_s > 0.0
+    assert waited_s > 0.5 if rank == 0 else waited_s < 0.5
     model.share_buffers()
     assert model.reduce_waits_s() == waited_s, "buffers are no gradients, and what lies between is no wait for them"
     dist.barrier()
@@ -70,43 +61,49 @@ def test_buffers_are_rank_0s_or_given_up(from_frozen: bool, codes: list[int]) ->
     assert ranks.run(take_over_buffers, 2, server.port, from_frozen) == codes
 
 
-def test_a_mean_that_has_come_is_no_loss(watch: PeerWatch, told: list[BaseException]) -> None:
-    future: Future[list[torch.Tensor]] = Future()
-    buffer = torch.ones(3)
-    averaged = watch.expect(future, buffer)
-    assert not averaged.done()
-    future.set_result([buffer])
-    assert averaged.value() is buffer
-    assert (watch.lost, told, watch.give_up(LOST)) == (False, [], False)
+def lose_a_peer(port: int, how: str, survives: bool) -> None:
+    """Rank 1 is lost while rank 0 is in its backward pass, of several buckets: it dies, or freezes and is given up."""
+    dist.init_process_group("gloo")
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    is_cut, told = threading.Event(), list[BaseException]()
+    channel = Channel(training=dist.group.WORLD, is_dead=is_cut.is_set)
+    watch = PeerWatch(2, told.append, channel)
+    watch.survives = survives
+    layers = [torch.nn.Linear(400, 400) for _ in range(6)]
+    model = ElasticDataParallel(torch.nn.Sequential(*layers), watch, init_sync=True)
+    for _ in range(3):
+        model(torch.ones(2, 400)).sum().backward()
+    assert len(watch.buckets or ()) > 1
+    assert (watch.lost, told) == (False, [])
+    if dist.get_rank() == 1:
+        store.set("ready", str(os.getpid()))
+        if how == "dies":
+            os._exit(9)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    peer = int(store.get("ready"))
+    loss = model(torch.ones(2, 400)).sum()
+    if how == "freezes":
+        threading.Timer(0.2, is_cut.set).start()
+    if survives:
+        loss.backward()
+        assert watch.lost
+        assert len(told) == 1
+        assert isinstance(told[0], GroupOver) == channel.is_stuck == (how == "freezes")
+        model(torch.ones(2, 400)).sum().backward()  # on its own
+    else:
+        with pytest.raises(RuntimeError):
+            loss.backward()
+    with suppress(ProcessLookupError):
+        os.kill(peer, signal.SIGKILL)
+    os._exit(0)
 
 
-def test_one_that_failed_ends_the_pass_and_is_a_loss(watch: PeerWatch, told: list[BaseException]) -> None:
-    future: Future[list[torch.Tensor]] = Future()
-    averaged = watch.expect(future, torch.ones(3))
-    future.set_exception(RuntimeError("Connection closed by peer"))  # type: ignore[arg-type]
-    assert averaged.done()
-    assert watch.lost
-    assert [str(error) for error in told] == ["Connection closed by peer"]
-
-
-def test_one_that_never_ends_is_given_up_and_its_late_end_says_nothing_of_the_next_group(
-    watch: PeerWatch, told: list[BaseException]
+@pytest.mark.parametrize("how", ["dies", "freezes"])
+@pytest.mark.parametrize("survives", [True, False])
+def test_what_a_lost_peer_breaks_is_the_pass_and_not_the_script_where_somebody_heeds_it(
+    how: str, survives: bool
 ) -> None:
-    futures: list[Future[list[torch.Tensor]]] = [Future(), Future()]
-    averaged = [watch.expect(future, torch.ones(3)) for future in futures]
-    assert watch.give_up(LOST)
-    assert [each.done() for each in averaged] == [True, True]
-    assert (watch.lost, told) == (True, [LOST])
-    later: list[BaseException] = []
-    watch.reset(2, None, later.append)
-    futures[0].set_exception(RuntimeError("Timed out"))  # type: ignore[arg-type]
-    futures[1].set_result([torch.ones(3)])
-    assert (watch.lost, later) == (False, [])
-
-
-def test_nobody_heeds_a_loss_once_the_process_is_not_kept(watch: PeerWatch) -> None:
-    watch.survives = False
-    averaged = watch.expect(Future(), torch.ones(3))
-    assert watch.give_up(LOST)
-    with pytest.raises(RuntimeError, match="lost"):
-        averaged.value()
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server.set_timeout(timedelta(seconds=240))
+    end = 9 if how == "dies" else -signal.SIGKILL
+    assert ranks.run(lose_a_peer, 2, server.port, how, survives) == [0, end]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from elasticctl_train.checkpoint import parts
+from elasticctl_train.dist import Channel
 from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
 from elasticctl_train.inplace.steps import LastStep, StepGate
 
@@ -142,8 +143,7 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) -> None:
     """It would be made again in each group that is formed."""
-    watch = PeerWatch(1, lambda error: pytest.fail(str(error)))
-    watch.group = group
+    watch = PeerWatch(1, lambda error: pytest.fail(str(error)), Channel(training=group))
     model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
     model.forward = lambda inputs: model["used"](inputs)  # type: ignore[method-assign]
     wrapped = ElasticDataParallel(model, watch, init_sync=False)

@@ -27,7 +27,10 @@ DEVICE_CALLS = (
 DEVICE_LINE = re.compile(r"\.(wait|item|synchronize|tolist|cpu|numpy|to|backward)\(")
 """Calls into C++ that return when the GPU, or another rank, is done; methods of Python's own have frames inside."""
 SLEEP_LINE = re.compile(r"\bsleep\(")
-LANDMARKS = (("/torch/utils/data/dataloader.py", "_next_data", "DataLoader._next_data"),)
+LANDMARKS = (
+    ("/torch/utils/data/dataloader.py", "_next_data", "DataLoader._next_data"),
+    ("/elasticctl_train/inplace/gradients.py", "hand_in", "backward"),
+)
 """Calls by which people know where they are, however deep the stack below them is."""
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(64)?/python3\.\d+/(?!site-packages/|dist-packages/)")
 

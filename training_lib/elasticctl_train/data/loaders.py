@@ -101,7 +101,8 @@ class ElasticSampler(Sampler[list[int]]):
         order = self._plan.order()
         for batch in self._plan.batches(self._position):
             own = slice_of(batch, self._rank, self._world_size) or range(batch.start, batch.start + 1)
-            yield [int(number) for number in order[own.start : own.stop]]
+            numbers = order[own.start : own.stop]
+            yield numbers.tolist() if isinstance(numbers, torch.Tensor) else list(numbers)
 
     def _next(self) -> range:
         return range(self._position, min(self._position + self._plan.global_batch, self._plan.end))

@@ -86,6 +86,10 @@ class Cursor:
             return self.epoch * self.length + self.position
         return self.position if self.position and not self.epoch else None
 
+    def next_step(self, samples: int) -> Cursor:
+        """Behind one more step, over so many samples."""
+        return Cursor(self.step + 1, self.epoch, self.position + samples, self.length, self.shuffle, self.seed)
+
     def next_epoch(self) -> Cursor:
         """The start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, position=0)

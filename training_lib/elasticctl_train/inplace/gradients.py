@@ -5,8 +5,9 @@ pass is only this rank's own; what it computes is not used, because the optimize
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticctl_train.dist import GroupOver
+from elasticctl_train.dist import Channel, finish
 from elasticctl_train.inplace.waits import ReduceWaits
 
 Buckets = list[list[int]]
@@ -38,51 +39,26 @@ OnLoss = Callable[[BaseException], None]
 class PeerWatch:
     """Has a collective failed since the last step? `on_loss(error)` is called for the first that does, from any thread.
 
-    It is that of the group in which it failed: the next group may be under way by then. Gradients go through `group`,
-    of `size` ranks. `survives`: what fails is caught, as somebody heeds it. `buckets` are those of gradients that the
-    ranks have settled on; `recorded` is what is known of them by now. `waits`: for how long gradients are waited for.
+    It is that of the group in which it failed: the next group may be under way by then. Gradients go through the group
+    for training of `channel`, of `size` ranks. `survives`: what fails is caught, as somebody heeds it. `buckets` are
+    those of gradients that the ranks have settled on; `recorded` is what is known of them by now. `waits`: for how long
+    gradients are waited for.
     """
 
-    def __init__(self, size: int, on_loss: OnLoss) -> None:
+    def __init__(self, size: int, on_loss: OnLoss, channel: Channel | None = None) -> None:
         self.size, self._on_loss = size, on_loss
-        self.group: dist.ProcessGroup | None = None
+        self.channel = channel or Channel()
         self.waits = ReduceWaits()
         self._lock = threading.Lock()
         self.lost = False
         self.survives = True
         self.buckets: Buckets | None = None
         self.recorded: dict[int, list[int]] | None = None
-        self._expected: dict[Future[torch.Tensor], torch.Tensor] = {}
 
-    def expect(self, future: Future[Any], buffer: torch.Tensor) -> Future[torch.Tensor]:
-        """`buffer`, once `future` is done, whether it has failed or not, or has been given up."""
-        result: Future[torch.Tensor] = Future()
-        with self._lock:
-            self._expected[result] = buffer
-        future.add_done_callback(partial(self._settle, result))
-        return result
-
-    def give_up(self, error: BaseException) -> bool:
-        """Expect nothing of this group any more; False if nothing was expected."""
-        with self._lock:
-            expected, self._expected = self._expected, {}
-        for result, buffer in expected.items():
-            self._complete(result, buffer, error)
-        return bool(expected)
-
-    def _settle(self, result: Future[torch.Tensor], future: Future[Any]) -> None:
-        with self._lock:
-            buffer = self._expected.pop(result, None)
-        if buffer is not None:  # else it has been given up, and another group may be under way
-            self._complete(result, buffer, _error_of(future))
-
-    def _complete(self, result: Future[torch.Tensor], buffer: torch.Tensor, error: BaseException | None) -> None:
-        try:
-            if error is not None:
-                self.note(error)
-            result.set_result(buffer)
-        except RuntimeError as own:
-            result.set_exception(own)  # type: ignore[arg-type]
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """What gradients go through."""
+        return self.channel.training
 
     def note(self, error: BaseException) -> None:
         """A collective has failed. Raises the error itself where nobody would heed it, or no peer is to blame."""
@@ -94,11 +70,10 @@ class PeerWatch:
             self.lost, on_loss = True, self._on_loss
         on_loss(error)
 
-    def reset(self, size: int, group: dist.ProcessGroup | None, on_loss: OnLoss) -> None:
+    def reset(self, size: int, on_loss: OnLoss) -> None:
         """A new group has been formed, of `size` ranks."""
         with self._lock:
-            self.size, self.group, self.lost, self.recorded, self._on_loss = size, group, False, None, on_loss
-            self._expected = {}
+            self.size, self.lost, self.recorded, self._on_loss = size, False, None, on_loss
 
     def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
         """One of the buckets, while they are recorded."""
@@ -123,8 +98,8 @@ class ElasticDataParallel(DistributedDataParallel):
         """`init_sync`: begin with rank 0's parameters; without it they have to be equal on all ranks already."""
         self.__dict__["_watch"] = watch  # before Module's own constructor, which would refuse
         super().__init__(module, process_group=watch.group, init_sync=init_sync)
-        numbers = {parameter: number for number, parameter in enumerate(self._reduced())}
-        self.register_comm_hook((watch, numbers), _average)
+        numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self._reduced())}
+        self.register_comm_hook(Means(watch, numbers), _average)
 
     def reform(self) -> None:
         """Go on over the group as it is now; parameters are equal on all its ranks."""
@@ -146,7 +121,7 @@ class ElasticDataParallel(DistributedDataParallel):
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        """As DistributedDataParallel, but raises GroupOver for what never comes, and leaves `tensors` alone then."""
+        """As DistributedDataParallel, but leaves `tensors` alone if it raises RuntimeError: GroupOver if none come."""
         if any(tensor.is_cuda for tensor in tensors):  # NCCL is told to abort
             super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
             return
@@ -154,9 +129,7 @@ class ElasticDataParallel(DistributedDataParallel):
             alike = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call]
             work = dist.broadcast(flat, group=self._watch.group, group_src=authoritative_rank, async_op=True)
-            self._watch.expect(work.get_future(), flat).wait()
-            if self._watch.lost:
-                raise GroupOver("rank 0's buffers never came")
+            finish(work, self._watch.channel)
             parts = _unflatten_dense_tensors(flat, alike)  # type: ignore[no-untyped-call]
             for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part)
@@ -213,31 +186,81 @@ class ElasticDataParallel(DistributedDataParallel):
         return output
 
 
-def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBucket) -> Future[torch.Tensor]:
-    """DistributedDataParallel's communication hook: the mean over all ranks, or just anything once a peer is lost."""
-    watch, numbers = state
-    if watch.recorded is not None:
-        of_bucket = [numbers[parameter] for parameter in bucket.parameters()]
-        watch.record(bucket.index(), of_bucket, is_last=bucket.is_last())
-    buffer = bucket.buffer()
-    if watch.size > 1 and not watch.lost:
+class Means:
+    """The means of one pass's gradients over all ranks: DistributedDataParallel's communication hook.
+
+    On a CPU they are waited for when the last bucket is handed in, behind which a pass computes next to nothing: so
+    they need no other thread, which would need the interpreter.
+    """
+
+    def __init__(self, watch: PeerWatch, numbers: Mapping[torch.Tensor, int]) -> None:
+        self._watch, self._numbers = watch, numbers
+        self._begun: deque[tuple[Any, torch.Tensor, Future[torch.Tensor]]] = deque()
+
+    def hand_in(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """The mean of a bucket, or just anything once a peer is lost."""
+        watch, index, is_last = self._watch, bucket.index(), bucket.is_last()
+        if watch.recorded is not None:
+            of_bucket = [self._numbers[parameter] for parameter in bucket.parameters()]
+            watch.record(index, of_bucket, is_last=is_last)
+        buffer = bucket.buffer()
+        mean: Future[torch.Tensor] = Future()
+        if buffer.is_cuda and watch.size > 1 and not watch.lost:
+            return self._on_gpu(buffer, mean, is_last=is_last)
+        if index == 0:
+            self._begun.clear()  # of a pass that the script has broken off
+        self._settle(only_ended=True)
+        self._begun.append((self._begin(buffer), buffer, mean))
+        if is_last:
+            began_s = time.monotonic()
+            self._settle()
+            watch.waits.add(time.monotonic() - began_s)
+        return mean
+
+    def _begin(self, buffer: torch.Tensor) -> Any:
+        """The reduction of a bucket as torch's Work; None where there is nobody to reduce it with."""
+        watch = self._watch
+        if watch.size == 1 or watch.lost or watch.group is None:
+            return None
         try:
-            first, last = bucket.index() == 0, bucket.is_last()
-            mark = watch.waits.hand_in(is_first=first, is_last=last, on_gpu=buffer.is_cuda)
+            buffer.div_(watch.size)
+            return watch.group.allreduce([torch.view_as_real(buffer) if buffer.is_complex() else buffer])
+        except RuntimeError as error:
+            watch.note(error)
+            return None
+
+    def _settle(self, *, only_ended: bool = False) -> None:
+        """Wait for what is under way, in its order; with `only_ended`, as far as it has ended already."""
+        while self._begun:
+            work, buffer, mean = self._begun[0]
+            if only_ended and work is not None and not work.is_completed():
+                return
+            self._begun.popleft()
+            try:
+                if work is not None:
+                    finish(work, self._watch.channel)
+            except RuntimeError as error:
+                self._watch.note(error)
+            mean.set_result(buffer)
+
+    def _on_gpu(self, buffer: torch.Tensor, mean: Future[torch.Tensor], *, is_last: bool) -> Future[torch.Tensor]:
+        """There it is the device that waits; NCCL is told to abort."""
+        watch = self._watch
+        try:
+            mark = watch.waits.begin_on_gpu() if is_last else None
             work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
-            if not buffer.is_cuda:
-                reduced = work.get_future()
-                reduced.add_done_callback(lambda _: watch.waits.take())
-                return watch.expect(reduced, buffer)
             averaged: Future[torch.Tensor] = work.get_future().then(
                 lambda future: _averaged(watch, future, buffer, mark)
             )
             return averaged
         except RuntimeError as error:
             watch.note(error)
-    done: Future[torch.Tensor] = Future()
-    done.set_result(buffer)
-    return done
+        mean.set_result(buffer)
+        return mean
+
+
+def _average(means: Means, bucket: GradBucket) -> Future[torch.Tensor]:
+    return means.hand_in(bucket)
 
 
 def _averaged(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor, mark: Any | None) -> torch.Tensor:

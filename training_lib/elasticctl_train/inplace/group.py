@@ -36,9 +36,10 @@ class ElasticGroup:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self.world = dist.World(device=dist.device(), channel=dist.Channel(is_dead=lambda: self._connections.is_dead))
+        channel = dist.Channel(is_dead=lambda: self._connections.is_dead)
+        self.world = dist.World(device=dist.device(), channel=channel)
         self._connections = Connections.none()
-        self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections))
+        self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections), channel)
         self.on_loss: Callable[[], None] = lambda: None
         self.has_state = False
         link.on_over = self._cut
@@ -102,7 +103,7 @@ class ElasticGroup:
         if not connections.settle():
             raise dist.GroupOver("a peer was lost while the group was being made")
         on_loss = partial(self._note_loss, self.generation, connections)
-        self.watch.reset(self.world.size, self.world.channel.training, on_loss)
+        self.watch.reset(self.world.size, on_loss)
         buckets = json.dumps(self.watch.buckets).encode()
         agreement = handover.agree(self.world, replace(standing, buckets_bytes=len(buckets)))
         self.watch.buckets = json.loads(handover.spread(self.world, agreement, buckets))
@@ -121,9 +122,7 @@ class ElasticGroup:
         self._connections.cut()
 
     def _free(self, connections: Connections) -> None:
-        """What waits on these connections will never end: give up what can be, else this process."""
-        if connections is self._connections and self.watch.give_up(dist.GroupOver("gradients never came")):
-            self.world.channel.is_stuck = True
+        """What waits on these connections will never end. Where that is the script, give up this process."""
         while connections is self._connections and self.world.device.type == "cpu":  # NCCL has been told to abort
             if is_stuck() and connections is self._connections:
                 self._link.decline("a collective with a lost peer never ends")

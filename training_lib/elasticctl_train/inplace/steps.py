@@ -88,22 +88,17 @@ class LastStep:
         self._samples: list[torch.Tensor] | None = None
         self._first_samples: list[torch.Tensor] | None = None
         self.changes_early = False
-        self._rng: dict[str, Any] = {}
+        self._generators, self._rng = rng.Capture(), dict[str, Any]()
 
     def begin(self, *, is_lost: bool = False) -> None:
         """A step begins: this is the end of the one before. With `is_lost` it is known to be in vain."""
-        if not self._kept_buffers:
-            self._kept_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
         if self._begun < _LOOKS:
             self._watch_large()
-        with torch.no_grad():
-            for kept, buffer in zip(self._kept_buffers, self._buffers, strict=True):
-                kept.copy_(buffer)
-        self._rng = rng.capture()
+        if self._buffers:
+            self._keep_buffers()
+        self._rng = self._generators.take()
         self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._small.items()}
-        self._kept_settings = [
-            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in self._groups()
-        ]
+        self._kept_settings = [_settings(group) for group in self._groups()]
         self._versions = [tensor._version for tensor in self._watched]
         self._is_begun, self._is_early, self._samples = True, False, None
         self._first_samples = self._sample() if self._begun < _LOOKS else None
@@ -151,6 +146,13 @@ class LastStep:
         self.end()
         return is_whole
 
+    def _keep_buffers(self) -> None:
+        if not self._kept_buffers:
+            self._kept_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
+        with torch.no_grad():
+            for kept, buffer in zip(self._kept_buffers, self._buffers, strict=True):
+                kept.copy_(buffer)
+
     def _watch_large(self) -> None:
         """Know the tensors of the large parts, to see whether they are written to; not of one that makes new ones."""
         leaves = [leaf for part in self._large.values() for _, leaf in tree.leaves(part.state_dict(), "")]
@@ -169,6 +171,15 @@ class LastStep:
 
 def _same(before: Sequence[torch.Tensor] | None, now: Sequence[torch.Tensor]) -> bool:
     return before is None or all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of what an optimizer's group says of its parameters."""
+    return {
+        key: value if isinstance(value, int | float | None) else copy.deepcopy(value)
+        for key, value in group.items()
+        if key != "params"
+    }
 
 
 def _size_bytes(part: Stateful) -> int:

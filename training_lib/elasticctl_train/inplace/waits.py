@@ -6,8 +6,6 @@ bucket is handed in, and ends when the last one is there. On a GPU it is the dev
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -18,32 +16,19 @@ _MOST_MARKS = 512
 
 
 class ReduceWaits:
-    """Told of each bucket by DistributedDataParallel's hook, and by whatever thread completes it."""
+    """Told by DistributedDataParallel's hook."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._sum_s = 0.0
-        self._since_s: float | None = None
         self._marks: deque[tuple[Any, Any]] = deque(maxlen=_MOST_MARKS)
 
-    def hand_in(self, *, is_first: bool, is_last: bool, on_gpu: bool) -> Any | None:
-        """A bucket is about to be reduced; returns what `take_on_gpu` takes, if it is a pass's last one there."""
-        if on_gpu:
-            return _mark() if is_last else None
-        with self._lock:
-            if is_last:
-                self._since_s = time.monotonic()
-            elif is_first:
-                self._since_s = None
-        return None
+    def add(self, took_s: float) -> None:
+        """The last bucket of a pass has been waited for, on a CPU."""
+        self._sum_s += took_s
 
-    def take(self) -> None:
-        """A bucket that is not on a GPU has been reduced; from any thread."""
-        with self._lock:
-            if self._since_s is not None:
-                now_s = time.monotonic()
-                self._sum_s += now_s - self._since_s
-                self._since_s = now_s
+    def begin_on_gpu(self) -> Any:
+        """The last bucket of a pass is about to be reduced; returns what `take_on_gpu` takes."""
+        return _mark()
 
     def take_on_gpu(self, since: Any | None) -> None:
         """The stream that is the current one goes on once a bucket has been reduced."""
