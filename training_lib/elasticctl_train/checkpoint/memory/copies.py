@@ -38,7 +38,7 @@ VARIABLE = "ELASTICCTL_COPIES"
 FOLDER = "copies"
 SHARE_OF_TIME = 0.005
 """Training stands still for copies no longer than that."""
-BESIDE_SHARE = 0.2
+BESIDE_SHARE = 0.05
 """And they are made and sent during no more of the time than that, beside training."""
 TIMEOUT_S = 2.0
 
