@@ -40,7 +40,7 @@ def _of_training(group: Group) -> Activity:
         return Activity("training", newest.first_step_at, f"saves wait for {group.unsaved}" if group.unsaved else "")
     if newest.resumed_step is not None:
         return Activity("first step", newest.formed_at)
-    if not group.history.reports:
+    if not group.history.reports or newest.formed_at is None:  # a restarted service does not know about steps
         return Activity("running", newest.formed_at)
     step = group.history.checkpoint.step
     return Activity("starting" if step is None else "loading", newest.formed_at, "" if step is None else f"step {step}")

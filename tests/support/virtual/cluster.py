@@ -262,12 +262,17 @@ class Cluster:
     # Pods
 
     def place_pods(self) -> None:
-        """The scheduler: the first waiting pods get the free machines."""
+        """The scheduler: the first waiting pods get the free machines, but for those that they avoid."""
         if self.away:
             return
         free = [n for n in self.nodes.values() if n.up and not n.cut and not n.lost and n.pod is None]
-        while free and self.waiting:
-            node, pod = free.pop(0), self.waiting.pop(0)
+        for pod in tuple(self.waiting):
+            avoided = _avoided(pod.manifest)
+            node = next((node for node in free if node.name not in avoided), None)
+            if node is None:
+                continue
+            free.remove(node)
+            self.waiting.remove(pod)
             node.pod, pod.node = pod, node.name
             pod.manifest = {**pod.manifest, "spec": {**pod.manifest["spec"], "nodeName": node.name}}
             pod.process = self.launch(pod)
@@ -418,3 +423,15 @@ class Cluster:
 
     def _stamp(self, later_s: float = 0.0) -> str:
         return to_rfc3339(float(int(EPOCH + self.loop.time() + later_s)))
+
+
+def _avoided(pod: Mapping[str, Any]) -> set[str]:
+    """The machines that a pod must not be placed on, by name."""
+    required = (
+        pod["spec"]
+        .get("affinity", {})
+        .get("nodeAffinity", {})
+        .get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    )
+    fields = [field for term in required.get("nodeSelectorTerms", []) for field in term.get("matchFields", [])]
+    return {name for field in fields if field["operator"] == "NotIn" for name in field["values"]}

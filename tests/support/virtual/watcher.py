@@ -78,7 +78,7 @@ class Watcher:
             return "starting"
         if training.has_stepped:
             return "training"
-        past_s = self.world.loop.time() - (training.first_at - training.first_s)
+        past_s = self.world.loop.time() - (training.first_at + training.paused_s - training.first_s)
         return "first step" if past_s > 0 else "starting"
 
     def _check(self, truth: Truth) -> None:
@@ -107,6 +107,12 @@ class Watcher:
             return ("starting", "loading", "waiting", "running")
         if truth.doing == "first step" and world_forgot(self.world):
             return ("running", "starting", truth.doing)  # what was told while the API server was away is not stored
+        if (
+            truth.doing == "training"
+            and world_forgot(self.world)
+            and self.world.status.generations[-1].formed_at is None
+        ):
+            return ("running", truth.doing)  # no step has been told since
         return (truth.doing,)
 
     def check_moves(self) -> None:
