@@ -1,6 +1,6 @@
 """What happens to a training job on Kubernetes: an ElasticJob beside Kubeflow's PyTorchJob, with the same script.
 
-    export KUBECONFIG=…        # kubelab with two nodes, and its training-operator
+    export KUBECONFIG=…        # kubelab with three nodes, and its training-operator
     export ELASTICCTL_TEST_LAB=…/kubelab
     python -m benchmarks.peers [--contender NAME …] [--event NAME …] [--repeats 5] [--json FILE]
     python -m benchmarks.peers --merge FILE …      # the table of several runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,8 +21,8 @@ import benchmarks.peers
 from benchmarks import results
 from benchmarks.clusterload import Missing
 from benchmarks.commandline import count, end_as_by_ctrl_c
-from benchmarks.peers.contenders import CONTENDERS
-from benchmarks.peers.events import EVENTS, KEPT, LAB, Happened, running
+from benchmarks.peers.contenders import CONTENDERS, KEPT
+from benchmarks.peers.events import EVENTS, LAB, Happened, running
 from benchmarks.results import percentile
 from benchmarks.timeline import Outcome
 from elasticctl.api.errors import ElasticctlError
@@ -81,7 +82,9 @@ def _repeat(api: Connection, name: str, args: argparse.Namespace, found: list[Ha
     with CONTENDERS[name](api, FOLDER) as contender, running(api, contender, FOLDER) as job:
         for event in args.event or list(EVENTS):
             found.append(job.happens(event, args.settle_s))
-            say.print(str(found[-1]), markup=False, soft_wrap=True)
+            say.print(f"{found[-1]}; load average {os.getloadavg()[0]:.1f}", markup=False, soft_wrap=True)
+            if found[-1].cost is None:
+                job.renew()
 
 
 def have_operator() -> None:
@@ -113,7 +116,7 @@ def _read(path: Path) -> list[Happened]:
 
 
 def table(found: Sequence[Happened]) -> Table:
-    """Medians, and in brackets the worst; "none" where a job did not train again."""
+    """Medians, and in brackets the worst; "none" where a job did not train again within the limit."""
     shown = Table(title="standstill in seconds; steps done again")
     names = list(dict.fromkeys(one.contender for one in found))
     for heading in ("", *(f"{name}: {what}" for name in names for what in ("standstill", "redone"))):

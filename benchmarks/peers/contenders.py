@@ -17,10 +17,17 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
 from elasticctl.kubeapi.connection import Connection, resource_path
 
+KEPT = "node-3"
+"""Nothing happens to this one: the operator's pod is on it, and no worker."""
 NAME, NAMESPACE, IMAGE, STATE = "peers", "default", "lab/trainer:dev", "/state"
 SCRIPT = Path(__file__).parents[1] / "recovery_train.py"
 WORKERS, STEP_S, SAVE_EVERY_STEPS, GRACE_S = 3, 0.05, 20, 10
 PATIENT = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+TUNED_ENVIRONMENT = {
+    "PET_MONITOR_INTERVAL": "0.1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else groups keep the address of a former rank 0, and hang
+}
 TUNED_CONF = {"is_host": "0", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 
 
@@ -42,14 +49,16 @@ class Contender:
         return {"spec": patch}
 
 
-def _pod(container: str, command: list[str], folder: Path, **more: Any) -> Manifest:
+def _pod(
+    container: str, command: list[str], folder: Path, environment: Mapping[str, str] | None = None, **more: Any
+) -> Manifest:
     script = [str(SCRIPT), "--storage", f"file://{STATE}/checkpoints", "--steps", f"{STATE}/steps"]
     script += ["--step-s", str(STEP_S), "--save-every-steps", str(SAVE_EVERY_STEPS)]
     worker = {
         "name": container,
         "image": IMAGE,
         "command": [*command, *script],
-        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "env": [{"name": name, "value": value} for name, value in {**ENVIRONMENT, **(environment or {})}.items()],
         "volumeMounts": [{"name": "state", "mountPath": STATE}],
     }
     spread = {
@@ -58,11 +67,14 @@ def _pod(container: str, command: list[str], folder: Path, **more: Any) -> Manif
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {"benchmark": NAME}},
     }
+    others = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [KEPT]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [others]}]}
     spec = {
         "terminationGracePeriodSeconds": GRACE_S,
         "containers": [worker],
         "volumes": [{"name": "state", "hostPath": {"path": str(folder), "type": "Directory"}}],
         "topologySpreadConstraints": [spread],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
         **more,
     }
     return {"metadata": {"labels": {"benchmark": NAME}}, "spec": spec}
@@ -93,15 +105,16 @@ def elasticjob(api: Connection, folder: Path) -> Iterator[Contender]:
             controllers.stop()
 
 
-def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], restart: str, **pod: Any) -> Contender:
+def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], **pod: Any) -> Contender:
     template = _pod("pytorch", [sys.executable, "-m", "torch.distributed.run"], folder, **pod)
-    worker = {"replicas": WORKERS, "restartPolicy": restart, "template": template}
+    worker = {"replicas": WORKERS, "restartPolicy": "OnFailure", "template": template}
     version = "kubeflow.org/v1"
     body = {
         "apiVersion": version,
         "kind": "PyTorchJob",
         "metadata": {"name": NAME, "namespace": NAMESPACE},
         "spec": {
+            "nprocPerNode": "1",  # as many as a node has processors, else
             "elasticPolicy": {"minReplicas": 1, "maxReplicas": WORKERS, "rdzvBackend": "c10d", **policy},
             "pytorchReplicaSpecs": {"Worker": worker},
         },
@@ -114,7 +127,7 @@ def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], restart: str
 @contextmanager
 def pytorchjob(api: Connection, folder: Path) -> Iterator[Contender]:
     """Kubeflow's with its defaults: the first worker has the store, and a rank that fails ends its agent."""
-    yield _pytorchjob("PyTorchJob", folder, {}, "OnFailure")
+    yield _pytorchjob("PyTorchJob", folder, {})
 
 
 @contextmanager
@@ -133,7 +146,9 @@ def pytorchjob_tuned(api: Connection, folder: Path) -> Iterator[Contender]:
             tolerations = [
                 {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1} for key in PATIENT
             ]
-            yield _pytorchjob("PyTorchJob, tuned", folder, policy, "OnFailure", tolerations=tolerations)
+            yield _pytorchjob(
+                "PyTorchJob, tuned", folder, policy, environment=TUNED_ENVIRONMENT, tolerations=tolerations
+            )
         finally:
             server.kill()
 

@@ -13,17 +13,16 @@ from pathlib import Path
 
 from benchmarks.clusterload import Missing, until
 from benchmarks.peers.contenders import NAME, NAMESPACE, WORKERS, Contender
-from benchmarks.timeline import Expected, Outcome, Step, outcome
+from benchmarks.timeline import Expected, Outcome, Step, current_group, outcome
 from benchmarks.trials import StepsFile, is_steady
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 
 LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
-KEPT, STRUCK = "node-1", "node-2"
-"""The operator's pod is on the first, and what happens to a node happens to the second."""
 DRAINED, SILENT = "a node is drained", "a node is silent"
-STEADY_LIMIT_S, LIMIT_S = 240.0, 240.0
+STEADY_LIMIT_S, LIMIT_S = 240.0, 150.0
+SPREAD_LIMIT = 5
 RECENT_S = 600.0
 AFTER_S = 2.0
 
@@ -43,11 +42,20 @@ class Job:
     def __init__(self, api: Connection, contender: Contender, folder: Path) -> None:
         self._api, self._contender, self._folder = api, contender, folder
         self._steps = StepsFile(folder / "steps")
+        self._struck = ""
 
     def happens(self, event: str, settle_s: float) -> Happened:
         """Let the event happen once all train, and mend what is broken when it is over."""
         world = WORKERS - 1 if event == "scaled up" else WORKERS
-        until(lambda: is_steady(self._recent(), world, time.time(), settle_s), STEADY_LIMIT_S, f"{world} that train")
+        self.scale(world)
+        try:
+            self._settle(world, settle_s)
+        except Missing:  # it has not got over what happened before
+            self.renew()
+            self.scale(world)
+            self._settle(world, settle_s)
+        if event in (DRAINED, SILENT):
+            self._spread(world, settle_s)
         expected = {
             "scaled down": Expected(WORKERS - 1, smaller_counts=False),
             "scaled up": Expected(WORKERS, smaller_counts=False),
@@ -66,16 +74,15 @@ class Job:
 
     def delete_pod(self) -> None:
         """A pod is gone without grace: not the first, which has the store of a PyTorchJob with its defaults."""
-        pods = sorted(pod["metadata"]["name"] for pod in self._pods())
-        self._api.request("DELETE", resource_path("v1", NAMESPACE, "pods", pods[1]), {"gracePeriodSeconds": 0})
+        self._delete_pod(self._staying()[1])
 
     def silence_node(self) -> None:
         """A node is gone without a word."""
-        subprocess.run([LAB, "kill-node", STRUCK], check=True, capture_output=True, timeout=60)
+        subprocess.run([LAB, "kill-node", self._struck], check=True, capture_output=True, timeout=60)
 
     def drain_node(self) -> None:
         """A node is drained, as for a reclaim with notice; this goes on while workers leave."""
-        argv = ["kubectl", "drain", STRUCK, "--ignore-daemonsets", "--force", "--delete-emptydir-data"]
+        argv = ["kubectl", "drain", self._struck, "--ignore-daemonsets", "--force", "--delete-emptydir-data"]
         self._draining = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def scale(self, workers: int) -> None:
@@ -83,19 +90,46 @@ class Job:
         path = f"{self._contender.path}/{NAME}"
         self._api.request("PATCH", path, self._contender.size(workers), content_type=MERGE_PATCH)
 
+    def _settle(self, world: int, settle_s: float, but: str = "") -> None:
+        """Wait until so many have trained for a while, in another group than `but`."""
+
+        def steady() -> bool:
+            steps = self._recent()
+            return is_steady(steps, world, time.time(), settle_s) and current_group(steps)[0].group != but
+
+        until(steady, STEADY_LIMIT_S, f"{world} that train")
+
+    def _spread(self, world: int, settle_s: float) -> None:
+        """Have a node to strike: one with workers, but not the first one (see `delete_pod`)."""
+        for _ in range(SPREAD_LIMIT):
+            first, *others = (pod["spec"].get("nodeName", "") for pod in self._staying())
+            self._struck = next((node for node in others if node and node != first), "")
+            if self._struck:
+                return
+            group = current_group(self._recent())[0].group
+            self._delete_pod(self._staying()[-1])
+            self._settle(world, settle_s, but=group)
+        raise Missing("a node without the first worker, but with another")
+
+    def _delete_pod(self, pod: Manifest) -> None:
+        path = resource_path("v1", NAMESPACE, "pods", pod["metadata"]["name"])
+        self._api.request("DELETE", path, {"gracePeriodSeconds": 0})
+
     def _is_over(self, at: float, expected: Expected) -> bool:
         found = outcome(self._recent(), at, expected)
         return found.first_step_s is not None and (found.last_step_s or 0.0) >= found.first_step_s + AFTER_S
 
     def _mend(self, event: str) -> None:
         if event == SILENT:  # a second start of a node that lives would leave the first one's processes behind
-            subprocess.run([LAB, "start-node", STRUCK], check=True, capture_output=True, timeout=120)
+            subprocess.run([LAB, "start-node", self._struck], check=True, capture_output=True, timeout=120)
         if event == DRAINED:
-            subprocess.run(["kubectl", "uncordon", STRUCK], check=True, capture_output=True, timeout=60)
-        until(self._is_ready, 90, f"{STRUCK}, ready")
+            subprocess.run(["kubectl", "uncordon", self._struck], check=True, capture_output=True, timeout=60)
+        if self._struck:
+            until(self._is_ready, 90, f"{self._struck}, ready")
+            self._struck = ""
 
     def _is_ready(self) -> bool:
-        node = self._api.request("GET", resource_path("v1", None, "nodes", STRUCK))
+        node = self._api.request("GET", resource_path("v1", None, "nodes", self._struck))
         ready = {item["type"]: item["status"] for item in node["status"]["conditions"]}.get("Ready") == "True"
         return ready and not node["spec"].get("unschedulable")
 
@@ -106,7 +140,17 @@ class Job:
     def _pods(self) -> list[Manifest]:
         params = {"labelSelector": self._contender.pods}
         found: list[Manifest] = self._api.request("GET", resource_path("v1", NAMESPACE, "pods"), None, params)["items"]
-        return found
+        return sorted(found, key=lambda pod: int(pod["metadata"]["name"].rpartition("-")[2]))
+
+    def _staying(self) -> list[Manifest]:
+        return [pod for pod in self._pods() if "deletionTimestamp" not in pod["metadata"]]
+
+    def renew(self) -> None:
+        """Have the job anew, in place of one that does not train any more."""
+        self.delete()
+        _empty(self._folder)
+        self._steps = StepsFile(self._folder / "steps")
+        self.create()
 
     def create(self) -> None:
         """Submit it."""
@@ -131,12 +175,14 @@ EVENTS: dict[str, Callable[[Job], None]] = {
 @contextmanager
 def running(api: Connection, contender: Contender, folder: Path) -> Iterator[Job]:
     """The contender's job, in a folder that is empty at first."""
-    for item in folder.iterdir():
-        shutil.rmtree(item) if item.is_dir() else item.unlink()
     job = Job(api, contender, folder)
-    job.delete()
-    job.create()
+    job.renew()
     try:
         yield job
     finally:
         job.delete()
+
+
+def _empty(folder: Path) -> None:
+    for item in folder.iterdir():
+        shutil.rmtree(item) if item.is_dir() else item.unlink()
