@@ -52,7 +52,7 @@ def kueue(api: Connection, queues: Mapping[str, str]) -> Iterator[None]:
         _create(api, f"{ROOT}/resourceflavors", "ResourceFlavor", FLAVOR, {"nodeLabels": {FLAVOR_LABEL: FLAVOR}})
         _label_nodes(api, FLAVOR)
         for queue, namespace in queues.items():
-            _create(api, f"{ROOT}/clusterqueues", "ClusterQueue", queue, _queue(0))
+            _create(api, f"{ROOT}/clusterqueues", "ClusterQueue", queue, queue_of_flavors({FLAVOR: 0}))
             path = f"{ROOT}/namespaces/{namespace}/localqueues"
             _create(api, path, "LocalQueue", queue, {"clusterQueue": queue})
         yield
@@ -71,7 +71,9 @@ def kueue(api: Connection, queues: Mapping[str, str]) -> Iterator[None]:
 
 def set_quota(api: Connection, queue: str, gpus: int) -> None:
     """Let the queue have so many GPUs of its own."""
-    api.request("PATCH", f"{ROOT}/clusterqueues/{queue}", {"spec": _queue(gpus)}, content_type=MERGE_PATCH)
+    api.request(
+        "PATCH", f"{ROOT}/clusterqueues/{queue}", {"spec": queue_of_flavors({FLAVOR: gpus})}, content_type=MERGE_PATCH
+    )
 
 
 def held(api: Connection, queue: str) -> int:
@@ -99,9 +101,12 @@ def _label_nodes(api: Connection, value: str | None) -> None:
         api.request("PATCH", path, patch, content_type=MERGE_PATCH)
 
 
-def _queue(gpus: int) -> Manifest:
-    resources = [{"name": GPU_RESOURCE, "nominalQuota": gpus}]
-    flavors: list[dict[str, Any]] = [{"name": FLAVOR, "resources": resources}]
+def queue_of_flavors(gpus: Mapping[str, int]) -> Manifest:
+    """The spec of a ClusterQueue with so many GPUs of each flavor, which are tried in that order."""
+    flavors: list[dict[str, Any]] = [
+        {"name": flavor, "resources": [{"name": GPU_RESOURCE, "nominalQuota": number}]}
+        for flavor, number in gpus.items()
+    ]
     return {
         "cohort": "all",
         "namespaceSelector": {},

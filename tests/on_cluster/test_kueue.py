@@ -5,18 +5,31 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from benchmarks.clusterload import Missing
 from benchmarks.replicas import Replicas
 from benchmarks.stories.arrangements import ARRANGEMENTS, manifest
-from benchmarks.stories.kueue import describe, held
-from benchmarks.stories.story import PROJECTS, Job
+from benchmarks.stories.kueue import (
+    FLAVOR,
+    FLAVOR_LABEL,
+    GROUP,
+    ROOT,
+    VERSION,
+    describe,
+    held,
+    queue_of_flavors,
+    set_quota,
+)
+from benchmarks.stories.story import GUARANTEED, PROJECTS, Job
 from benchmarks.stories.telling import Came, Teller, telling
+from elasticctl.api.codec import Manifest
+from elasticctl.api.spec import PRIORITY_CLASS_LABEL
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.kubeapi.connection import Connection
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from tests.on_cluster.commands import need_lab
 from tests.on_cluster.conftest import stopping
 from tests.on_cluster.waiting import wait_until
@@ -41,6 +54,30 @@ def teller(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory)
         except Missing:
             need_lab()
             raise
+
+
+@pytest.fixture
+def two_gpus(api: Connection) -> Iterator[None]:
+    """Only two GPUs in all, both of one queue."""
+    set_quota(api, OURS, 2)
+    set_quota(api, THEIRS, 0)
+    yield
+    for project in PROJECTS:
+        set_quota(api, project, GUARANTEED)
+
+
+@pytest.fixture
+def classes(api: Connection) -> Iterator[tuple[str, str]]:
+    """A class of Kueue's of priority 100, and one of pods of 50; yields their names."""
+    made = {
+        f"{ROOT}/workloadpriorityclasses": (f"{GROUP}/{VERSION}", "WorkloadPriorityClass", "story-urgent", 100),
+        "/apis/scheduling.k8s.io/v1/priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass", "story-pods", 50),
+    }
+    for path, (version, kind, name, value) in made.items():
+        api.request("POST", path, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "value": value})
+    yield "story-urgent", "story-pods"
+    for path, (_, _, name, _) in made.items():
+        api.request("DELETE", f"{path}/{name}")
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +134,152 @@ def test_workers_that_train_give_way_and_lose_no_step(teller: Teller, api: Conne
     steps = [(group.resumed_step, group.last_step) for group in end.generations]
     assert all(after[0] == before[1] for before, after in itertools.pairwise(steps)), steps
     assert {item.by for item in end.scalings if item.from_workers} >= {"kueue"}
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_higher_priority_goes_first_and_the_lower_resumes_where_it_was(
+    teller: Teller, api: Connection, classes: tuple[str, str]
+) -> None:
+    """One stops a job that trains; of those that wait, the higher one is next, whether Kueue or the pods rank it."""
+    cluster, (urgent, of_pods) = KubeCluster(api), classes
+
+    def runs(name: str) -> bool:
+        return status(cluster, OURS, name).phase is Phase.RUNNING
+
+    cluster.create_job(manifest(fixed("usual"), KUEUE, train=True))
+    wait_until(lambda: trains(status(cluster, OURS, "usual"), 2), PATIENCE_S)
+
+    first = manifest(fixed("first"), KUEUE, train=False)
+    first["metadata"]["labels"][PRIORITY_CLASS_LABEL] = urgent
+    cluster.create_job(first)
+    wait_until(lambda: runs("first"), PATIENCE_S)
+    stopped = status(cluster, OURS, "usual")
+    assert (stopped.phase, cluster.list_pods(OURS, "usual")) == (Phase.SUSPENDED, [])
+    assert stopped.checkpoint.step == stopped.generations[-1].last_step
+
+    second = manifest(fixed("second"), KUEUE, train=False)
+    second["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["priorityClassName"] = of_pods
+    cluster.create_job(second)
+    wait_until(lambda: is_pending(api, "second"), PATIENCE_S)  # it does not stop a job of a higher priority
+    cluster.delete_job(OURS, "first")
+    wait_until(lambda: runs("second"), PATIENCE_S)
+    assert {pod["spec"]["priorityClassName"] for pod in cluster.list_pods(OURS, "second")} == {of_pods}
+    assert status(cluster, OURS, "usual").phase is Phase.SUSPENDED
+
+    cluster.delete_job(OURS, "second")
+    end = wait_until(lambda: trains_again(status(cluster, OURS, "usual"), stopped.generation), PATIENCE_S)
+    assert (end.generations[-1].resumed_step, end.steps_redone) == (stopped.checkpoint.step, 0)
+    assert (end.interruptions, end.failures) == ((), 0)
+
+
+def test_a_job_comes_back_to_its_queue_by_itself(teller: Teller, api: Connection) -> None:
+    """Its queue is stopped and started, and its Workload deactivated and activated by somebody else."""
+    cluster, job = KubeCluster(api), Job("elastic", OURS, 1, 4, elastic=True)
+
+    def has(workers: int) -> bool:
+        pods = cluster.list_pods(OURS, job.name)
+        return len(pods) == held(api, OURS) == workers and all(pod["status"]["phase"] == "Running" for pod in pods)
+
+    def stop_queue(policy: str) -> None:
+        path = f"{ROOT}/namespaces/{OURS}/localqueues/{OURS}"
+        api.request("PATCH", path, {"spec": {"stopPolicy": policy}}, content_type=MERGE_PATCH)
+
+    cluster.create_job(manifest(job, KUEUE, train=False))
+    wait_until(lambda: has(4), PATIENCE_S)
+    try:
+        stop_queue("HoldAndDrain")
+        wait_until(lambda: has(0), PATIENCE_S)
+        assert status(cluster, OURS, job.name).phase is Phase.SUSPENDED
+    finally:
+        stop_queue("None")
+    wait_until(lambda: has(4), PATIENCE_S)
+
+    own = next(one for one in workloads(api) if one["spec"]["podSets"][0]["count"] == job.least and is_own(one))
+    path = f"{ROOT}/namespaces/{OURS}/workloads/{own['metadata']['name']}"
+    for active, workers in ((False, 0), (True, 4)):
+        api.request("PATCH", path, {"spec": {"active": active}}, content_type=MERGE_PATCH)
+        wait_until(lambda workers=workers: has(workers), PATIENCE_S)  # type: ignore[misc]
+    assert status(cluster, OURS, job.name).failures == 0
+
+
+@pytest.fixture
+def two_flavors(teller: Teller, api: Connection) -> Iterator[str]:
+    """Two GPUs of either flavor, each on a node of its own, the second one's tainted; yields the second's name."""
+    other = "on-demand"
+    node = sorted(item["metadata"]["name"] for item in nodes(api))[-1]
+    taint = {"key": FLAVOR_LABEL, "value": other, "effect": "NoSchedule"}
+    tolerated = {"key": FLAVOR_LABEL, "operator": "Equal", "value": other, "effect": "NoSchedule"}
+    flavor = {"nodeLabels": {FLAVOR_LABEL: other}, "nodeTaints": [taint], "tolerations": [tolerated]}
+    kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "ResourceFlavor", "metadata": {"name": other}}
+    api.request("POST", f"{ROOT}/resourceflavors", {**kind, "spec": flavor})
+    patch_node(api, node, {"metadata": {"labels": {FLAVOR_LABEL: other}}, "spec": {"taints": [taint]}})
+    queue = queue_of_flavors({FLAVOR: 2, other: 2})
+    api.request("PATCH", f"{ROOT}/clusterqueues/{OURS}", {"spec": queue}, content_type=MERGE_PATCH)
+    set_quota(api, THEIRS, 0)
+    yield other
+    teller.clear()
+    for project in PROJECTS:
+        set_quota(api, project, GUARANTEED)
+    patch_node(api, node, {"metadata": {"labels": {FLAVOR_LABEL: FLAVOR}}, "spec": {"taints": None}})
+    api.request("DELETE", f"{ROOT}/resourceflavors/{other}")
+
+
+def test_workers_are_on_the_flavor_of_their_job(teller: Teller, api: Connection, two_flavors: str) -> None:
+    """The first that fits is taken, workers above a minimum stay on it, and a job that is admitted again moves."""
+    cluster = KubeCluster(api)
+
+    def flavors(name: str) -> list[str]:
+        labels = {item["metadata"]["name"]: item["metadata"]["labels"].get(FLAVOR_LABEL, "") for item in nodes(api)}
+        return [labels.get(pod["spec"].get("nodeName", ""), "") for pod in cluster.list_pods(OURS, name)]
+
+    cluster.create_job(manifest(Job("elastic", OURS, 1, 4, elastic=True), KUEUE, train=False))
+    wait_until(lambda: flavors("elastic") == [FLAVOR, FLAVOR], PATIENCE_S)
+    cluster.create_job(manifest(fixed("other"), KUEUE, train=False))
+    wait_until(lambda: flavors("other") == [two_flavors, two_flavors], PATIENCE_S)
+    assert flavors("elastic") == [FLAVOR, FLAVOR]
+
+    # While it is suspended, the first flavor goes to another job; the second one comes free.
+    cluster.patch_job(OURS, "elastic", {"spec": {"suspend": True}})
+    wait_until(lambda: not flavors("elastic") and held(api, OURS) == 2, PATIENCE_S)
+    cluster.create_job(manifest(fixed("next"), KUEUE, train=False))
+    wait_until(lambda: flavors("next") == [FLAVOR, FLAVOR], PATIENCE_S)
+    cluster.delete_job(OURS, "other")
+    cluster.patch_job(OURS, "elastic", {"spec": {"suspend": False}})
+    wait_until(lambda: flavors("elastic") == [two_flavors, two_flavors], PATIENCE_S)
+    wait_until(lambda: status(cluster, OURS, "elastic").phase is Phase.RUNNING, PATIENCE_S)
+
+
+def fixed(name: str) -> Job:
+    """A job of two workers, or none."""
+    return Job(name, OURS, 2, 2, elastic=False)
+
+
+def trains_again(found: JobStatus, after: int) -> JobStatus | None:
+    """The status of a job of two workers once a later group than `after` has made a step."""
+    return found if trains(found, 2) and found.generation > after else None
+
+
+def is_pending(api: Connection, job: str) -> bool:
+    """Has Kueue said of the job's Workload that there is no quota for it?"""
+    found = [one for one in workloads(api) if one["metadata"]["name"].startswith(f"elasticjob-{job}-")]
+    said = [item for one in found for item in one.get("status", {}).get("conditions", [])]
+    return any((item["type"], item["status"]) == ("QuotaReserved", "False") for item in said)
+
+
+def is_own(workload: Manifest) -> bool:
+    """Is it the one of its job, and not of a worker above the minimum?"""
+    return bool(workload["spec"].get("priority", 0) >= 0)
+
+
+def workloads(api: Connection) -> list[Manifest]:
+    found: list[Manifest] = api.request("GET", f"{ROOT}/namespaces/{OURS}/workloads")["items"]
+    return found
+
+
+def nodes(api: Connection) -> list[Manifest]:
+    found: list[Manifest] = api.request("GET", "/api/v1/nodes", None, {"labelSelector": "kubelab/real"})["items"]
+    return found
+
+
+def patch_node(api: Connection, name: str, patch: dict[str, Any]) -> None:
+    api.request("PATCH", resource_path("v1", None, "nodes", name), patch, content_type=MERGE_PATCH)
