@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -67,12 +68,12 @@ class Ledger:
     def check_budget(self) -> None:
         """A bug strikes once more than the budget allows restarts; what takes a worker away may excuse it once.
 
-        So may a newcomer, if the script reports nothing: ranks that clean up after an error are then stopped unnoticed.
+        So may a newcomer for which ranks are stopped that have reported nothing yet: they may have been cleaning up.
         """
         world = self.world
         struck, most = world.figures.hits_since_commit, world.setup.backoff_limit + 1 + len(self.faults_at)
-        if not world.setup.script.reports:
-            most += sum(item.reason.endswith(" joined") for item in world.status.generations)
+        pairs = itertools.pairwise(world.status.generations)
+        most += sum(old.resumed_step is None and new.reason.endswith(" joined") for old, new in pairs)
         if struck > most:
             raise BrokenPromise(f"the bug struck {struck} times; the budget allows {most}")
 

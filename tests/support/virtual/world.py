@@ -175,6 +175,7 @@ class World:
             self.loop.after(1.0, self._restart_service)
         elif not self.plane.is_up:
             self.plane.start(list(self.cluster.jobs))
+            self._outages["service"] = self.loop.time()  # until launchers call, nobody knows what they do
 
     def cut_service(self, name: str, for_s: float) -> None:
         """A launcher cannot reach the service, but its ranks reach their peers."""
