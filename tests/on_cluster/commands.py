@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.on_cluster.waiting import wait_until
+
 LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
 """The command that takes nodes away and brings them back: LAB kill-node NAME, LAB start-node NAME."""
 LAB_HOME = Path(os.environ.get("KUBELAB_HOME", "/tmp/kubelab"))
@@ -55,15 +57,44 @@ def lab(*words: str, timeout_s: float = 120) -> None:
 
 
 @contextmanager
-def frozen_api_server() -> Iterator[None]:
-    """Meanwhile the API server accepts connections, and says nothing."""
+def frozen(part: str = "kube-apiserver") -> Iterator[None]:
+    """Meanwhile a part of the control plane accepts connections, and says nothing."""
     need_lab()
-    pid = int((LAB_HOME / "pid" / "kube-apiserver").read_text().split()[0])
+    pid = _pid(part)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def restart(part: str) -> None:
+    """Kill a part of the control plane, and start it as it was."""
+    need_lab()
+    pid = _pid(part)
+    argv = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    environ = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: _born(pid) in ("", None), 10)
+    with (LAB_HOME / "log" / f"{part}.log").open("ab") as log, open(os.devnull, "rb") as nothing:
+        files = [(os.POSIX_SPAWN_DUP2, source.fileno(), number) for number, source in enumerate((nothing, log, log))]
+        known = dict(one.split(b"=", 1) for one in environ if b"=" in one)
+        # The lab ends it: it outlives this process, and its session.
+        started = os.posix_spawn(argv[0], argv, known, file_actions=files, setsid=True)
+    (LAB_HOME / "pid" / part).write_text(f"{started} {_born(started)}")
+
+
+def _pid(part: str) -> int:
+    return int((LAB_HOME / "pid" / part).read_text().split()[0])
+
+
+def _born(pid: int) -> str | None:
+    """When a process was started, as the lab notes it beside its pid; "" when it has ended, None: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None
+    return "" if fields[0] == "Z" else fields[19]
 
 
 def _run(argv: list[str], *, given: str = "", timeout_s: float) -> Typed:

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import NotFoundError
+from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.kubeapi.connection import Connection
 from elasticctl_controller.kube.nodes import SETTLE_S
-from tests.on_cluster.commands import elasticctl, frozen_api_server, kubectl, lab, need_lab
+from tests.on_cluster.commands import elasticctl, frozen, kubectl, lab, need_lab, restart
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
@@ -218,7 +218,7 @@ def test_training_goes_on_while_the_api_server_says_nothing(digits: Trainer, rep
     digits.wait_training(3)
     digits.wait_steady()
     before, uids, leader = digits.job().status, digits.uids(), replicas.leader()
-    with frozen_api_server():
+    with frozen():
         until = time.monotonic() + OUTAGE_S
         listed = elasticctl("list")
         assert (listed.code, listed.out, listed.err.count("\n")) == (3, "", 1), listed
@@ -243,3 +243,37 @@ def test_training_goes_on_while_the_api_server_says_nothing(digits: Trainer, rep
     assert after.generation == before.generation
     assert after.interruptions == before.interruptions
     digits.disturbed(lambda: digits.kill(1), 3)
+
+
+@pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
+def test_a_restart_of_the_control_plane_restarts_no_worker(digits: Trainer, replicas: Replicas, part: str) -> None:
+    need_lab()
+    digits.wait_training(3)
+    before, uids, starts = digits.job().status, digits.uids(), digits.starts()
+    controllers = [replica.process for replica in replicas.running]
+    restart(part)
+    began = time.monotonic()
+    wait_until(lambda: is_reported_after(digits, 0.0), 60)
+    served_at, served_s = time.time(), time.monotonic() - began
+    # A report that a leader has stored since: the server serves, and somebody leads.
+    wait_until(lambda: is_reported_after(digits, served_at), 60)
+    took_s = time.monotonic() - began
+    print(f"{part}: served again after {served_s:.1f} s; a leader stores reports after {took_s:.1f} s")
+    wait_until(lambda: len([replica for replica in replicas.running if replica.leads()]) == 1, 20)
+    assert [process.poll() for process in controllers] == [None] * len(controllers)
+
+    # Kubernetes calls nodes silent that could not reach the server, as it does after an outage.
+    settled = time.time() + SETTLE_S + 5
+    wait_until(lambda: (digits.job().status.progress.at or 0) > settled, 120, every_s=0.5)
+    after = digits.job().status
+    assert (digits.uids(), digits.starts()) == (uids, starts)
+    assert (after.generation, after.interruptions) == (before.generation, before.interruptions)
+    digits.disturbed(lambda: digits.kill(1), 3)
+
+
+def is_reported_after(digits: Trainer, at: float) -> bool:
+    """Has anything been reported since, by a server that answers?"""
+    try:
+        return (digits.job().status.progress.at or 0) > at
+    except ClusterError:
+        return False
