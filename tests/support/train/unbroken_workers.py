@@ -1,6 +1,9 @@
 """Workers of a job that loses them, and a search for a loss that costs a step.
 
-python -m tests.support.train.unbroken_workers --losses 1500 [--seed 1]
+    python -m tests.support.train.unbroken_workers --losses 1500 [--seed 1]
+    python -m tests.support.train.unbroken_workers --vanish 10 [--seed 1]
+
+The second measures how long a group of three goes without a step when a machine vanishes without a word.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import pytest
 from elasticctl_controller.core.group.blame import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
+from tests.support.vanish import come_back, vanish
 
 SCRIPT, EVERY_KIND = (Path(__file__).with_name(name) for name in ("unbroken.py", "every_kind.py"))
 SAMPLES = {SCRIPT: 240, EVERY_KIND: 250}
@@ -181,12 +186,50 @@ def lose_at_random(lab: Lab, dice: random.Random, losses: int, largest: int = 5)
     return storm
 
 
+def vanish_again_and_again(lab: Lab, dice: random.Random, times: int) -> Iterator[float]:
+    """Let one of three machines vanish, and come back when the others train; yields how long they went without a step.
+
+    In the end no sample may have been missed.
+    """
+    workers = Workers(lab, 3, ENDLESS, STEP_S="0.02", ELASTICCTL_RDZV_ENDPOINT=f"http://{lab.site.address}")
+
+    def first_step(ranks: int, after: float) -> float:
+        def made() -> list[float]:
+            return [row["at"] for row in workers.ledger().made if row["of"] == ranks and row["at"] > after]
+
+        lab.until(lambda: bool(made()))
+        return min(made())
+
+    for _ in range(times):
+        workers.begin(100)  # for two seconds and more: what a step takes is known then
+        pids = vanish(lab.workers[dice.choice(workers.names)].pid)
+        gone = time.time()
+        without_it = first_step(2, gone)
+        yield without_it - gone
+        come_back(pids)
+        first_step(3, without_it)
+    workers.end_soon()
+    workers.finish()
+    workers.check_samples()
+
+
 def main() -> int:
-    """Search."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Search, or measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--losses", type=int, default=1500)
+    parser.add_argument("--vanish", type=int, metavar="TIMES")
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
+    if flags.vanish:
+        with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+            lab = Lab(Path(folder))
+            try:
+                for took_s in vanish_again_and_again(lab, random.Random(flags.seed), flags.vanish):
+                    sys.stdout.write(f"without it after {took_s:.2f} s\n")
+                    sys.stdout.flush()
+            finally:
+                lab.close()
+        return 0
     failed = 0
     for seed in range(flags.seed, flags.seed + -(-flags.losses // PER_JOB)):
         with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
