@@ -131,7 +131,7 @@ def _check_lists(allowed: Mapping[str, Any], path: str) -> None:
             raise SpecError(f"must be a list of names, not {quote(given)}", path=f"{path}.{name}")
     for pattern in allowed.get("images", []):
         if "*" in pattern.removesuffix("*"):
-            raise SpecError(f"{quote(pattern)} has a * that is not its end", path=f"{path}.images")
+            raise SpecError(f"{quote(pattern)} has a * that is not at its end", path=f"{path}.images")
     for url in allowed.get("storage", []):
         if "://" not in url:
             raise SpecError(f"{quote(url)} is not a URL such as s3://bucket/folder", path=f"{path}.storage")

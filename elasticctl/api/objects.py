@@ -42,7 +42,7 @@ def check_label(name: object, path: str, max_length: int) -> None:
     """Raise SpecError unless `name` is a DNS label of at most `max_length` characters."""
     if not isinstance(name, str) or len(name) > max_length or not _LABEL.fullmatch(name):
         raise SpecError(
-            f"{name!r} is not a name: use lower-case letters, digits and '-', at most {max_length} characters",
+            f"{name!r} is not a valid name: use lower-case letters, digits and '-', at most {max_length} characters",
             path=path,
         )
 

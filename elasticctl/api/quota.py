@@ -104,7 +104,7 @@ def refuse_over_limit(job: Mapping[str, Any], quota: Quota | None) -> None:
     if quota is not None and breaches:
         raise SpecError(
             f"project {quota.project} does not allow this job: {'; '.join(breaches)}."
-            " FIX: change that, or ask whoever administers its limits (elasticctl quota list)"
+            " FIX: change that, or ask the administrator of its limits (elasticctl quota list)"
         )
 
 

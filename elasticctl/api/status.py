@@ -259,7 +259,7 @@ class GroupGeneration:
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """A metric that is no finite number any more: what it is ("NaN", "inf" or "-inf"), and since which step."""
+    """A metric that is not a finite number any more: what it is ("NaN", "inf" or "-inf"), and since which step."""
 
     value: str = ""
     step: int = 0

@@ -87,7 +87,7 @@ class Ledger:
         try:
             self._write(line)
         except (OSError, ClusterError) as e:
-            self._say(f"this {change.verb} is not in the record of this machine: {e}")
+            self._say(f"this {change.verb} could not be recorded on this machine: {e}")
 
 
 def audit_file(paths: LocalPaths | None = None) -> Path:

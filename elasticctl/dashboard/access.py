@@ -116,7 +116,7 @@ class ChangeRequest:
     def parse(cls, verb: str, body: object) -> ChangeRequest:
         """Read the last word of a path and a JSON body; UsageError if they are invalid."""
         if verb != "scale" and verb not in VERBS:
-            raise UsageError(f"{quote(verb)} is not a change. FIX: use {join_or(['scale', *VERBS])}")
+            raise UsageError(f"{quote(verb)} is not a valid change. FIX: use {join_or(['scale', *VERBS])}")
         found = body if isinstance(body, dict) else {}
         uid, workers = found.get("uid"), found.get("workers", 0)
         if not isinstance(uid, str) or not uid:
@@ -148,11 +148,13 @@ def apply_change(cluster: Cluster, namespace: str, name: str, wish: ChangeReques
 def _patch(manifest: Manifest, wish: ChangeRequest, scaled: ScalePatch) -> Mapping[str, Any]:
     job = ElasticJob.from_manifest(manifest)
     if job.uid != wish.uid:
-        raise ConflictError(f"{job.name} is no longer the job that the page shows: it was created again")
+        raise ConflictError(f"{job.name} is no longer the job that the page shows: it was deleted and created again")
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}); it is too late to {wish.verb} it")
     if wish.verb == "resume" and (job.is_moving or job.moved_to):
-        raise ConflictError(f"{job.name} moves, or has moved, to another place. FIX: elasticctl explain {job.name}")
+        raise ConflictError(
+            f"{job.name} is moving, or has moved, to another context. FIX: elasticctl explain {job.name}"
+        )
     if wish.verb == "scale":
         return scaled(manifest, wish.workers)
     return {"metadata": {"resourceVersion": job.resource_version}, "spec": dict(VERBS[wish.verb])}

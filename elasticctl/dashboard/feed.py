@@ -92,9 +92,9 @@ EVERY_S = 10.0
 REST_FACTOR = 9.0
 """After a poll, wait this many times as long as it took: the cluster has other things to do."""
 
-NO_QUOTAS = "Your credentials may not list quotas: what is guaranteed, and limits, are not shown."
+NO_QUOTAS = "Your credentials may not list quotas, so guarantees and limits are not shown."
 OWN_ONLY = "Your credentials may not list the jobs of other namespaces: only what those of {} hold is shown."
-FROM_BEFORE = "{} What is shown of other projects is from before."
+FROM_BEFORE = "{} What is shown of other projects may be out of date."
 
 
 class ProjectPoller:

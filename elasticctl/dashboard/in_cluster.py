@@ -33,7 +33,7 @@ COOKIE = "__Host-elasticctl"
 """The prefix has browsers keep it to this very host, and send it over TLS alone (or to their own machine)."""
 MAX_BODY_BYTES = 64 << 10
 SIGN_OUT = "/oauth2/sign_out"
-READ_ONLY = "this dashboard changes nothing. FIX: type it, or have it installed with --dashboard-changes"
+READ_ONLY = "this dashboard is read-only. FIX: use the command line, or have it installed with --dashboard-changes"
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _OF_NAMESPACE = "/in/{scope:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?}/"

@@ -46,7 +46,7 @@ class Page:
             since, until = (float(query[name]) if name in query else None for name in ("since", "until"))
             rank, skip = int(query["rank"]) if "rank" in query else None, int(query.get("skip", 0))
         except ValueError as e:
-            raise UsageError(f"not a moment, a rank or a number: {e}") from e
+            raise UsageError(f"not a time, a rank or a number: {e}") from e
         if skip < 0:
             raise UsageError(f"skip: {skip} is less than 0")
         find = query.get("find", "")[:MAX_SOUGHT].casefold()

@@ -124,7 +124,7 @@ class Sessions:
         async with self._logins:
             person = await run_in_thread(lambda: self._log_in(token, refused.set))
         if refused.is_set():
-            raise CredentialsError("the cluster does not accept this token any more. FIX: log in with another one")
+            raise CredentialsError("the cluster no longer accepts this token. FIX: log in with another one")
         self._sweep()
         self._make_room(person.user)
         now = time.monotonic()

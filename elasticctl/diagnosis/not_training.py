@@ -100,7 +100,7 @@ def _budget(case: Case) -> str:
     if status.reason == "PermanentExitCode":
         return "With the restart policy ExitCode, exit codes below 128 are final."
     if status.reason == "PermanentError":
-        return "Another try would not help."
+        return "Retrying would not help."
     if status.failures_since_commit is None:
         return f"That was failure {status.failures}; its budget allows {limit} (--backoff-limit)."
     since = "the last checkpoint" if status.checkpoint.step is not None else "its start, without a checkpoint"
@@ -114,7 +114,7 @@ def _how_far(case: Case) -> str:
     if progress.step is None:
         return ""
     whole = f" of {progress.total_steps}" if progress.total_steps else ""
-    kept = f"; its last checkpoint is of step {checkpoint.step}" if checkpoint.step is not None else ""
+    kept = f"; its last checkpoint is from step {checkpoint.step}" if checkpoint.step is not None else ""
     return f" at step {progress.step}{whole}{kept}"
 
 
@@ -149,7 +149,7 @@ def waiting_for_its_share(case: Case) -> Finding | None:
     kept = "" if step is None else f" Its progress is kept: step {step}."
     ran = step is not None or case.status.generation > 0
     lost = f" Last change: {share.change}." if share.change else ""
-    steps = [NextStep("see who holds what", "elasticctl quota list")]
+    steps = [NextStep("see who uses what", "elasticctl quota list")]
     if case.job.desired > max(1, case.job.min) and not case.job.sharing.automatic:
         steps.append(NextStep("let it start with fewer", f"elasticctl scale {case.name} --auto"))
     text = f"It {share.message}.{lost}{kept} It {'resumes' if ran else 'starts'} by itself."
@@ -174,8 +174,8 @@ def why_this_size(case: Case) -> Finding | None:
     if plan is None or plan.reason == "Spent":
         return None
     late = plan.reason == "Late"
-    wants = f"{plan.words}" if plan.workers > plan.probing else "no workers now, until there are spot machines"
-    promise = " Its goal is kept whatever happens to spot machines." if plan.promised else ""
+    wants = f"{plan.words}" if plan.workers > plan.probing else "no workers until spot machines are available"
+    promise = " Its goal will be met whatever happens to spot machines." if plan.promised else ""
     step = NextStep("see each decision", f"elasticctl history {case.name}")
     more = NextStep("change its goal", f"elasticctl scale {case.name} --finish-by TIME")
     return Finding(
@@ -196,7 +196,7 @@ def fewer_than_wanted(case: Case) -> Finding | None:
     share = case.status.share
     if share is None or not 0 < share.workers < case.job.desired or case.status.phase.terminal:
         return None
-    step = NextStep("see who holds what", "elasticctl quota list")
+    step = NextStep("see who uses what", "elasticctl quota list")
     return Finding("fewer-than-wanted", Severity.INFO, f"It {share.message}.", (step,))
 
 
@@ -212,7 +212,7 @@ def borrowing(case: Case) -> Finding | None:
     share = case.status.share
     if share is None or not share.borrowed or case.status.phase.terminal:
         return None
-    text = f"{plural_are(share.borrowed, 'worker')} borrowed, and may be taken back, with notice, at any time."
+    text = f"{plural_are(share.borrowed, 'worker')} borrowed and can be taken back at any time, with notice."
     return Finding("borrowing", Severity.INFO, text)
 
 
@@ -224,11 +224,11 @@ def moving(case: Case) -> Finding | None:
     instead = NextStep("continue it here instead", f"elasticctl resume {case.name} --here")
     if here:
         finish = NextStep("finish it", f"elasticctl move {case.name} --context {here} --to {to}")
-        text = f"Its move from context {here} is not finished: it has arrived, and was not started."
+        text = f"Its move from context {here} is not finished: its state has arrived, but the job has not been started."
     else:
         there, _, _ = case.job.moving_to.partition(" ")
         finish = NextStep("finish it", f"elasticctl move {case.name} --to {there}")
-        text = f"Its move to context {there} is not finished, or goes on at this moment."
+        text = f"Its move to context {there} is not finished, or is still in progress."
     return Finding("moving", Severity.WARNING, text, (finish, instead), decisive=case.job.suspend)
 
 
@@ -241,7 +241,7 @@ def over_limit(case: Case) -> Finding | None:
     text = f"{case.status.message.removesuffix('.')}.{kept}"
     steps = (
         NextStep("see what is allowed", "elasticctl quota list"),
-        NextStep("submit it again with that", f"elasticctl rerun {case.name} --set PATH=VALUE"),
+        NextStep("submit it again with an allowed value", f"elasticctl rerun {case.name} --set PATH=VALUE"),
     )
     return Finding("over-limit", Severity.ERROR, text[:1].upper() + text[1:], steps, decisive=True)
 
@@ -288,7 +288,7 @@ def backing_off(case: Case) -> Finding | None:
         return None
     failure = status.newest_failure
     last = f" ({describe_failure(failure, case.name)})" if failure else ""
-    what = "failed" if failure else "ended right after their start"
+    what = "failed" if failure else "ended right after they started"
     return Finding(
         "back-off",
         Severity.WARNING,
@@ -312,5 +312,5 @@ def not_notified(case: Case) -> Finding | None:
         return None
     last = max(failed, key=lambda event: as_text(at(event, "lastTimestamp")))
     text = f"Notifications fail: {shorten(as_text(at(last, 'message'))).removesuffix('.')}."
-    step = NextStep("see what was to be delivered, and when", f"elasticctl events {case.name}")
+    step = NextStep("see which ones failed, and when", f"elasticctl events {case.name}")
     return Finding("not-notified", Severity.WARNING, text, (step,))

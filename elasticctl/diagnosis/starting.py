@@ -42,7 +42,7 @@ def joining(case: Case) -> Finding | None:
     if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
         return None
     waited_s = case.since(status.start_time)
-    text = f"{plural_are(case.running, 'worker')} running and about to join; they import their modules first."
+    text = f"{plural_are(case.running, 'worker')} running and about to join, still importing modules."
     return _slow("joining", case, text, waited_s, LONG_START_S)
 
 
@@ -69,11 +69,13 @@ def says_nothing(case: Case) -> Finding | None:
     if case.status.reason == "Finishing":
         return None
     unknown = (
-        "No step has been reported: its script is still starting, or does not use elasticctl_train, and then nobody"
-        " knows how far it is."
+        "No step has been reported: its script is still starting, or does not report its progress because it does not"
+        " use elasticctl_train."
     )
     if case.hardware.in_launcher_role:
-        unknown = f"The launcher program, on {group.workers[0]}, starts its ranks: how far they are, its output tells."
+        unknown = (
+            f"The launcher program, on {group.workers[0]}, starts its ranks: only its output shows how far they are."
+        )
     since = span(case.since(group.formed_at))
     text = f"A group of {plural(len(group.workers), 'worker')} formed {since} ago and runs. {unknown}"
     return Finding("says-nothing", Severity.INFO, text)

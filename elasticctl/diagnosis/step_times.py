@@ -28,8 +28,8 @@ def bound_by(case: Case) -> Finding | None:
         worker = short_worker_name(slowest.worker, case.name)
         most = "" if share - times.data < 0.1 else f" ({_percent(share)} on {worker})"
         text = (
-            f"Training waits for data {_percent(times.data)} of the time{most}: more or faster workers of its data "
-            "loader (num_workers of run.loader), or more processors, would speed it up."
+            f"Training waits for data {_percent(times.data)} of the time{most}: more or faster workers in its data "
+            "loader (num_workers of run.loader), or more CPUs, would speed it up."
         )
         return Finding("data-bound", Severity.INFO, text, (see,))
     if times.all_reduce is not None and times.all_reduce > MUCH_REDUCED and not is_fed:
@@ -39,9 +39,7 @@ def bound_by(case: Case) -> Finding | None:
         )
         return Finding("communication-bound", Severity.INFO, text, (see,))
     if times.save is not None and times.save > MUCH_SAVED:
-        text = (
-            f"Training stands still for saves {_percent(times.save)} of the time: saving less often would speed it up."
-        )
+        text = f"Saves stop training {_percent(times.save)} of the time: saving less often would speed it up."
         return Finding("save-bound", Severity.INFO, text, (see,))
     return None
 

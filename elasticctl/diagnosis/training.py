@@ -44,7 +44,7 @@ def training(case: Case) -> Finding:
     if (rate := samples_per_s(status)) is not None and makes_steps(status, case.now):
         parts.append(f"{rate:,.0f} samples/s")
     if status.checkpoint.step is not None:
-        parts.append(f"the last checkpoint, of step {status.checkpoint.step}, {_age(case)} old")
+        parts.append(f"the last checkpoint, from step {status.checkpoint.step}, {_age(case)} old")
     doing = "" if makes_steps(status, case.now) else activity_text(status, case.now)
     word = "trains" if makes_steps(status, case.now) else "runs"
     return Finding("training", Severity.INFO, f"It {word}: {'; '.join(part for part in (doing, *parts) if part)}.")
@@ -56,7 +56,7 @@ def hung(case: Case) -> Finding | None:
     if activity is None or activity.doing != "hung" or case.status.phase.terminal:
         return None
     where = f": {activity.detail}" if activity.detail else ""
-    then = " If that goes on, its ranks start again." if case.job.policy.hang_timeout_seconds != 0 else ""
+    then = " If this continues, its ranks will be restarted." if case.job.policy.hang_timeout_seconds != 0 else ""
     took = "" if activity.since is None else f" for {span(case.since(activity.since))}"
     step = NextStep("see the ranks' stacks and output", f"elasticctl logs {case.name} --tail 50")
     return Finding("hung", Severity.WARNING, f"It has hung{took}{where}.{then}", (step,), decisive=True)
@@ -69,7 +69,7 @@ def standstill(case: Case) -> Finding | None:
         return None
     limit_s = case.job.policy.hang_timeout_seconds
     then = (
-        f" If nothing moves for {span(limit_s)}, it starts again from the last checkpoint (--hang-timeout)."
+        f" If nothing moves for {span(limit_s)}, it restarts from the last checkpoint (--hang-timeout)."
         if limit_s
         else ""
     )
@@ -88,10 +88,10 @@ def idle_gpus(case: Case) -> Finding | None:
     if not idle:
         return None
     steps = (
-        NextStep("see what the ranks do", f"elasticctl stacks {case.name}"),
+        NextStep("see what the ranks are doing", f"elasticctl stacks {case.name}"),
         NextStep("see all machines", f"elasticctl top {case.name} -o wide"),
     )
-    return Finding("idle-gpus", Severity.WARNING, f"GPUs do nothing: {idle}.", steps)
+    return Finding("idle-gpus", Severity.WARNING, f"GPUs are not being used: {idle}.", steps)
 
 
 def not_finite(case: Case) -> Finding | None:
@@ -108,7 +108,7 @@ def not_finite(case: Case) -> Finding | None:
         again = NextStep("run it again with other settings", f"elasticctl rerun {case.name}{start}")
         steps = (*steps, again)
     return Finding(
-        "not-finite", Severity.WARNING, f"A metric is no finite number: {not_finite_text(case.status)}.", steps
+        "not-finite", Severity.WARNING, f"A metric is not a finite number: {not_finite_text(case.status)}.", steps
     )
 
 
@@ -189,8 +189,10 @@ def no_checkpoint(case: Case) -> Finding | None:
     trained_s = case.since(began)
     if trained_s < FIRST_CHECKPOINT_S or case.status.progress.step is None:
         return None
-    text = f"No checkpoint was committed in {span(trained_s)} of training: an interruption restarts it from step 0."
-    step = NextStep("look for errors of the saves", f"elasticctl logs {case.name} --worker 0")
+    text = (
+        f"No checkpoint has been committed in {span(trained_s)} of training: an interruption restarts it from step 0."
+    )
+    step = NextStep("look for errors while saving", f"elasticctl logs {case.name} --worker 0")
     return Finding("no-checkpoint", Severity.WARNING, text, (step,))
 
 
@@ -200,9 +202,9 @@ def not_saved(case: Case) -> Finding | None:
     if not _trains(case) or activity is None or not activity.detail.startswith(SAVES_WAIT):
         return None
     last = case.status.checkpoint.step
-    since = "no checkpoint was committed yet" if last is None else f"the last checkpoint is of step {last}"
-    text = f"It trains on, but nothing is saved: {shorten(activity.detail)}; {since}."
-    step = NextStep("look for errors of the saves", f"elasticctl logs {case.name} --worker 0 --since 10m")
+    since = "no checkpoint has been committed yet" if last is None else f"the last checkpoint is from step {last}"
+    text = f"It is still training, but nothing is being saved: {shorten(activity.detail)}; {since}."
+    step = NextStep("look for errors while saving", f"elasticctl logs {case.name} --worker 0 --since 10m")
     return Finding("not-saved", Severity.WARNING, text, (step,))
 
 
@@ -221,7 +223,7 @@ def stale_checkpoint(case: Case) -> Finding | None:
         f"The last checkpoint is {span(age_s)} old; there used to be one every {span(usual_s)}. Saves may be failing:"
         f" an interruption now would cost {steps}."
     )
-    step = NextStep("look for errors of the saves", f"elasticctl logs {case.name} --worker 0 --since 10m")
+    step = NextStep("look for errors while saving", f"elasticctl logs {case.name} --worker 0 --since 10m")
     return Finding("stale-checkpoint", Severity.WARNING, text, (step,))
 
 
@@ -231,7 +233,7 @@ def much_done_again(case: Case) -> Finding | None:
     if not _trains(case) or not step or redone < MUCH_REDONE * (step + redone):
         return None
     text = (
-        f"{plural(redone, 'step')} of {step + redone} had to be done again: save more often (SavePolicy), or see"
+        f"{plural(redone, 'step')} of {step + redone} had to be repeated: save more often (SavePolicy), or check"
         " whether notice reaches the workers."
     )
     return Finding(
@@ -245,8 +247,8 @@ def begun_again(case: Case) -> Finding | None:
     if redone is None or case.hardware.in_launcher_role or case.status.phase is Phase.FAILED:
         return None  # what has failed may not have come to its first report
     text = (
-        "The script reports neither steps nor checkpoints: unless it keeps checkpoints of its own, each loss and each"
-        f" scaling begins at step 0 again; {span(redone)} were redone so far. FIX: train with Run"
+        "The script reports neither steps nor checkpoints: unless it keeps checkpoints of its own, it starts at step 0"
+        f" again after each loss and each scaling; {span(redone)} have been repeated so far. FIX: train with Run"
         " (docs/training.md#from-a-ddp-script)."
     )
     return Finding("begun-again", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),))
@@ -267,7 +269,7 @@ def _budget_severity(case: Case) -> Severity:
 
 def _used(case: Case) -> str:
     used, limit = failures_used(case), case.job.backoff_limit
-    left = "one more ends it" if used >= limit else f"{limit - used} left"
+    left = "one more ends the job" if used >= limit else f"{limit - used} left"
     counted = case.status.failures_since_commit is not None and case.status.checkpoint.step is not None
     since = " since the last checkpoint" if counted else ""
     return f"{used} of {plural(limit, 'allowed failure')} used{since}, {left}."

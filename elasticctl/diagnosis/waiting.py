@@ -34,10 +34,10 @@ def refused(case: Case) -> Finding | None:
     if words is None:
         return None
     missing = max(1, case.job.desired - case.status.active)
-    text = f"{plural(missing, 'worker')} of {case.job.desired} cannot be created: {words}. It goes on by itself, within"
+    text = f"{plural(missing, 'worker')} of {case.job.desired} cannot be created: {words}. It will continue by itself"
     account, stranger = _ACCOUNT.search(words), _STRANGER.match(words)
     if stranger is not None:
-        step = NextStep("if nobody needs it, delete it", f"kubectl delete pod {stranger[1]} -n {case.job.namespace}")
+        step = NextStep("delete it if nobody needs it", f"kubectl delete pod {stranger[1]} -n {case.job.namespace}")
     elif account is not None:
         step = NextStep("create it", f"kubectl create serviceaccount {account[1]} -n {case.job.namespace}")
     elif "exceeded quota" in words:
@@ -46,7 +46,9 @@ def refused(case: Case) -> Finding | None:
         step = NextStep("see the limits", f"kubectl describe limitrange -n {case.job.namespace}")
     else:
         step = NextStep("or submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
-    return Finding("refused", Severity.ERROR, f"{text} seconds of that being changed.", (step,), decisive=case.waiting)
+    return Finding(
+        "refused", Severity.ERROR, f"{text} within seconds, once that is changed.", (step,), decisive=case.waiting
+    )
 
 
 def name_taken(case: Case) -> Finding | None:
@@ -55,7 +57,7 @@ def name_taken(case: Case) -> Finding | None:
     if words is None:
         return None
     pod = words.removeprefix("pod ").partition(" ")[0]
-    step = NextStep("if nobody needs it, delete it", f"kubectl delete pod {pod} -n {case.job.namespace}")
+    step = NextStep("delete it if nobody needs it", f"kubectl delete pod {pod} -n {case.job.namespace}")
     return Finding(
         "name-taken", Severity.ERROR, f"A worker cannot be created: {words}.", (step,), decisive=case.waiting
     )
@@ -68,7 +70,7 @@ def no_scheduler(case: Case) -> Finding | None:
         return None
     path = "spec.replicaSpecs.Worker.template.spec.schedulerName"
     step = NextStep("name another", f"elasticctl rerun {case.name} --set {path}=default-scheduler")
-    text = f"{short_worker_name(words, case.name)}: perhaps none of that name runs."
+    text = f"{short_worker_name(words, case.name)}: perhaps no scheduler of that name is running."
     return Finding("no-scheduler", Severity.ERROR, text, (step,), decisive=case.waiting)
 
 
@@ -117,7 +119,7 @@ def not_mounted(case: Case) -> Finding | None:
         if failed:
             words = one_line(as_text(at(failed[-1], "message"))).removesuffix(".")
             name = short_worker_name(str(at(pod, "metadata", "name")), case.name)
-            text = f"{name} cannot start on {at(pod, 'spec', 'nodeName')}: {words}. It is tried again by itself."
+            text = f"{name} cannot start on {at(pod, 'spec', 'nodeName')}: {words}. It is retried automatically."
             step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
             return Finding("not-mounted", Severity.ERROR, text, (step,), decisive=case.waiting)
     return None
@@ -131,9 +133,9 @@ def unschedulable(case: Case) -> Finding | None:
     if not waits:
         return None
     message = shorten(waits[0].message).removesuffix(".")
-    text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
+    text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'cannot be placed: {message}'}."
     if len(waits) > 1:
-        text = f"{plural(len(waits), 'worker')} wait for a place. {text}"
+        text = f"{plural(len(waits), 'worker')} are waiting to be placed. {text}"
     coming, words = _autoscaler(case, {wait.worker for wait in waits})
     if coming:
         return Finding("node-coming", Severity.INFO, f"{text} {words}", decisive=case.waiting)
@@ -159,8 +161,11 @@ def budget_of_others(case: Case) -> Finding | None:
     if len(others) == 1:
         text = f"PodDisruptionBudget {others[0]} covers its workers, so the controller keeps none of its own."
         return Finding("budget-of-others", Severity.INFO, text)
-    text = f"PodDisruptionBudgets {join_and(sorted(others))} cover its workers: of two, Kubernetes evicts nobody."
-    step = NextStep("leave one of them", f"kubectl delete pdb {sorted(others)[-1]} -n {case.job.namespace}")
+    text = (
+        f"PodDisruptionBudgets {join_and(sorted(others))} cover its workers:"
+        " with more than one, Kubernetes refuses every eviction."
+    )
+    step = NextStep("keep only one of them", f"kubectl delete pdb {sorted(others)[-1]} -n {case.job.namespace}")
     return Finding("budgets-of-others", Severity.WARNING, text, (step,))
 
 
@@ -182,12 +187,15 @@ def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
         claim = _claim_of(case, newest)
         return (
             True,
-            f"A node is on its way: {_describe_claim(case, claim) if claim else _describe_event(case, newest)}.",
+            f"A node is being provisioned: {_describe_claim(case, claim) if claim else _describe_event(case, newest)}.",
         )
     refusals = [event for event in said if at(event, "reason") in _NOT_COMING]
     if not refusals:
         return False, ""
-    return False, f"The autoscaler brings no node: {one_line(as_text(at(refusals[-1], 'message'))).removesuffix('.')}."
+    return (
+        False,
+        f"The autoscaler is not adding a node: {one_line(as_text(at(refusals[-1], 'message'))).removesuffix('.')}.",
+    )
 
 
 def _is_of_autoscaler(event: Manifest) -> bool:
@@ -214,9 +222,9 @@ def _describe_claim(case: Case, claim: Manifest) -> str:
     """`nodeclaim default-dwdn5 launching g4dn.xlarge, asked 40s ago`."""
     done = {at(item, "type") for item in as_list(at(claim, "status", "conditions")) if at(item, "status") == "True"}
     kind = at(claim, "metadata", "labels", _INSTANCE_TYPE) or "a node"
-    stage = next((words for condition, words in _STAGES if condition not in done), "has {}, which gets ready")
+    stage = next((words for condition, words in _STAGES if condition not in done), "has {}, which is getting ready")
     asked = from_rfc3339(at(claim, "metadata", "creationTimestamp"))
-    ago = "" if asked is None else f", asked {span(case.since(asked))} ago"
+    ago = "" if asked is None else f", requested {span(case.since(asked))} ago"
     return f"nodeclaim {at(claim, 'metadata', 'name')} {stage.format(kind)}{ago}"
 
 

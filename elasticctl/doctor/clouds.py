@@ -76,7 +76,7 @@ def check_cloud(nodes: Sequence[Manifest], provider: str) -> Check:
         return Check("cloud", CheckOutcome.OK, says)
     mend = "submit with --toleration, or put it into the template"
     if any(taint.startswith(_QUEUED) for taint in taints):
-        mend = "such nodes come by a ProvisioningRequest alone, which Kueue makes: docs/clouds.md"
+        mend = "such nodes come only through a ProvisioningRequest, which Kueue creates: docs/clouds.md"
     return Check("cloud", CheckOutcome.WARNING, f"{says}; jobs do not tolerate {', '.join(taints)}", mend)
 
 
@@ -91,7 +91,9 @@ def check_identity(connection: Connection, namespace: str, account: str) -> Chec
     told = [says.format(annotations[key]) for key, says in _IDENTITIES.items() if as_text(annotations.get(key))]
     if told:
         return Check("identity", CheckOutcome.OK, f"workers run as {account}: {' and '.join(told)}")
-    says = f"workers run as {account}, without an annotation; what EKS Pod Identity or GKE grant it cannot be seen here"
+    says = (
+        f"workers run as {account}, without an annotation; what EKS Pod Identity or GKE grants it is not visible here"
+    )
     return Check("identity", CheckOutcome.OK, says)
 
 

@@ -163,9 +163,7 @@ def _check_resource_is_served(connection: Connection, install: str) -> Check:
         connection.request("GET", f"/apis/{GROUP}/{VERSION}")
     except (NoSuchApiError, NotFoundError):
         return Check("definition", CheckOutcome.FAILED, f"the cluster knows no {KIND}s", install)
-    return Check(
-        "definition", CheckOutcome.OK, f"{PLURAL}.{GROUP}, {VERSION}; its fields are not for this user to read"
-    )
+    return Check("definition", CheckOutcome.OK, f"{PLURAL}.{GROUP}, {VERSION}; this user may not read its fields")
 
 
 def _field_names(definition: Manifest) -> set[str]:
@@ -242,7 +240,7 @@ def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
     spot = _count_spot_nodes(ready, provider)
     if spot is None:
         yield Check(
-            "spot", CheckOutcome.SKIPPED, f"nothing says how a cluster of provider {provider} labels spot nodes"
+            "spot", CheckOutcome.SKIPPED, f"it is not known how a cluster of provider {provider} labels spot nodes"
         )
     elif spot:
         yield Check("spot", CheckOutcome.OK, plural(spot, "spot node"))

@@ -103,7 +103,7 @@ class Stream:
             yield from self._response.stream(_BLOCK_BYTES)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as e:
             if not self._closed:
-                raise UnreachableError(f"{self._server} cut its answer off: {_reason(e)}") from e
+                raise UnreachableError(f"{self._server} ended its response early: {_reason(e)}") from e
         finally:
             with self._lock:
                 self._reading = False
@@ -278,7 +278,9 @@ def connect_as(token: str, on_refused: Callable[[], None]) -> Connection:
         nonlocal opened
         if opened:
             on_refused()
-            raise CredentialsError("the cluster does not accept this token, or no longer. FIX: log in with another one")
+            raise CredentialsError(
+                "the cluster does not accept this token, or no longer accepts it. FIX: log in with another one"
+            )
         opened = True
         return open_transport(access)
 
@@ -308,7 +310,7 @@ def _proxy_pool(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
         raise CredentialsError(f"the proxy of the cluster is not a URL; {where}") from None
     if url.scheme not in ("http", "https"):
         kind = quote(url.scheme or "")
-        raise CredentialsError(f"the proxy of the cluster is of the kind {kind}, not http:// or https://; {where}")
+        raise CredentialsError(f"the proxy of the cluster uses {kind}, not http:// or https://; {where}")
     headers = urllib3.make_headers(proxy_basic_auth=parse.unquote(url.auth)) if url.auth else None
     return urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=headers, **options)
 
@@ -347,7 +349,7 @@ def _open_legacy_transport(kube_context: str, connections: int) -> Transport:
         import kubernetes.config
     except ModuleNotFoundError as e:
         raise CredentialsError(
-            "the kubeconfig logs in by an auth-provider, as before credential plugins; that needs the package"
+            "the kubeconfig logs in with an auth-provider, as before credential plugins, which needs the package"
             f" {e.name}, which is not installed. FIX: pip install 'elasticctl[kube]'"
         ) from e
 

@@ -51,7 +51,7 @@ def pin(image: str, environ: Mapping[str, str] = os.environ) -> str:
         return image
     parts = _IMAGE.fullmatch(image)
     if parts is None:
-        raise RegistryError("its name does not say in which registry it is")
+        raise RegistryError("its name does not say which registry it is in")
     manifest = _Registry(parts["host"], parts["name"], environ).manifest(parts["tag"] or "latest")
     return f"{image}@sha256:{hashlib.sha256(manifest).hexdigest()}"
 
@@ -90,12 +90,12 @@ class _Registry:
         login = self._login()
         if not challenge.lower().startswith("bearer "):
             if not login:
-                raise RegistryError(f"{self._host} wants a login, and there is none")
+                raise RegistryError(f"{self._host} requires a login, and there is none")
             return f"Basic {login}"
         told = dict(_CHALLENGE.findall(challenge))
         realm = urlsplit(told.get("realm", ""))
         if realm.scheme != "https" and not (realm.scheme == "http" and realm.netloc.startswith(_LOOPBACK)):
-            raise RegistryError(f"{self._host} wants a login to be sent unencrypted")
+            raise RegistryError(f"{self._host} asks for a login over an unencrypted connection")
         query = {"scope": f"repository:{self._name}:pull"} | {k: told[k] for k in ("service",) if k in told}
         headers = {"Authorization": f"Basic {login}"} if login else {}
         try:

@@ -90,7 +90,7 @@ async def _shake_hands(
     access = await asyncio.to_thread(connection.access, refused=refused)
     if access is None:
         raise CredentialsError(
-            "the kubeconfig logs in by an auth-provider, as before credential plugins, which cannot be used for"
+            "the kubeconfig logs in with an auth-provider, as before credential plugins, which cannot be used for"
             " connections into pods. FIX: update the kubeconfig with your cloud's command line tool"
         )
     options: dict[str, Any] = {"headers": await asyncio.to_thread(connection.headers)}

@@ -159,9 +159,9 @@ class Reason(Enum):
 
     DONE = "nothing is left to do"
     CHEAPEST = "the least expected cost"
-    DEADLINE = "the deadline can be kept on demand only, from now on"
-    LATE = "the deadline cannot be kept: as fast as the budget allows"
-    POOR = "the budget does not last on demand: spot machines only"
+    DEADLINE = "from now on, only on-demand machines can meet the deadline"
+    LATE = "the deadline cannot be met: as fast as the budget allows"
+    POOR = "the budget is too small for on-demand machines: spot machines only"
     SPENT = "the budget is spent"
 
 

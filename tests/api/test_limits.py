@@ -44,7 +44,7 @@ def test_anything_is_read_and_a_damaged_list_allows_nothing(allowed: Any, job: A
         ([], "spec.allowed", "must be a mapping"),
         ({"image": []}, "spec.allowed", 'did you mean "images"'),
         ({"images": "x"}, "spec.allowed.images", 'not "x"'),
-        ({"images": ["a*b"]}, "spec.allowed.images", "a * that is not its end"),
+        ({"images": ["a*b"]}, "spec.allowed.images", "a * that is not at its end"),
         ({"storage": ["/data"]}, "spec.allowed.storage", "is not a URL"),
         ({"serviceAccounts": [""]}, "spec.allowed.serviceAccounts", "list of names"),
         ({"priority": 1.5}, "spec.allowed.priority", "whole number"),

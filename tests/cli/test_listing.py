@@ -20,7 +20,7 @@ from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job
 NOW = AT + 60.4
 WIDTHS = [40, 60, 80, 120, 200]
 SWEEP = "a-sweep-over-learning-rates-seed-1"
-REASONS = {f"uid-{SWEEP}": "2 workers wait for a place. worker-0 has no place: 0/3 nodes have a free GPU."}
+REASONS = {f"uid-{SWEEP}": "2 workers are waiting to be placed. worker-0 cannot be placed: 0/3 nodes have a free GPU."}
 
 
 pytestmark = pytest.mark.usefixtures("utc")

@@ -37,7 +37,7 @@ while not over:
 dist.destroy_process_group()
 """
 PATIENCE_S = 240.0
-REDONE = {"status": "Redone\tfrom 0: ", "explain": "were redone so far", "history": "nothing of it"}
+REDONE = {"status": "Redone\tfrom 0: ", "explain": "have been repeated so far", "history": "nothing of it"}
 
 
 @pytest.mark.timeout(1200)

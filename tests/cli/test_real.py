@@ -218,7 +218,7 @@ def test_a_taken_name_of_our_own_making_gets_a_suffix(run: Run, home: Path, tmp_
     second = run("submit", str(script), "--template", str(plain), "-d")
     assert first.out == "train\n"
     assert second.out.startswith("train-")
-    assert f"the name train is taken: this job is called {second.out}" in second.err
+    assert f"the name train is taken: this job is named {second.out}" in second.err
     assert second.err.count("context local, state in") == 1
     third = run("submit", str(script), "--template", str(plain), "-d", "--name", "train")
     assert third.code == 3

@@ -18,7 +18,7 @@ from tests.support.train.losses import fill, steps
 from tests.support.waiting import wait_until
 
 Open = Callable[..., Terminal]
-QUESTION = "Detach and let kept go on, or cancel it? [D]etach, [c]ancel:"
+QUESTION = "Detach and let kept keep running, or cancel it? [D]etach, [c]ancel:"
 
 
 @pytest.fixture

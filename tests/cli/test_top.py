@@ -84,7 +84,7 @@ def test_of_a_script_that_does_not_tell_the_times_are_said_to_be_unknown() -> No
         ({"data": 0.4, "compute": 0.6}, None, "data-bound", "for data 40% of the time:"),
         ({"data": 0.4, "compute": 0.6}, 99, None, ""),
         ({"data": 0.1, "compute": 0.3, "allReduce": 0.6}, 50, "communication-bound", "other ranks 60% of"),
-        ({"data": 0.1, "compute": 0.7, "save": 0.2}, None, "save-bound", "for saves 20% of"),
+        ({"data": 0.1, "compute": 0.7, "save": 0.2}, None, "save-bound", "Saves stop training 20% of"),
         ({"data": 0.1, "compute": 0.9}, None, None, ""),
     ],
 )
@@ -105,7 +105,7 @@ def test_idle_gpus_are_a_finding_and_many_are_counted() -> None:
     workers = [{**BUSY, "worker": f"digits-worker-{n}", "gpus": every} for n in range(5)]
     found = {each.rule: each for each in diagnose(Case(ElasticJob.from_manifest(sample(*workers)), (), NOW))}
     assert found["idle-gpus"].text == (
-        "GPUs do nothing: all 2 GPUs of worker-0 idle for 10m01s; all 2 GPUs of worker-1 idle for 10m01s; "
+        "GPUs are not being used: all 2 GPUs of worker-0 idle for 10m01s; all 2 GPUs of worker-1 idle for 10m01s; "
         "all 2 GPUs of worker-2 idle for 10m01s; and GPUs of 2 more workers."
     )
     assert found["idle-gpus"].mends[0].command == "elasticctl stacks digits"

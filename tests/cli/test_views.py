@@ -191,7 +191,7 @@ def test_a_waiting_job_says_why() -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes have a free GPU"}
     pods = [{"metadata": {"name": "digits-worker-0"}, "status": {"conditions": [condition]}}]
     table = status_table(job(phase="Pending"), pods, NOW)
-    assert ("Reason", "worker-0 has no place: 0/3 nodes have a free GPU.") in table.rows
+    assert ("Reason", "worker-0 cannot be placed: 0/3 nodes have a free GPU.") in table.rows
 
 
 def test_history_is_in_order_of_time() -> None:

@@ -177,4 +177,4 @@ def test_a_record_that_cannot_be_written_is_said_and_stops_nothing(inner: Any, p
     cluster.create_job(job())
     assert inner.job
     assert len(said) == 1
-    assert "this submit is not in the record of this machine" in said[0]
+    assert "this submit could not be recorded on this machine" in said[0]

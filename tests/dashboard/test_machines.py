@@ -124,7 +124,7 @@ def test_machines_in_use_are_live_with_each_gpu_on_demand(visitor: Visitor) -> N
         see(rows).to_have_count(3)
         see(rows.nth(2)).to_contain_text("2 x 48% (0-95)")
         see(rows.nth(2)).to_contain_text("GPU 1 idle for 12m05s")
-        see(page.locator(".finding")).to_contain_text("GPUs do nothing: GPU 1 of worker-1 idle for 12m05s.")
+        see(page.locator(".finding")).to_contain_text("GPUs are not being used: GPU 1 of worker-1 idle for 12m05s.")
         see(part).to_contain_text("64 workers that use their machines more are not shown")
         part.get_by_role("button", name="Each GPU").click()
         see(rows).to_have_count(7)

@@ -155,6 +155,6 @@ def test_a_cluster_that_does_not_answer_leaves_what_was_known() -> None:
     page.cluster.trouble, page.now_s = UnreachableError("nobody answers: is the VPN up?"), EVERY_S
     after = page.look()
     assert after["pools"] == before["pools"]
-    assert after["notes"] == ["nobody answers: is the VPN up? What is shown of other projects is from before."]
+    assert after["notes"] == ["nobody answers: is the VPN up? What is shown of other projects may be out of date."]
     page.cluster.trouble, page.now_s = None, 2 * EVERY_S
     assert page.look() == before

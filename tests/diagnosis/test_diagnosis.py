@@ -50,15 +50,18 @@ def test_a_job_that_trains_is_told_to_be_fine() -> None:
     (only,) = diagnose(case())
     assert (only.rule, only.severity, only.decisive) == ("training", Severity.INFO, False)
     assert only.text == (
-        "It trains: 4 workers are running, of 4 wanted; step 120 of 560; 8,123 samples/s; the last checkpoint, of step"
-        " 100, 3.0s old."
+        "It trains: 4 workers are running, of 4 wanted; step 120 of 560; 8,123 samples/s; the last checkpoint, from"
+        " step 100, 3.0s old."
     )
 
 
 def test_a_loss_that_is_not_a_number_is_a_finding_while_it_trains_and_after() -> None:
     lost = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(50)}}}
     found = named(case(progress=lost))["not-finite"]
-    assert (found.severity, found.text) == (Severity.WARNING, "A metric is no finite number: loss NaN since step 81.")
+    assert (found.severity, found.text) == (
+        Severity.WARNING,
+        "A metric is not a finite number: loss NaN since step 81.",
+    )
     assert [step.command for step in found.mends] == ["elasticctl checkpoints list digits"]
     ended = case(phase="Succeeded", progress=lost, checkpoint={"step": 80})
     assert [finding.rule for finding in diagnose(ended)] == ["succeeded", "not-finite"]
@@ -116,7 +119,7 @@ def test_a_policy_can_be_what_failed_it(reason: str, text: str) -> None:
 def test_a_deadline_is_no_failure_of_the_script() -> None:
     found = first(case(phase="Failed", reason="DeadlineExceeded"))
     assert found.rule == "deadline-exceeded"
-    assert "at step 120 of 560; its last checkpoint is of step 100." in found.text
+    assert "at step 120 of 560; its last checkpoint is from step 100." in found.text
     assert found.mends[0].command == (
         "elasticctl rerun digits --from-checkpoint latest --set spec.activeDeadlineSeconds=SECONDS"
     )
@@ -184,8 +187,8 @@ def test_a_storage_that_takes_nothing_is_not_all_fine() -> None:
     found = named(case(activity=activity))["not-saved"]
     assert (found.severity, found.text) == (
         Severity.WARNING,
-        "It trains on, but nothing is saved: saves wait for file:///state: No space left on device; the last checkpoint"
-        " is of step 100.",
+        "It is still training, but nothing is being saved: saves wait for file:///state: No space left on device;"
+        " the last checkpoint is from step 100.",
     )
 
 
@@ -201,7 +204,7 @@ def test_a_pause_after_failures_says_until_when_and_why() -> None:
     found = first(case(**failed))
     assert found.rule == "back-off"
     killed = case(**failed | {"firstFailure": None, "failures": 0})
-    assert "ended right after their start twice in a row; it tries" in first(killed).text
+    assert "ended right after they started twice in a row; it tries" in first(killed).text
     assert "failed twice in a row (rank 1 of worker-1 ended with exit code 1" in found.text
     assert "tries again in 8.0s. 2 of 3 allowed failures used." in found.text
     assert first(case(**failed, now=AT + 70)).rule == "failing"
@@ -285,7 +288,7 @@ def test_a_standstill_is_told_by_the_steps_before_it() -> None:
     assert named(late)["standstill"].text == text
     limited = replace(late, job=replace(late.job, policy=Policy(hang_timeout_seconds=1800)))
     assert named(limited)["standstill"].text == (
-        f"{text} If nothing moves for 30m00s, it starts again from the last checkpoint (--hang-timeout)."
+        f"{text} If nothing moves for 30m00s, it restarts from the last checkpoint (--hang-timeout)."
     )
 
 
@@ -299,7 +302,7 @@ def test_failures_say_what_is_left_of_the_budget() -> None:
     assert found.text.endswith("1 of 3 allowed failures used, 2 left.")
     last = named(case(**{**some, "failures": 3}))["failing"]
     assert last.severity == Severity.ERROR
-    assert last.text.endswith("3 of 3 allowed failures used, one more ends it.")
+    assert last.text.endswith("3 of 3 allowed failures used, one more ends the job.")
 
 
 def test_memory_and_standing_still_have_rules_of_their_own() -> None:
@@ -343,7 +346,7 @@ SAVED: dict[str, Any] = {"step": 100, "committed": 6}
 def test_no_checkpoint_at_all() -> None:
     training = {"generations": [group(generation=1, firstStepAt=at(0))], "checkpoint": {}}
     late = {"progress": {"step": 300, "at": at(1000)}, "now": AT + 1000}
-    assert "No checkpoint was committed in 16m40s" in named(case(**training, **late))["no-checkpoint"].text
+    assert "No checkpoint has been committed in 16m40s" in named(case(**training, **late))["no-checkpoint"].text
     assert "no-checkpoint" not in named(case(**training))
 
 
@@ -358,7 +361,7 @@ def test_a_script_that_reports_nothing_is_said_to_begin_again() -> None:
     groups = [{"generation": n + 1, "openedAt": at(100 * n), "formedAt": at(100 * n + 10)} for n in range(3)]
     silent: dict[str, Any] = {"progress": {}, "checkpoint": {}}
     found = named(case(generations=groups, **silent))["begun-again"]
-    assert "3m00s were redone so far. FIX: train with Run" in found.text
+    assert "3m00s have been repeated so far. FIX: train with Run" in found.text
     assert "begun-again" not in named(case(generations=groups[:1], **silent))
     assert "begun-again" not in named(case(**FAILED, generations=groups, **silent)), "it may not have got that far"
     assert "begun-again" not in named(case(generations=groups, progress={"step": 3}, checkpoint={}))
@@ -375,7 +378,7 @@ def test_what_a_launcher_program_does_is_its_own_affair() -> None:
     found = named(Case(ElasticJob.from_manifest(manifest), (), NOW, {}))
     assert "begun-again" not in found
     assert found["says-nothing"].text.endswith(
-        "The launcher program, on a-1, starts its ranks: how far they are, its output tells."
+        "The launcher program, on a-1, starts its ranks: only its output shows how far they are."
     )
 
 

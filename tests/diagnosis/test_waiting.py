@@ -69,7 +69,7 @@ def test_no_room_for_some_is_a_warning_while_the_others_train() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes."}
     pods = [pod(0, "Running"), pod(1, "Running"), pod(2, conditions=[condition]), pod(3, conditions=[condition])]
     found = named(case(*pods))
-    assert found["no-room"].text == "2 workers wait for a place. worker-2 has no place: 0/3 nodes."
+    assert found["no-room"].text == "2 workers are waiting to be placed. worker-2 cannot be placed: 0/3 nodes."
     assert found["no-room"].mends[0].command == "elasticctl scale digits --to 2"
     assert "training" in found
 
@@ -118,7 +118,7 @@ def test_a_refusal_is_told_in_the_servers_words_with_what_to_type(words: str, co
     found = first(case(phase="Pending", active=2, conditions=held("FailedCreate", words)))
     assert (found.rule, found.severity, found.decisive) == ("refused", Severity.ERROR, True)
     assert found.text == (
-        f"2 workers of 4 cannot be created: {words}. It goes on by itself, within seconds of that being changed."
+        f"2 workers of 4 cannot be created: {words}. It will continue by itself within seconds, once that is changed."
     )
     assert found.mends[0].command == command
 
@@ -146,7 +146,10 @@ def test_a_stranger_with_a_workers_name_is_named() -> None:
 def test_a_scheduler_that_is_not_there() -> None:
     words = 'digits-worker-0: its scheduler "typo" has not looked at it'
     found = first(case(pod(0), phase="Pending", conditions=held("NoScheduler", words)))
-    assert found.text == 'worker-0: its scheduler "typo" has not looked at it: perhaps none of that name runs.'
+    assert (
+        found.text
+        == 'worker-0: its scheduler "typo" has not looked at it: perhaps no scheduler of that name is running.'
+    )
     assert "starting" not in named(case(pod(0), phase="Pending", conditions=held("NoScheduler", words)))
 
 
@@ -162,7 +165,7 @@ def test_what_a_node_cannot_mount_is_told_by_its_events() -> None:
     seen = Seen((event("kubelet", "FailedMount", words), other))
     found = first(case(pod(0, node="node-1"), phase="Pending", seen=seen))
     assert found.rule == "not-mounted"
-    assert found.text == f"worker-0 cannot start on node-1: {words}. It is tried again by itself."
+    assert found.text == f"worker-0 cannot start on node-1: {words}. It is retried automatically."
     assert "not-mounted" not in named(case(pod(0, "Running", "node-1"), seen=seen))
 
 
@@ -181,24 +184,24 @@ NOMINATED = event("karpenter", "Nominated", "Pod should schedule on: nodeclaim/d
     [
         ([], "launching g4dn.xlarge"),
         (["Launched"], "launched g4dn.xlarge, which joins the cluster"),
-        (["Launched", "Registered"], "has g4dn.xlarge, which gets ready"),
+        (["Launched", "Registered"], "has g4dn.xlarge, which is getting ready"),
     ],
 )
 def test_a_node_that_karpenter_brings_is_told_and_nobody_has_to_make_room(conditions: list[str], words: str) -> None:
     claim = {**CLAIM, "status": {"conditions": [{"type": item, "status": "True"} for item in conditions]}}
     found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Seen((NOMINATED,), (claim,))))
     assert (found.rule, found.severity, found.mends) == ("node-coming", Severity.INFO, ())
-    assert found.text.endswith(f"A node is on its way: nodeclaim default-dwdn5 {words}, asked 40s ago.")
+    assert found.text.endswith(f"A node is being provisioned: nodeclaim default-dwdn5 {words}, requested 40s ago.")
     assert "Held by" not in found.text
 
 
 def test_whoever_may_not_read_nodeclaims_hears_what_the_event_says() -> None:
     found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Seen((NOMINATED,), None)))
-    words = "A node is on its way: Pod should schedule on: nodeclaim/default-dwdn5, said 40s ago."
+    words = "A node is being provisioned: Pod should schedule on: nodeclaim/default-dwdn5, said 40s ago."
     assert found.text.endswith(words)
     grown = event("cluster-autoscaler", "TriggeredScaleUp", "pod triggered scale-up: [{pool 1->2 (max: 5)}]")
     found = first(case(unplaced(0), phase="Pending", seen=Seen((grown,))))
-    assert "A node is on its way: pod triggered scale-up: [{pool 1->2 (max: 5)}], said 40s ago." in found.text
+    assert "A node is being provisioned: pod triggered scale-up: [{pool 1->2 (max: 5)}], said 40s ago." in found.text
 
 
 def test_a_node_that_karpenter_has_given_up_does_not_come() -> None:
@@ -212,7 +215,7 @@ def test_why_the_autoscaler_brings_none() -> None:
     said = event("karpenter", "FailedScheduling", f"Failed to schedule pod, {words}")
     of_scheduler = event("default-scheduler", "FailedScheduling", "0/3 nodes are available")
     found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Seen((said, of_scheduler))))
-    assert found.text.endswith(f"The autoscaler brings no node: Failed to schedule pod, {words}.")
+    assert found.text.endswith(f"The autoscaler is not adding a node: Failed to schedule pod, {words}.")
     assert found.mends[0].command == "elasticctl suspend big"
 
 

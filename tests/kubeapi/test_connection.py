@@ -245,7 +245,7 @@ def test_a_stream_that_breaks_says_so_and_keeps_its_whole_lines(api: FakeApi, co
     api.logs["a"].cut_after = [3]
     stream = iter(connection.stream(f"{PODS}/a/log", {"follow": "true"}))
     lines = [next(stream) for _ in range(3)]
-    with pytest.raises(UnreachableError, match="cut its answer off"):
+    with pytest.raises(UnreachableError, match="ended its response early"):
         next(stream)
     assert [line.rpartition(b" ")[2] for line in lines] == [b"0\n", b"1\n", b"2\n"]
 

@@ -109,7 +109,7 @@ def test_a_digest_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("image", ["c", "c:1", "team/c:1", "r.example/../c", "r.example/c:1?x", "r.example/C", ""])
 def test_a_name_without_a_registry_is_not_looked_up(image: str) -> None:
-    with pytest.raises(RegistryError, match="does not say in which registry"):
+    with pytest.raises(RegistryError, match="does not say which registry"):
         pin(image)
 
 
@@ -118,9 +118,9 @@ def test_a_name_without_a_registry_is_not_looked_up(image: str) -> None:
     [
         ((404, {}, b""), "answers 404"),
         ((302, {"Location": "http://127.0.0.1:1/"}, b""), "answers 302"),
-        ((401, {"WWW-Authenticate": 'Basic realm="r"'}, b""), "wants a login, and there is none"),
-        ((401, {"WWW-Authenticate": 'Bearer realm="http://r.example/t"'}, b""), "to be sent unencrypted"),
-        ((401, {}, b""), "wants a login"),
+        ((401, {"WWW-Authenticate": 'Basic realm="r"'}, b""), "requires a login, and there is none"),
+        ((401, {"WWW-Authenticate": 'Bearer realm="http://r.example/t"'}, b""), "over an unencrypted connection"),
+        ((401, {}, b""), "requires a login"),
         ((200, {}, b"x" * (5 << 20)), "more than 4 MiB"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_real_registry_says_what_a_tag_stands_for(tmp_path: Path) -> None:
             assert pin(f"{host}/team/c:1", environ) == pinned
             with pytest.raises(RegistryError, match="answers 404"):
                 pin(f"{host}/team/c:2", environ)
-            with pytest.raises(RegistryError, match="wants a login, and there is none"):
+            with pytest.raises(RegistryError, match="requires a login, and there is none"):
                 pin(f"{host}/team/c:1", {"HOME": "/nonexistent"})
         finally:
             server.terminate()

@@ -61,10 +61,10 @@ def test_one_whose_cloud_gives_it_time_trains_on(lab: Lab) -> None:
 
 
 def test_one_on_a_node_that_is_taken_away_is_told_to_go_without_a_signal(pair: Lab) -> None:
-    pair.leaving = Leaving(frozenset(), {"uid-a-0": Notice("Karpenter takes its node away")})
+    pair.leaving = Leaving(frozenset(), {"uid-a-0": Notice("Karpenter is removing its node")})
     pair.tell()
     replace_a_0(pair)
-    assert "Karpenter takes its node away" in from_json(RankFailure, pair.message("a-0")).error
+    assert "Karpenter is removing its node" in from_json(RankFailure, pair.message("a-0")).error
 
 
 def a_departure(answer: object) -> tuple[Departure, ScriptedRendezvous]:

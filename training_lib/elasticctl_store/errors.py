@@ -36,11 +36,11 @@ class StateError(TrainError):
 
 
 class NotFiniteError(TrainError):
-    """The loss is no finite number any more; nothing was saved since."""
+    """The loss is no longer a finite number; nothing was saved since."""
 
 
 class RollbackError(TrainError):
-    """The loss is no finite number any more; the next attempt goes on from before that, without the batches since."""
+    """The loss is no longer a finite number; the next attempt continues from before that, without the batches since."""
 
 
 class RestoreError(TrainError):

@@ -3,7 +3,7 @@
     logs/<job uid>/<worker>/<start>-<pod uid>/metrics-000000000001.jsonl.gz     the rows from number 1 on
 
 An object is JSON lines, `{"step": 120, "at": 1767225600.5, "loss": 0.21}`, a series of gzip members: `zcat` and
-`pandas.read_json(path, lines=True)` read it. What is no finite number is "NaN", "Infinity" or "-Infinity".
+`pandas.read_json(path, lines=True)` read it. What is not a finite number is "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations

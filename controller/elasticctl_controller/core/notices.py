@@ -31,14 +31,14 @@ PATIENCE_S = 30.0
 """How long those who are ready wait for others that take the places of those who have to go."""
 
 _TAINTS = {
-    "karpenter.sh/disrupted": "Karpenter takes its node away",
-    "karpenter.sh/disruption": "Karpenter takes its node away",
-    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler takes its node away",
-    "aws-node-termination-handler/spot-itn": "AWS reclaims its node",
-    "aws-node-termination-handler/scheduled-maintenance": "AWS maintains its node",
-    "aws-node-termination-handler/asg-lifecycle-termination": "AWS ends its node",
-    "aws-node-termination-handler/rebalance-recommendation": "AWS recommends to leave its node",
-    "cloud.google.com/impending-node-termination": "Google Cloud reclaims its node",
+    "karpenter.sh/disrupted": "Karpenter is removing its node",
+    "karpenter.sh/disruption": "Karpenter is removing its node",
+    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler is removing its node",
+    "aws-node-termination-handler/spot-itn": "AWS is reclaiming its node",
+    "aws-node-termination-handler/scheduled-maintenance": "AWS has scheduled maintenance of its node",
+    "aws-node-termination-handler/asg-lifecycle-termination": "AWS is terminating its node",
+    "aws-node-termination-handler/rebalance-recommendation": "AWS recommends leaving its node",
+    "cloud.google.com/impending-node-termination": "Google Cloud is reclaiming its node",
 }
 _SHUTS_DOWN = "node is shutting down"
 """What a kubelet says in its Ready condition; its pods have less time then than their grace period."""
@@ -60,7 +60,7 @@ def read_node(node: Manifest) -> Notice | None:
     """What a Node object of any content says to the workers on it; None: they may stay."""
     ready = next((item for item in _conditions(node) if item.get("type") == "Ready"), {})
     if ready.get("status") == "False" and _SHUTS_DOWN in as_text(ready.get("message")):
-        return Notice("its node shuts down", 0.0)
+        return Notice("its node is shutting down", 0.0)
     keys = [as_text(as_mapping(taint).get("key")) for taint in as_list(as_mapping(node.get("spec")).get("taints"))]
     return next((Notice(_TAINTS[key]) for key in keys if key in _TAINTS), None)
 

@@ -220,7 +220,7 @@ def check_url(text: str) -> str:
         host, port_is_one = None, False
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS
     if not plain or not host or not port_is_one or "@" in parts.netloc:
-        raise WebhookError("it is not a single URL, https://…, without user or password")
+        raise WebhookError("it is not a single https:// URL without user or password")
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
         raise WebhookError("it is not an https:// URL (http:// is allowed for loopback addresses only)")
     return url

@@ -118,7 +118,7 @@ def build_command(
     shown = next((name for word in words for name in sorted(_referenced_names(word) & (hidden - pinned.keys()))), None)
     if shown is not None:
         raise StartError(
-            f"args: $({shown}) would show a secret to everybody who can run ps. FIX: read the variable in the program"
+            f"args: $({shown}) would show a secret to anyone who can run ps. FIX: read the variable in the program"
         )
     argv = tuple(_expand(word, env) for word in words)
     return Command(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))

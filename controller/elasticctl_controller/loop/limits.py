@@ -55,7 +55,7 @@ class ProjectLimits:
                 return f"project {job.namespace} does not allow this job: {'; '.join(breaches)}"
         if limits.usd_per_day is not None and self._spent_today(job.namespace) >= limits.usd_per_day:
             return (
-                f"project {job.namespace} has spent the {limits.usd_per_day:.2f} USD that it may spend on a day;"
-                " the job goes on at 00:00 UTC"
+                f"project {job.namespace} has spent the {limits.usd_per_day:.2f} USD that it may spend in a day;"
+                " the job continues at 00:00 UTC"
             )
         return ""

@@ -67,7 +67,7 @@ class WebhookRules:
                 raise WebhookError("its host is not among those that the controller may call (--webhook-to)")
             if not _is_public(ip) and not (named and _is_internal(ip)):
                 raise WebhookError(
-                    "its host has an address inside of the cluster or machine, which is not called. FIX: an"
+                    "its host has an address inside the cluster or machine, which is not called. FIX: an"
                     " administrator can allow it (elasticctl install --webhook-to)"
                 )
 
@@ -121,7 +121,7 @@ class Caller:
         """Send one message. Raises NoAnswer, or WebhookError where the URL may not be called."""
         host = urlsplit(url).hostname or ""
         if not host.isascii():  # aiohttp folds such letters, and takes what comes out for an address that needs no name
-            raise WebhookError("its host has letters beyond ASCII. FIX: write it as xn--...")
+            raise WebhookError("its host has non-ASCII letters. FIX: write it as xn--...")
         if _is_address(host):  # which nobody resolves
             self._rules.check(host, host)
         proxy = _proxy_for(url, host)

@@ -11,7 +11,7 @@ from elasticctl.api.usage import StepTimes, WorkerUsage
 PARTS = ("Data", "Compute", "All-reduce", "Save")
 """What `part_texts` has."""
 _SOON = "not known yet"
-_UNKNOWN = "unknown: only scripts that use the training library tell it"
+_UNKNOWN = "unknown: only scripts that use the training library report it"
 
 
 def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:

@@ -254,7 +254,7 @@ class KubeCluster:
             yield
         except NoSuchApiError as e:
             raise NotFoundError(
-                f"the cluster at {self._connection.server} knows no ElasticJobs. FIX: elasticctl install"
+                f"the cluster at {self._connection.server} has no ElasticJob resource. FIX: elasticctl install"
             ) from e
 
 

@@ -120,7 +120,7 @@ class Installer:
                 shown = missing
             if time.monotonic() > deadline:
                 trouble = "; ".join(self._pod_troubles(namespace, name)) or missing
-                raise ClusterError(f"the {what} does not run after {timeout_s:.0f} s: {trouble}")
+                raise ClusterError(f"the {what} is not running after {timeout_s:.0f} s: {trouble}")
             time.sleep(POLL_S)
 
     def inspect(self, manifests: list[Manifest], *, confined: str = "") -> Installed:

@@ -82,7 +82,7 @@ def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> Supervis
             start_supervisor(paths)
             info = supervisor_info(paths)
     if info is None:
-        raise UnreachableError(f"the local supervisor ended right after its start. Next: see {paths.supervisor_log}")
+        raise UnreachableError(f"the local supervisor ended right after it started. Next: see {paths.supervisor_log}")
     return info
 
 
@@ -116,7 +116,7 @@ def _delete_all_jobs(paths: LocalPaths) -> None:
 def _replace_older(paths: LocalPaths, info: SupervisorInfo, say: Callable[[str], None]) -> None:
     if _parts(info.version) > _parts(elasticctl.__version__):
         raise ClusterError(
-            f"the local supervisor is of elasticctl {info.version}, this is {elasticctl.__version__}."
+            f"the local supervisor runs elasticctl {info.version}, but this is {elasticctl.__version__}."
             " FIX: use the newer version, or stop it with `elasticctl local down` of that version"
         )
     say(f"replacing the local supervisor of elasticctl {info.version} with {elasticctl.__version__}; workers continue")
@@ -242,7 +242,7 @@ def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | 
     except (OSError, http.client.HTTPException) as e:
         raise UnreachableError(
             f"the local supervisor's answer was lost ({e or type(e).__name__})."
-            " Next: see with `elasticctl list` what was done"
+            " Next: check with `elasticctl list` what was done"
         ) from e
     finally:
         connection.close()

@@ -226,7 +226,7 @@ follow({
     trouble = news.message;
     stand();
     connection("stale", "Waiting for the cluster");
-    banner(jobs.size ? `${trouble} What is shown is from before.` : "");
+    banner(jobs.size ? `${trouble} What is shown may be out of date.` : "");
     draw();
   },
   well() {

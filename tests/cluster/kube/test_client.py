@@ -52,7 +52,7 @@ def test_lists_are_read_page_by_page(api: FakeApi, cluster: KubeCluster, monkeyp
 def test_a_cluster_without_our_api_is_told_how_to_get_it(api: FakeApi, cluster: KubeCluster) -> None:
     api.refuse = lambda request: (404, b"404 page not found\n", {})
     for call in (lambda: cluster.list_jobs(None), lambda: cluster.get_job("default", "a")):
-        with pytest.raises(NotFoundError, match=r"knows no ElasticJobs\. FIX: elasticctl install"):
+        with pytest.raises(NotFoundError, match=r"has no ElasticJob resource\. FIX: elasticctl install"):
             call()
 
 

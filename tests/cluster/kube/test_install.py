@@ -126,7 +126,7 @@ def test_what_keeps_it_from_running_is_said(connection: Connection, api: FakeApi
     pod = {"metadata": {"name": "c-1", "labels": {installation.LABEL: installation.LABEL_VALUE}}}
     pod["status"] = {"containerStatuses": [{"state": {"waiting": waiting}}]}  # type: ignore[dict-item]
     api.put("/api/v1/namespaces/elasticctl-system/pods/c-1", pod)
-    with pytest.raises(ClusterError, match="not run after 0 s: c-1: ImagePullBackOff: Back-off pulling image"):
+    with pytest.raises(ClusterError, match="not running after 0 s: c-1: ImagePullBackOff: Back-off pulling image"):
         installer.await_available(installation.NAMESPACE, 0.0)
 
 
@@ -151,7 +151,7 @@ def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:
     shown = lab("--uninstall", "--dry-run")
     assert shown.code == 0
     assert "CustomResourceDefinition elasticjobs.elastic.pytorch.org\n" in shown.out
-    assert "with them 2 jobs, 1 of them living; checkpoints stay" in shown.err
+    assert "with them 2 jobs, 1 of them not finished; checkpoints stay" in shown.err
     assert DEPLOYMENT in api.objects
     done = lab("--uninstall", "--force", "--yes")
     assert done.code == 0
@@ -368,8 +368,8 @@ def test_two_controllers_never_run_the_same_jobs(lab: Run, api: FakeApi) -> None
     assert lab(*ml).code == 0
     assert lab("--namespace-only", "-n", "vision", "--image", "i", "--no-wait").code == 0
     for words, said in (
-        (("--image", "i", "--no-wait"), "a controller in ml runs jobs that this one is for"),
-        (("--uninstall", "--yes"), "a controller in ml runs jobs that this one is for"),
+        (("--image", "i", "--no-wait"), "a controller in ml already runs the jobs that this one would run"),
+        (("--uninstall", "--yes"), "a controller in ml already runs the jobs that this one would run"),
         (("-n", "ml", "--no-wait"), "the controller in ml is for ml alone. FIX: add --namespace-only"),
         (("-n", "ml", "--uninstall", "--yes"), "the controller in ml is for ml alone. FIX: add --namespace-only"),
     ):
@@ -378,7 +378,7 @@ def test_two_controllers_never_run_the_same_jobs(lab: Run, api: FakeApi) -> None
     for namespace in ("ml", "vision"):
         assert lab("--namespace-only", "-n", namespace, "--uninstall", "--yes").code == 0
     installed(lab)
-    assert "a controller in elasticctl-system runs jobs that this one is for" in lab(*ml).err
+    assert "a controller in elasticctl-system already runs the jobs that this one would run" in lab(*ml).err
 
 
 def test_what_only_a_cluster_has_is_refused_for_one_namespace(lab: Run) -> None:

@@ -75,10 +75,10 @@ class TestMakingWorkers:
         assert [worker.index for worker in job.status.workers] == [0, 1, 2]
 
     def test_a_worker_that_has_to_go_is_replaced_at_once_elsewhere_and_not_removed(self):
-        going = {"notices": {"uid-1": Notice("AWS reclaims its node", 200.0)}, "avoid": ("node-1",)}
+        going = {"notices": {"uid-1": Notice("AWS is reclaiming its node", 200.0)}, "avoid": ("node-1",)}
         job, decision = a_step(a_running_job(max=3), THREE, **going)
         assert decision.actions == (CreateWorker(3, "", ("node-1",)),)
-        assert job.status.workers[1].notice == "AWS reclaims its node"
+        assert job.status.workers[1].notice == "AWS is reclaiming its node"
         job, decision = a_step(job, [*THREE, a_pod(3)], **going)
         assert decision.actions == ()
         assert (job.status.active, job.status.message) == (3, "3 of 3 workers running")

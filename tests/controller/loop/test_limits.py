@@ -83,7 +83,7 @@ def test_a_project_that_has_spent_its_day_stops_and_goes_on_the_next(bench: Benc
     bench.usd = 20.0
     job = bench.settle("dear")
     assert job.status.reason == "OverLimit"
-    assert "has spent the 20.00 USD that it may spend on a day" in job.status.message
+    assert "has spent the 20.00 USD that it may spend in a day" in job.status.message
     assert all(pod["metadata"].get("deletionTimestamp") for pod in bench.pods("dear"))
     late = bench.submit(job_of("late"))
     assert (bench.pods("late"), late.status.reason) == ([], "OverLimit")

@@ -256,9 +256,11 @@ def _words(goal: Goal, situation: Situation, reason: Reason, known: _Known) -> s
     if reason is Reason.SPENT and goal.budget is not None:
         more = least_usd(situation) - max(0.0, situation.money_left_usd or 0.0)
         return f"the budget of ${goal.budget:,.2f} is spent; the rest needs about ${max(0.01, more):,.2f} more"
-    guess = "" if known.measured else " (by the work that was said: nothing is measured yet)"
+    guess = "" if known.measured else " (from the given amount of work: nothing has been measured yet)"
     no_price = (
-        "; its budget is not kept, for no price is known" if goal.budget is not None and known.spent is None else ""
+        "; its budget is not enforced, because no price is known"
+        if goal.budget is not None and known.spent is None
+        else ""
     )
     return f"{reason.value}{guess}{no_price}"
 

@@ -33,7 +33,7 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
         group.growth = "the storage does not answer, so what has not been saved would be lost"
         return None
     if group.notices.held(group.members):
-        group.growth = "newcomers take the places of workers that have to go"
+        group.growth = "newcomers replace workers that have to leave"
         return None
     if _would_lose_more(group, len(newcomers), now):
         group.growth = "newcomers wait: the script reports no steps, so the group may begin at 0 again, and lose more"
@@ -42,7 +42,7 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
     waits = [group.first_join_at + NEWCOMER_SETTLE_S] if starting and not group.rules.automatic else []
     waits.append(_pays_at(group, len(newcomers), bool(starting), now))
     if max(waits) > now:
-        group.growth = before or "newcomers wait until the group has trained long enough for stopping it to pay"
+        group.growth = before or "newcomers wait until the group has trained long enough for a stop to pay off"
         return None if max(waits) == math.inf else max(waits) - now
     if group.rules.automatic and not group.serves_commands:
         measured = measure_growth(group.history.generations, group.history.rates, group.history.progress, now)

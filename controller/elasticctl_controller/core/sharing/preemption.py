@@ -82,7 +82,7 @@ def _explain_loss(one: Allocation, gainer: Allocation | None, pool: Pool) -> Exp
         return Explanation(Reason.SHARED, f"gives up {lost}: {cause}" if one.given else f"is suspended: {cause}")
     key, owner = gainer.claim.key, gainer.account
     if owner is not one.account and owner.guaranteed and not gainer.borrowed:
-        claim = f"as {owner.project.name} is guaranteed so many"
+        claim = f"because {owner.project.name} is guaranteed that many"
     elif gainer.claim.priority > one.claim.priority:
         claim = "which has a higher priority"
     elif gainer.claim.granted <= 0:

@@ -145,7 +145,7 @@ def set_quota(*, project: Project, terms: QuotaTerms, allowed: AllowedTerms, whe
     say(f"{project}: {_quota_line(stored)}")
     for line in allowed_lines([stored], {}):
         say(line)
-    hint("Next: see who holds what: elasticctl quota list")
+    hint("Next: see who uses what: elasticctl quota list")
 
 
 @verb(quota, "rm")

@@ -161,4 +161,4 @@ def test_a_budget_without_a_price_is_said_not_to_be_kept() -> None:
     assert job.goal is not None
     job, _ = a_step(replace(job, goal=replace(job.goal, prices=None)), [])
     assert job.status.plan is not None
-    assert "its budget is not kept" in job.status.plan.message
+    assert "its budget is not enforced" in job.status.plan.message

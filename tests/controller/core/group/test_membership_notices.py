@@ -85,7 +85,7 @@ def test_two_with_notice_cost_the_group_one_stop() -> None:
 
 def test_what_the_cluster_says_can_be_taken_back() -> None:
     group = formed(0, 1)
-    group.notices.given = {"u1": Notice("Karpenter takes its node away")}
+    group.notices.given = {"u1": Notice("Karpenter is removing its node")}
     group.settle(10.0)
     assert group.stay_s("u1", 10.0) > 1e9
     group.notices.given = {}

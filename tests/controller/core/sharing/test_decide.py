@@ -86,7 +86,7 @@ def test_a_guarantee_is_met_from_what_was_borrowed_the_youngest_workers_first() 
     assert sizes(found) == {"a/x": 2, "b/y": 2}
     grant = found.grants["a/x"]
     assert grant.leave == ("a/x-2", "a/x-3")
-    assert (grant.for_key, grant.change) == ("b/y", "gives 2 workers to b/y, as b is guaranteed so many")
+    assert (grant.for_key, grant.change) == ("b/y", "gives 2 workers to b/y, because b is guaranteed that many")
 
 
 def test_what_nobody_uses_is_borrowed_and_said_so() -> None:
