@@ -21,6 +21,9 @@ LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
 LAB_HOME = Path(os.environ.get("KUBELAB_HOME", "/tmp/kubelab"))
 """Where the lab keeps the pids of its processes."""
 
+_started: list[subprocess.Popen[bytes]] = []
+"""Parts of the control plane; the lab ends them, after this process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Typed:
@@ -76,12 +79,17 @@ def restart(part: str) -> None:
     environ = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: _born(pid) in ("", None), 10)
-    with (LAB_HOME / "log" / f"{part}.log").open("ab") as log, open(os.devnull, "rb") as nothing:
-        files = [(os.POSIX_SPAWN_DUP2, source.fileno(), number) for number, source in enumerate((nothing, log, log))]
-        known = dict(one.split(b"=", 1) for one in environ if b"=" in one)
-        # The lab ends it: it outlives this process, and its session.
-        started = os.posix_spawn(argv[0], argv, known, file_actions=files, setsid=True)
-    (LAB_HOME / "pid" / part).write_text(f"{started} {_born(started)}")
+    with (LAB_HOME / "log" / f"{part}.log").open("ab") as log:
+        process = subprocess.Popen(
+            argv,
+            env=dict(one.split(b"=", 1) for one in environ if b"=" in one),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    _started.append(process)
+    (LAB_HOME / "pid" / part).write_text(f"{process.pid} {_born(process.pid)}")
 
 
 def _pid(part: str) -> int:
