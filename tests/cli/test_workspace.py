@@ -144,7 +144,7 @@ def test_a_script_in_a_folder_of_everybodys_is_run_where_it_lies(
     away = run("submit", str(tmp_path / "train.py"), "--context", "prod", "--dry-run")
     assert (
         away.code,
-        away.err.startswith(f"error: the script lies in {tmp_path}, which is too wide for a workspace"),
+        away.err.startswith(f"error: the script is in {tmp_path}, which is too broad for a workspace"),
     ) == (2, True)
 
 
