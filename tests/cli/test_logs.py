@@ -52,7 +52,7 @@ def test_what_is_asked_for(lines: LogFlags, query: LogQuery) -> None:
 @pytest.mark.parametrize(
     ("lines", "error", "why"),
     [
-        (LogFlags(worker=("0",), rank=0), UsageError, "contradict each other"),
+        (LogFlags(worker=("0",), rank=0), UsageError, "cannot be used together"),
         (LogFlags(worker=("trainer",)), UsageError, "is not the name of a worker"),
         (LogFlags(previous=True, everything=True), UsageError, "--previous cannot be used with --all"),
         (LogFlags(previous=True, follow=True), UsageError, "--previous cannot be used with --follow"),

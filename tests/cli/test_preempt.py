@@ -79,7 +79,7 @@ def test_a_job_that_does_not_say_has_one_rank_a_worker(command: object) -> None:
 
 
 def test_wrong_use_is_told(run: Run, private_home: Path) -> None:
-    assert "contradict each other" in run("preempt", "job", "--worker", "1", "--rank", "0").err
+    assert "cannot be used together" in run("preempt", "job", "--worker", "1", "--rank", "0").err
     assert "is not a duration" in run("preempt", "job", "--notice", "soon").err
     assert run("preempt", "job", "--rank", "-1").code == 2
 
