@@ -214,7 +214,7 @@ class Verbs:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
         if changed:
-            if not settled or group.unreachable:
+            if not settled or group.unreachable or group.places:
                 self._groups.settle(
                     caller.key, moved=group.stays and not stayed
                 )  # newcomers wait for a first step; ranks that stand still, for a lost one

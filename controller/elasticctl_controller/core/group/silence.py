@@ -25,15 +25,21 @@ SILENT_SHARE_PER_MIN = 0.1
 def end_unreachable(group: GroupRecord, now: float) -> float | None:
     """End a generation that stands still while a member is unreachable; returns when to ask again.
 
-    Either alone proves nothing: ranks that reach each other train on without this service, and steps may be long.
+    Either alone proves nothing: ranks that reach each other train on without this service, and steps may be long. Once
+    ranks say themselves that they do not move, a member of which nothing has been heard for long counts as unreachable
+    too: its host may have vanished while it had no call open.
     """
-    lost = {uid: since for uid, since in group.unreachable.items() if group.is_awaited(uid)}
-    if not lost or all(uid in lost for uid in group.members if group.is_awaited(uid)):
-        return None
-    due = max(min(lost.values()) + UNREACHABLE_S, _still_at(group))
+    lost_at = {uid: since + UNREACHABLE_S for uid, since in group.unreachable.items() if group.is_awaited(uid)}
+    if group.places and not lost_at:
+        heard = (uid for uid in group.members if uid in group.signs and group.is_awaited(uid))
+        lost_at = {uid: group.signs[uid].at + ADOPT_S for uid in heard}
+    due = max(min(lost_at.values(), default=math.inf), _still_at(group))
     if due > now:
         return None if due == math.inf else due - now
-    names = ", ".join(member.name for uid, member in group.members.items() if uid in lost)
+    lost = [uid for uid, at in lost_at.items() if at <= now]
+    if all(uid in lost for uid in group.members if group.is_awaited(uid)):
+        return None
+    names = ", ".join(group.members[uid].name for uid in group.members if uid in lost)
     excuse_failure(group)
     group.advance(GroupEvent.MEMBER_LOST, now, f"cannot reach {names}")
     return None

@@ -9,6 +9,7 @@ from elasticctl.api.status import ProgressStatus, RankFailure
 from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, Member
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.record import ADOPT_S
 from elasticctl_controller.core.group.silence import SILENT_S, STILL_S, UNREACHABLE_S
 
 
@@ -158,3 +159,25 @@ def test_a_group_that_is_too_small_waits_for_a_member_that_gives_signs_of_life()
         group.settle(second + 1.0)
     assert not group.silent
     assert not group.overdue
+
+
+def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -> None:
+    """Its host has vanished while no call of its launcher was open, so that no connection could break."""
+    group = training(0, 1, 2)
+    for index in (0, 2):
+        group.note_sign(f"u{index}", 15.0)
+    assert group.settle(15.0) is None
+    group.places = {0: RankPlace("all_reduce", waits=True)}
+    assert group.settle(15.0) == pytest.approx(10.0 + ADOPT_S - 15.0)
+    for index in (0, 2):
+        group.note_sign(f"u{index}", 54.0)
+    group.settle(10.0 + ADOPT_S)
+    assert group.state is GroupState.FORMING
+    assert group.reason == "cannot reach worker-1"
+
+
+def test_if_nobody_is_heard_it_is_the_service_that_is_cut_off() -> None:
+    group = training(0, 1)
+    group.places = {0: RankPlace("all_reduce", waits=True)}
+    assert group.settle(100.0) is None
+    assert group.state is GroupState.TRAINING
