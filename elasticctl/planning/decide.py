@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elasticctl.planning.belief import GUESS_LEAVES
 from elasticctl.planning.outlook import Outlook, outlook, passing, rules_for, state_of
 from elasticctl.planning.safety import burn_usd_per_h, is_safe, spare_s, way_out
-from elasticctl.planning.terms import AGES_H, ON_DEMAND, Choice, Decision, Held, Pool, Reason, Situation
+from elasticctl.planning.terms import AGES_H, LEAST_LOOK_S, ON_DEMAND, Choice, Decision, Held, Pool, Reason, Situation
 
 HOLD_H = 1.0
 """A choice is valued as if it stayed for this long, so that changes have to pay within it."""
@@ -79,7 +79,9 @@ def _affordable(now: Situation, choice: Choice, reason: Reason, *, kept: bool) -
     burn = burn_usd_per_h(now, choice)
     lasts_s = money / burn * 3600 - now.costs.reform_s if burn else math.inf
     grows = any(choice.of(name) > now.workers(name) for name in (ON_DEMAND, choice.pool))
-    if lasts_s <= (max(now.costs.billed_s, now.costs.start_s) if grows else 0.0):
+    ends = now.work_left <= now.speeds.rate(choice.workers) * lasts_s
+    least_s = max(0.0 if ends else LEAST_LOOK_S, max(now.costs.billed_s, now.costs.start_s) if grows else 0.0)
+    if lasts_s <= least_s:
         return Decision(Choice(), Reason.SPENT, now.look_s, kept=False)
     return Decision(choice, reason, min(now.look_s, lasts_s), kept)
 

@@ -12,6 +12,8 @@ ON_DEMAND = ""
 """The name of the pool of on-demand machines, beside the names of spot pools."""
 AGES_H = (0.0, 1.0, 4.0)
 """From each of these ages on, hazards are others: machines that have lasted tend to last."""
+LEAST_LOOK_S = 1.0
+"""A decision cannot be followed by the next one any sooner."""
 
 
 @dataclass(frozen=True, slots=True)

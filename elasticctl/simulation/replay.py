@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from elasticctl.planning.terms import ON_DEMAND, Costs, Decision, Held, Pool, Situation, Speeds
+from elasticctl.planning.terms import LEAST_LOOK_S, ON_DEMAND, Costs, Decision, Held, Pool, Situation, Speeds
 from elasticctl.simulation.traces import Recording
 
 Policy = Callable[[Situation], Decision]
@@ -78,7 +78,7 @@ class Replay:
         while tick < last and self._found.finished_s is None:
             self._lose(tick)
             if self._now_s >= wake_s - 1e-6 or self._changed:
-                wake_s = self._now_s + max(self._ask(tick), 1.0)
+                wake_s = self._now_s + max(self._ask(tick), LEAST_LOOK_S)
             next_s = min(self._next_event_s(), wake_s, (tick + 1) * gap_s)
             self._advance(max(next_s, self._now_s))
             self._settle()

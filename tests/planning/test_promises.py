@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.planning.decide import decide
@@ -67,6 +67,11 @@ def replayed(plan: Plan, recording: Recording, losses_s: tuple[float, ...] = ())
 
 @settings(max_examples=40, deadline=None)
 @given(plan=plans(), zones=st.lists(spans, min_size=1, max_size=2), loss_s=st.none() | st.floats(0, 12 * 3600))
+@example(  # the money lasts for less than a second more
+    Plan(49303.21688280517, SPEEDS, OTHERS[0], 1.0, None, 2.460040972485023),
+    [[(0, 1)], [(1, 26), (4, 9)]],
+    None,
+)
 def test_never_over_budget_and_never_late_when_it_was_promised(
     plan: Plan, zones: list[Spans], loss_s: float | None
 ) -> None:

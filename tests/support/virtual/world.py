@@ -18,7 +18,7 @@ from tests.support.virtual.clock import VirtualLoop, WallClock
 from tests.support.virtual.cluster import Cluster, Pod
 from tests.support.virtual.launcher import Launcher, Timing
 from tests.support.virtual.network import Network, Weather
-from tests.support.virtual.script import Figures, Script, Storage, Training
+from tests.support.virtual.script import Fault, Figures, Script, Storage, Training
 from tests.support.virtual.service import FOR_EVER_S, ControlPlane, without_threads
 
 NAME = "job"
@@ -168,6 +168,8 @@ class World:
         if self.plane.is_up:
             self.network.break_all()
             self.plane.crash()
+            if self.script.bug is not None and self.script.bug.fault is Fault.HANGS:
+                self.ledger.note_fault()  # a hang that is found meanwhile is nobody's failure
             self.loop.after(away_s, self._restart_service)
 
     def _restart_service(self) -> None:
