@@ -46,8 +46,8 @@ def training(case: Case) -> Finding:
     if status.checkpoint.step is not None:
         parts.append(f"the last checkpoint, from step {status.checkpoint.step}, {_age(case)} old")
     doing = "" if makes_steps(status, case.now) else activity_text(status, case.now)
-    word = "trains" if makes_steps(status, case.now) else "runs"
-    return Finding("training", Severity.INFO, f"It {word}: {'; '.join(part for part in (doing, *parts) if part)}.")
+    word = "training" if makes_steps(status, case.now) else "running"
+    return Finding("training", Severity.INFO, f"It is {word}: {'; '.join(part for part in (doing, *parts) if part)}.")
 
 
 def hung(case: Case) -> Finding | None:

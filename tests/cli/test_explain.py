@@ -35,7 +35,7 @@ def test_what_else_is_amiss_comes_behind() -> None:
     case = Case(ElasticJob.from_manifest(job(failures=1)), (), AT + 60)
     text = list(explanation_lines(case, diagnose(case), 80))
     assert text[1].startswith("Its script has failed once. 1 of 3")
-    assert text[text.index("Also:") + 1].startswith("- It trains: ")
+    assert text[text.index("Also:") + 1].startswith("- It is training: ")
     assert all(len(line) <= 80 for line in text if "elasticctl " not in line)
 
 

@@ -50,8 +50,8 @@ def test_a_job_that_trains_is_told_to_be_fine() -> None:
     (only,) = diagnose(case())
     assert (only.rule, only.severity, only.decisive) == ("training", Severity.INFO, False)
     assert only.text == (
-        "It trains: 4 workers are running, of 4 wanted; step 120 of 560; 8,123 samples/s; the last checkpoint, from"
-        " step 100, 3.0s old."
+        "It is training: 4 workers are running, of 4 wanted; step 120 of 560; 8,123 samples/s; the last checkpoint,"
+        " from step 100, 3.0s old."
     )
 
 
@@ -237,7 +237,7 @@ def test_a_script_that_reports_nothing_is_no_trouble() -> None:
     assert (found["says-nothing"].severity, found["says-nothing"].decisive) == (Severity.INFO, False)
     assert "first step" not in " ".join(finding.text for finding in found.values())
     assert first(silent).rule != "before-the-first-step"
-    assert found["training"].text.startswith("It runs: ")
+    assert found["training"].text.startswith("It is running: ")
 
 
 def test_what_the_group_does_is_told() -> None:

@@ -128,7 +128,7 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
         ("file:///kept", "it must be URL#DIGEST, as submit sets it"),
         ("file:///kept#123", "it must be URL#DIGEST"),
         (f"ftp://user:word@host/kept#{'0' * 64}", "ftp:// is not a kind of storage"),
-        (f"s3://key:word@bucket/kept#{'0' * 64}", "credentials belong into the environment"),
+        (f"s3://key:word@bucket/kept#{'0' * 64}", "credentials belong in the environment"),
     ],
 )
 def test_what_names_no_workspace_is_refused_and_no_password_shown(scratch: Path, reference: str, said: str) -> None:

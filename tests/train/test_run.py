@@ -237,7 +237,7 @@ def test_the_older_of_two_runs_on_one_url_stops(tmp_path: Path) -> None:
     old = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP)
     young = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP)
     old.step()
-    with pytest.raises(FencedError, match="a younger run, generation 2"):
+    with pytest.raises(FencedError, match="a newer run, generation 2"):
         old.finish()
     young.step()
     young.finish()

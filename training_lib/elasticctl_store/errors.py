@@ -14,7 +14,7 @@
         ├── FullError               the storage has no room left
         ├── NoMemoryError           this process has no memory for a checkpoint's bytes
         ├── SaveError               a checkpoint could not be written
-        └── FencedError             a younger run has taken over this URL
+        └── FencedError             a newer run has taken over this URL
             └── MovedError              the job has been moved to another URL for good
 
 Each message says what failed, the value, and what to do next, in one or two lines.
@@ -80,7 +80,7 @@ class SaveError(StorageError):
 
 
 class FencedError(StorageError):
-    """A younger run owns the URL: this one may neither commit nor delete any more."""
+    """A newer run owns the URL: this one may neither commit nor delete any more."""
 
 
 class MovedError(FencedError):

@@ -188,7 +188,7 @@ class Run:
         """Call last in the loop's body, after `optimizer.step()`: counts, reports, and saves when it is time.
 
         Where the launcher gives notice that the group has to change, does not return: all ranks commit the same step
-        and wait to be stopped. Raises FencedError when a younger run has taken over the storage URL.
+        and wait to be stopped. Raises FencedError when a newer run has taken over the storage URL.
         """
         samples, cursor = self._feed.take(), self._session.cursor
         if self._stay is not None and (why := self._stay.obstacle()):

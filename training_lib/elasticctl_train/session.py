@@ -199,7 +199,7 @@ class Session:
         """One optimizer step over `samples` samples of all ranks is done, and training is at `cursor`.
 
         Counts, reports, and saves when it is time. After notice it does not return: all ranks commit the same step and
-        wait to be stopped. `hold` puts both off to the next step. Raises FencedError when a younger run has taken over
+        wait to be stopped. `hold` puts both off to the next step. Raises FencedError when a newer run has taken over
         the storage URL, and NotFiniteError for a loss that is no finite number where that is to end the job.
         """
         self.cursor = cursor

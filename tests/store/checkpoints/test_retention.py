@@ -33,7 +33,7 @@ def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
     young = Owner(storage)
     before = list(all_keys(storage, ""))
     with pytest.raises(
-        FencedError, match=r"a younger run, generation 2 on .*, has taken over; this one \(generation 1\)"
+        FencedError, match=r"a newer run, generation 2 on .*, has taken over; this one \(generation 1\)"
     ):
         commit(storage, old, 4)
     with pytest.raises(FencedError):

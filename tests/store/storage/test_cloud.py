@@ -39,5 +39,5 @@ def test_a_range_tells_how_large_the_object_is(status: int, said: str, filled: i
     [(200, "", 5), (206, "", 5), (206, "bytes 0-4/100", 5), (206, "bytes 10-12/100", 3), (206, "bytes 10-14/*", 5)],
 )
 def test_another_range_than_was_asked_for_is_refused(status: int, said: str, filled: int) -> None:
-    with pytest.raises(StorageError, match="does not answer requests for ranges as HTTP wants it"):
+    with pytest.raises(StorageError, match="does not answer range requests as HTTP requires"):
         total_bytes(HttpResponse(status, {"content-range": said}, b"", filled), 10, memoryview(bytearray(5)))

@@ -282,7 +282,7 @@ def test_creates_that_are_refused_for_nothing_fence_nobody(cloud: Cloud, begin: 
 def test_the_younger_of_two_runs_wins(cloud: Cloud) -> None:
     old, young = Checkpointer(cloud.open()), Checkpointer(cloud.open())
     old.save(programs.state_of(1), Label(1))
-    with pytest.raises(FencedError, match=r"a younger run, generation 2 on .*, has taken over"):
+    with pytest.raises(FencedError, match=r"a newer run, generation 2 on .*, has taken over"):
         old.settle()
     young.save(programs.state_of(2), Label(2))
     assert young.settle()

@@ -270,7 +270,7 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
 
 
 def outlive(url: str, outcome: str) -> None:
-    """Save on ranks of which the last one's share is swept by a younger run; each notes how that ends."""
+    """Save on ranks of which the last one's share is swept by a newer run; each notes how that ends."""
     world = join()
     checkpoints = Checkpointer(storage.open(url), world)
     write = shares.Share.write

@@ -165,7 +165,7 @@ def test_a_save_without_room_is_said_and_costs_nothing_else(tmp_path: Path, capl
 def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old, young = Checkpointer(LocalStorage(tmp_path)), Checkpointer(LocalStorage(tmp_path))
     old.save(state_of(1), Label(1))
-    with pytest.raises(FencedError, match="a younger run, generation 2"):
+    with pytest.raises(FencedError, match="a newer run, generation 2"):
         old.settle()
     with pytest.raises(FencedError):
         old.agree(False, 2)
@@ -179,12 +179,12 @@ def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypa
     old = Checkpointer(LocalStorage(tmp_path))
     old.save(state_of(1), Label(1))
     assert old.settle()
-    for step in range(2, 30):  # its own commits are no younger run's
+    for step in range(2, 30):  # its own commits are no newer run's
         old.save(state_of(step), Label(step))
         assert old.agree(False, step)[1] == step
     Checkpointer(LocalStorage(tmp_path))
     wait_until(lambda: old._fenced is not None)
-    with pytest.raises(FencedError, match="a younger run, generation 2"):
+    with pytest.raises(FencedError, match="a newer run, generation 2"):
         old.agree(False, 30)
 
 
@@ -399,11 +399,11 @@ def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, m
 
     monkeypatch.setattr(os, "fsync", sweep)
     checkpoints.save(state_of(1), Label(1))
-    with pytest.raises(FencedError, match="a younger run"):
+    with pytest.raises(FencedError, match="a newer run"):
         checkpoints.settle()
 
 
 def test_ranks_whose_shares_a_younger_run_has_swept_end_fenced_at_once(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.outlive, 2, url, outcome) == [0, 0]
-    assert all("a younger run" in Path(f"{outcome}-{rank}").read_text() for rank in range(2))
+    assert all("a newer run" in Path(f"{outcome}-{rank}").read_text() for rank in range(2))

@@ -82,7 +82,7 @@ def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
 
 
 def fenced() -> None:
-    raise FencedError("a younger run has taken over")
+    raise FencedError("a newer run has taken over")
 
 
 def test_who_waits_for_shares_that_a_younger_run_has_swept_ends_fenced(storage: Storage) -> None:

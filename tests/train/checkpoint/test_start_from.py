@@ -99,12 +99,10 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#40")
-    with pytest.raises(
-        MissingError, match="checkpoint of step 40 to start from is not there; the steps that are: 6, 5"
-    ):
+    with pytest.raises(MissingError, match="has no intact checkpoint of step 40 to start from; its steps: 6, 5"):
         train(tmp_path / "new", 3)
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{(tmp_path / 'empty').as_uri()}#latest")
-    with pytest.raises(MissingError, match=r"a whole checkpoint to start from is not there; the steps .* none at all"):
+    with pytest.raises(MissingError, match=r"has no intact checkpoint to start from; its steps: none at all"):
         train(tmp_path / "new", 3)
 
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _give_up(f"{error.filename}: {error.strerror}")
     if address is None:
-        return _give_up(f"{host} is none of this job's workers now")
+        return _give_up(f"{host} is not one of this job's workers now")
     try:
         with socket.create_connection(address, CONNECT_S) as connected:
             line = Line(connected, key, calls=True)

@@ -42,7 +42,7 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
     """Yield the commits newest first; damaged entries are logged and passed over."""
     for _, entry in read_entries(storage):
         if isinstance(entry, DamagedError):
-            log.warning("%s: %s; passed over", storage.url, entry)
+            log.warning("%s: %s; skipped", storage.url, entry)
         elif isinstance(entry, Commit):
             yield entry
 
@@ -204,7 +204,7 @@ class CommitWriter:
                 who = f", generation {entry.generation} on {entry.host},"
                 break
         return FencedError(
-            f"{self._storage.url}: a younger run{who} has taken over; this one (generation {self._mine.generation}) "
+            f"{self._storage.url}: a newer run{who} has taken over; this one (generation {self._mine.generation}) "
             f"stops. FIX: give each job a storage URL of its own"
         )
 

@@ -89,7 +89,7 @@ class Keeper:
             found.remove(old)
         self._drop_bases(doomed, found)
         if strays and self._proven is not None:
-            self._writer.check_fence()  # they were listed before it: nothing is among them that a younger run stores
+            self._writer.check_fence()  # they were listed before it: nothing is among them that a newer run stores
             self._storage.delete(strays)
         self._swept = not strays or self._proven is not None
 
@@ -269,6 +269,6 @@ class Keeper:
                 found.append(key)
         for key in all_keys(self._storage, entries.JOURNAL):
             position = entries.position_of_partial(key)
-            if position is not None and position <= mine.position:  # those behind it are younger runs' or our own
+            if position is not None and position <= mine.position:  # those behind it are newer runs' or our own
                 found.append(key)
         return found

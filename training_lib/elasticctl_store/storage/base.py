@@ -106,7 +106,7 @@ def parse(url: str, options: Collection[str]) -> Location:
     name, _, query = rest.partition("?")
     bucket, _, prefix = name.partition("/")
     if "@" in bucket or (":" in bucket and "@" in name):  # a secret access key may have slashes
-        raise StorageError(f"{shown}: the URL has something before an '@'; credentials belong into the environment")
+        raise StorageError(f"{shown}: the URL has something before an '@'; credentials belong in the environment")
     if not _BUCKET.fullmatch(bucket):
         raise StorageError(f"{shown}: {bucket!r} is not the name of a bucket; write {scheme}://BUCKET/PREFIX")
     prefix = prefix.rstrip("/")

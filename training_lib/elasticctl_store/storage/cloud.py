@@ -228,5 +228,5 @@ def total_bytes(answer: HttpResponse, start: int, into: memoryview) -> int:
         return total  # 0 where it is not said how short the object is
     wanted_bytes = max(0, min(len(into), total - start))
     if found is None or answer.filled_bytes != wanted_bytes or (wanted_bytes and int(found[1] or -1) != start):
-        raise StorageError("the service does not answer requests for ranges as HTTP wants it: check the endpoint")
+        raise StorageError("the service does not answer range requests as HTTP requires: check the endpoint")
     return total

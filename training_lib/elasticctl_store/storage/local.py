@@ -1,4 +1,4 @@
-"""A folder as storage: `file:///path` or a plain path; also any shared filesystem that knows hard links.
+"""A folder as storage: `file:///path` or a plain path; also any shared filesystem that supports hard links.
 
 An object is written under a `.partial` name, synced to disk and then renamed (or, to be created only if absent, hard
 linked: the one call that is atomic and refuses an existing name). Partial files left by a killed writer show up in
@@ -68,8 +68,8 @@ _FIXES = {
     errno.EDQUOT: "the disk quota is used up: free some space or choose another storage URL",
     errno.EFBIG: "the file would be larger than this process or filesystem allows (ulimit -f)",
     errno.EACCES: "no permission: check the folder's owner and mode",
-    errno.EPERM: "not permitted: check the folder's owner, and that its filesystem knows hard links",
-    errno.ENOTSUP: "not supported: the filesystem must know hard links",
+    errno.EPERM: "not permitted: check the folder's owner, and that its filesystem supports hard links",
+    errno.ENOTSUP: "not supported: the filesystem must support hard links",
     errno.EROFS: "the filesystem is read-only: choose another storage URL",
 }
 

@@ -155,7 +155,7 @@ def _places(storage: Storage, digest: str) -> Places:
     except MissingError:
         return {}
     except DamagedError as e:
-        log.warning("%s; it is sent anew", e)
+        log.warning("%s; it is uploaded again", e)
         return {}
 
 

@@ -56,7 +56,7 @@ def _lack_of(copies: Copies | None) -> int:
 
 
 class Checkpointer:
-    """The checkpoints of one URL, for as long as no younger run takes it over."""
+    """The checkpoints of one URL, for as long as no newer run takes it over."""
 
     def __init__(
         self,
@@ -139,8 +139,8 @@ class Checkpointer:
         if restored is None:
             known = list({commit.step: 0 for commit in read_commits(origin)}) if self._world.rank == 0 else None
             steps = ", ".join(map(str, self._world.broadcast(known))) or "none at all"
-            wanted = "a whole checkpoint" if step is None else f"a whole checkpoint of step {step}"
-            raise MissingError(f"{origin.url}: {wanted} to start from is not there; the steps that are: {steps}")
+            wanted = "no intact checkpoint" if step is None else f"no intact checkpoint of step {step}"
+            raise MissingError(f"{origin.url} has {wanted} to start from; its steps: {steps}")
         return restored
 
     def rollback(self) -> Rollback | None:
@@ -231,7 +231,7 @@ class Checkpointer:
 
         `is_copy_granted` says whether a copy is. Rank 0's `due` and `next_check` count, and anybody's `notice`. A save
         that is due while one is in flight on any rank is skipped and counted. Raises FencedError on every rank when a
-        younger run has taken over.
+        newer run has taken over.
         """
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
         saves, copies = self._saves, self.copies
@@ -280,7 +280,7 @@ class Checkpointer:
 
         While any rank waits for the storage (`is_away`), all stop waiting as soon as `give_up` is true on one: then
         `has_given_up`, and the save is still in flight. With `is_last` nobody waits for the deletion of older commits
-        either. Raises FencedError on every rank when a younger run has taken over.
+        either. Raises FencedError on every rank when a newer run has taken over.
         """
         pause_s, saves = _ROUND_S, self._saves
         while True:
@@ -337,6 +337,6 @@ class Checkpointer:
 
     def _react(self, failed_save: int, fenced: int) -> None:
         if fenced:
-            raise self._fenced or FencedError(f"{self.url}: rank 0 found that a younger run has taken over")
+            raise self._fenced or FencedError(f"{self.url}: rank 0 found that a newer run has taken over")
         if failed_save and failed_save == self._saves.number:
             self._saves.abandon()

@@ -1,4 +1,4 @@
-"""Looks, beside training, whether a younger run has taken the storage over: between two saves nobody else would notice.
+"""Looks, beside training, whether a newer run has taken the storage over: between two saves nobody else would notice.
 
 A zombie, a group that was cut off and replaced, may have minutes to its next save. Two small requests a minute tell it.
 """
@@ -18,7 +18,7 @@ class FenceWatch:
     """Looks for as long as it lives; `found` is the error that has been seen."""
 
     def __init__(self, look: Callable[[], None]) -> None:
-        """`look` raises FencedError once there is a younger run; it may take as long as the storage is away."""
+        """`look` raises FencedError once there is a newer run; it may take as long as the storage is away."""
         self._found: list[FencedError] = []
         over = threading.Event()
         arguments = look, self._found, over

@@ -111,7 +111,7 @@ class Newest:
         """On rank 0: the commits whose documents are whole, newest first, as a message to all."""
         for position, commit in read_entries(storage):
             if isinstance(commit, DamagedError):
-                log.warning("%s: %s; passed over", storage.url, commit)
+                log.warning("%s: %s; skipped", storage.url, commit)
                 self._bad_entries.append(str(commit))
             if not isinstance(commit, Commit) or not wanted(commit):
                 continue

@@ -92,7 +92,7 @@ class Committer:
         )
 
     def younger_run(self) -> FencedError | None:
-        """The error to end with, if a younger run has taken over."""
+        """The error to end with, if a newer run has taken over."""
         try:
             self.writer.check_fence()
         except FencedError as e:
@@ -236,7 +236,7 @@ class Saves:
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
 
     def _as_fenced(self, error: Exception) -> FencedError | None:
-        """The error of a run that is over, if this is one; also if a younger run has swept what was being written."""
+        """The error of a run that is over, if this is one; also if a newer run has swept what was being written."""
         if isinstance(error, MissingError) and self._committer is not None:
             with suppress(StorageError):
                 return self._committer.younger_run()

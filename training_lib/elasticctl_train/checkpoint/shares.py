@@ -336,7 +336,7 @@ def gather(
 ) -> Gathered:
     """Wait until every rank's share is stored.
 
-    Another rank may have to wait for its storage, however long. But a younger run has swept what was there, and what
+    Another rank may have to wait for its storage, however long. But a newer run has swept what was there, and what
     it sweeps does not come again: so this raises what `check_fence` does, which is asked again and again meanwhile.
     Raises SaveError when `abandon` is set, when a share is deleted, when a base file is not there, and when the ranks'
     states are not of one shape.

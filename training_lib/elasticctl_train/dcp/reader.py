@@ -240,7 +240,7 @@ def _newest(storage: Storage, step: int | None) -> Found:
             try:
                 return Found.of(storage, entry)
             except (DamagedError, MissingError) as e:
-                log.warning("%s: the checkpoint of step %d is damaged (%s); passed over", storage.url, entry.step, e)
+                log.warning("%s: the checkpoint of step %d is damaged (%s); skipped", storage.url, entry.step, e)
                 damaged.append(f"step {entry.step}: {e}")
     if damaged and (step is None or step in steps):
         raise StorageError(f"{storage.url}: no checkpoint can be read: {'; '.join(damaged[:_SHOWN])}")
