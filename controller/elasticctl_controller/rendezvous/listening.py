@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler
 
 from elasticctl_controller.rendezvous.admission import STRANGERS, Admission
 from elasticctl_controller.rendezvous.requests import Caller, Refused
-from elasticctl_controller.rendezvous.sockets import peer_uid, reset
+from elasticctl_controller.rendezvous.sockets import has_lost_host, peer_uid, reset
 from elasticctl_controller.rendezvous.turns import Turns
 
 BACKLOG = 4096
@@ -53,6 +53,9 @@ class Guard(Protocol):
 
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
         """Whose request it is, and how many connections that job may have. Raises Refused."""
+
+    def lose_touch(self, key: str, uid: str) -> None:
+        """The host of this job's worker no longer answers."""
 
 
 class Stranger:
@@ -111,10 +114,13 @@ class Stranger:
 
 
 class Connection(asyncio.Protocol):
-    """A job's connection, in front of aiohttp's own protocol: what arrives is read at the job's turn."""
+    """A job's connection, in front of aiohttp's own protocol: what arrives is read at the job's turn.
+
+    `uid` is that of the worker that has called last on it.
+    """
 
     def __init__(self, door: Door, caller: Caller | None, first: bytes) -> None:
-        self._door, self.caller, self._first = door, caller, first
+        self._door, self.caller, self._first, self.uid = door, caller, first, ""
         self._inner: asyncio.Protocol = door.protocol()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -160,7 +166,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         self._in_time()
-        self._door.lost(self)
+        self._door.lost(self, exc)
         self._inner.connection_lost(exc)
 
     def _in_time(self) -> None:
@@ -193,7 +199,7 @@ class Door:
 
     def __init__(self, app: web.Application, guard: Guard | None = None) -> None:
         app.middlewares.insert(0, _note_request)
-        # A handler that waits for a worker hears by its end that the worker's host is gone.
+        # With a guard, no handler waits on for a caller that has gone.
         cancels = guard is not None
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=cancels, **_PROTOCOL)
         self._guard = guard
@@ -279,13 +285,15 @@ class Door:
         """Have `work` done with `data` at the next turn of a job."""
         cast(Guard, self._guard).turns.queue(caller.key, lambda: work(data))
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: Connection, error: Exception | None) -> None:
         """A connection has ended."""
         if connection.caller is not None:
             key = connection.caller.key
             self._jobs[key] -= 1
             if not self._jobs[key]:
                 del self._jobs[key]
+            if connection.uid and has_lost_host(error):
+                cast(Guard, self._guard).lose_touch(key, connection.uid)
 
     def _accept(self, listening: socket.socket) -> None:
         """Take in a few connections; the loop reads from others before it comes back for more."""
@@ -321,7 +329,7 @@ class Door:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, connected)
         except OSError:  # it has gone already
             connected.close()
-            self.lost(connection)
+            self.lost(connection, None)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Nothing can be accepted for now: try again in a second, as asyncio does."""

@@ -17,7 +17,6 @@ again. Answers are fenced like writes: if two services form a group at the same 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,12 +42,13 @@ from elasticctl_controller.rendezvous.admission import most_connections
 from elasticctl_controller.rendezvous.authorization import Authorization
 from elasticctl_controller.rendezvous.bodies import MAX_BODY_BYTES, Bodies
 from elasticctl_controller.rendezvous.groups import Groups
+from elasticctl_controller.rendezvous.listening import connection_of
 from elasticctl_controller.rendezvous.requests import (
     Caller,
     Limiter,
     Refused,
 )
-from elasticctl_controller.rendezvous.sockets import has_lost_host, watch_host
+from elasticctl_controller.rendezvous.sockets import watch_host
 from elasticctl_controller.rendezvous.turns import Turns
 from elasticctl_controller.rendezvous.verbs import Verbs
 
@@ -242,12 +242,10 @@ class RendezvousService:
         if verb is None or request.method != "POST":
             raise Refused(404, "unknown verb")
         watch_host(request.transport)
-        try:
-            return await verb(caller, body)
-        except asyncio.CancelledError:
-            if has_lost_host(request.content.exception()):
-                self.lose_touch(caller.key, as_text(body.get("uid")))
-            raise
+        connection = connection_of(request)
+        if connection is not None:
+            connection.uid = as_text(body.get("uid"))
+        return await verb(caller, body)
 
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request is of, and how many connections it may have. Raises Refused."""

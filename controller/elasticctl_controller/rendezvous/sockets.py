@@ -1,7 +1,8 @@
 """What a server with a connection from every worker of a large job wants of the kernel.
 
-Each connection is an open file. TCP keepalive finds out within 2 s that a worker's host has vanished, and costs no
-process anything: it is answered by the host's kernel, however busy its processes are.
+Each connection is an open file. The kernel finds out within 2 s that a worker's host has vanished, and that costs no
+process anything: TCP's keepalive, and whatever is sent, is acknowledged by the host's kernel, however busy its
+processes are.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
-"""Ask after a second in which nothing came, and give the connection up a second later. Launchers connect again."""
+KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 2000}
+"""Ask after a second in which nothing came, and give the connection up a second later; also if something sent has not
+been acknowledged for 2 s, for then the kernel does not ask. Launchers connect again."""
 LOST_HOST = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 log = logging.getLogger(__name__)
