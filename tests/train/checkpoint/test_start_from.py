@@ -113,7 +113,7 @@ def test_of_a_damaged_step_nothing_else_is_taken(old: Path, tmp_path: Path, monk
         file.chmod(0o600)
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#6")
-    with pytest.raises(MissingError, match="whole checkpoint of step 6"):
+    with pytest.raises(MissingError, match="no intact checkpoint of step 6"):
         train(tmp_path / "new", 3)
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
     assert train(tmp_path / "other", 3) == 9
