@@ -5,6 +5,8 @@ import { el, say, show } from "./dom.js";
 import { marksOf, short, span, tick } from "./words.js";
 
 const AXIS_PX = 64;
+/** Half of the longest label below a chart: the last one may stand at its right edge. */
+const HALF_LABEL_PX = 28;
 const FONT = "12px system-ui, sans-serif";
 const ZOOM = 1.6;
 const PAN = 0.25;
@@ -168,7 +170,7 @@ export class Chart {
     return {
       width: this.#box.clientWidth || 300,
       height: this.#box.clientHeight,
-      padding: [8, 8, withAxis ? 0 : 4, 0],
+      padding: [8, HALF_LABEL_PX, withAxis ? 0 : 4, 0],
       legend: { show: false },
       cursor: {
         sync: { key: over }, y: false, drag: { x: true, y: false, setScale: false },
