@@ -1,4 +1,4 @@
-"""Whether a deadline and a budget can be kept, before anything has run, and the nearest pair that can.
+"""Whether a deadline and a budget can be met, before anything has run, and the nearest pair that can.
 
 On demand is what can be promised: with a start, the loss of one machine, and every machine paid to its end. Spot
 machines that come at once and stay are the best that can happen: what they do not manage is impossible.

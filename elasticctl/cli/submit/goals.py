@@ -1,4 +1,4 @@
-"""A goal as it goes into the manifest: with prices, and checked whether it can be kept."""
+"""A goal as it goes into the manifest: with prices, and checked whether it can be met."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def price_goal(spec: JobSpec) -> dict[str, Any]:
 
 
 def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
-    """What there is to say about a job's goal before it is created. Raises UsageError if it cannot be kept."""
+    """What there is to say about a job's goal before it is created. Raises UsageError if it cannot be met."""
     job = ElasticJob.from_manifest(manifest)
     if job.goal is None:
         return
