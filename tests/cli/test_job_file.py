@@ -120,7 +120,7 @@ def test_projects_end_with_their_repository(run: Run, folder: Path) -> None:
     ("name", "text", "said"),
     [
         ("job.yaml", "script: train.py\nworker: 2\n", 'job.yaml: unknown option "worker" (did you mean "workers"?)'),
-        ("job.yaml", "script: train.py\nargs: --x\n", "job.yaml: args: has to be a list"),
+        ("job.yaml", "script: train.py\nargs: --x\n", "job.yaml: args: must be a list"),
         ("job.yaml", "script: []\n", "job.yaml: script: must be the path of a script"),
         ("job.yaml", "script: train.py\nenv: {A: [1]}\n", "job.yaml: env: [1] is not a text or a number"),
         ("job.yaml", "script: train.py\nworkers: many\n", "Invalid value for '--workers': \"many\" is not a whole"),

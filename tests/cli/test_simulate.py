@@ -62,7 +62,7 @@ def test_what_costs_nothing_lasts_no_time_or_never_ends_is_said_in_words(
     assert (none.code, none.err) == (2, "error: --work 0s: must be longer than 0s\n")
     short = run("simulate", "--table", rates, "--interrupted-every", "1s", "--recovery", "10m")
     assert {tuple(line.split("\t")[7:9]) for line in short.out.splitlines()[1:]} == {("never", "-")}
-    assert short.err.startswith("at none of these sizes would it ever end")
+    assert short.err.startswith("it would never end at any of these sizes")
 
 
 def test_data_says_what_it_rests_on(run: Run, private_home: Path, rates: str) -> None:
@@ -112,7 +112,7 @@ def test_a_size_at_which_it_never_ends_is_said() -> None:
     basis = basis_of_table([Point(1, 1.0)], None, {"between_s": 60.0, "recovery_s": 3600.0}, None)
     found = outlooks(basis, [64])
     assert table(basis, found).rows[0][7] == "never"
-    assert next(notes(basis, found)).startswith("at none of these sizes would it ever end")
+    assert next(notes(basis, found)).startswith("it would never end at any of these sizes")
     assert list(plot(basis, found))[1].split() == ["64", "never"]
     with pytest.raises(UsageError):
         outlooks(basis, [10_000_000])

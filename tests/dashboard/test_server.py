@@ -321,7 +321,7 @@ def test_a_refused_change_says_why() -> None:
     async def story(browser: Browser, cluster: Jobs) -> None:
         for path, body, status, said in (
             ("digits/scale", {"uid": "uid-digits", "workers": 9}, 400, "more than the maximum"),
-            ("digits/explode", {"uid": "uid-digits"}, 400, "is not a change"),
+            ("digits/explode", {"uid": "uid-digits"}, 400, "is not a valid change"),
             ("digits/cancel", b"{", 400, "not JSON"),
             ("digits/cancel", b"[" * 2000, 400, "not JSON"),
             ("digits/cancel", {"uid": "old"}, 409, "created again"),

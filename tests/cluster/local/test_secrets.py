@@ -87,7 +87,7 @@ def test_all_keys_or_one_become_variables() -> None:
 @pytest.mark.parametrize("words", [["$(HF_TOKEN)"], ["--token=$(HF_TOKEN)"], ["$(URL)"]])
 def test_no_secret_gets_onto_a_command_line(words: list[str]) -> None:
     env = [{"name": "URL", "value": "u/$(HF_TOKEN)"}]
-    with pytest.raises(StartError, match="would show a secret to everybody who can run ps") as caught:
+    with pytest.raises(StartError, match="would show a secret to anyone who can run ps") as caught:
         build_command(pod(command=["x"], args=words, env=env, **ALL), {}, {}, SECRETS.get)
     assert PLANTED not in str(caught.value)
 

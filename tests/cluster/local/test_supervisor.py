@@ -95,7 +95,7 @@ def _start_as(paths: supervisor.LocalPaths, version: str, monkeypatch: pytest.Mo
 def test_a_newer_one_is_left_alone(local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     local_cluster.list_jobs(None)
     monkeypatch.setattr(elasticctl, "__version__", "0.0.1")
-    with pytest.raises(ClusterError, match=r"is of elasticctl 0\.1\.0, this is 0\.0\.1"):
+    with pytest.raises(ClusterError, match=r"runs elasticctl 0\.1\.0, but this is 0\.0\.1"):
         ensure_supervisor(local_cluster.paths, print)
     monkeypatch.undo()
     os.environ["ELASTICCTL_HOME"] = str(local_cluster.paths.state.parent)
