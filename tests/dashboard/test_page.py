@@ -74,7 +74,7 @@ def test_a_job_from_before_its_first_step_to_its_end(
     first = page.locator(".far").inner_text()
     see(page.locator(".far")).not_to_have_text(first, timeout=PATIENCE_MS)
     see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible(timeout=PATIENCE_MS)
-    see(page.locator("canvas")).to_have_count(3)
+    see(page.locator("canvas").nth(2)).to_be_visible()  # those of the machines may be there already
     wait_until(lambda: all(inked(page, chart) > 50 for chart in range(3)))
 
     elasticctl("preempt", "digits", "--worker", "1", "--notice", "none")
