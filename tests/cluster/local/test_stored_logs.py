@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def kill(home: Path, uid: str) -> None:
     """SIGKILL to every process of a worker at once, its shim too."""
     mine = [process for process in processes_of(home) if _is_of(process, uid)]
     for process in mine:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # one of those that come and go
+            process.kill()
     psutil.wait_procs(mine, 10)
 
 

@@ -16,6 +16,7 @@ import pytest
 from elasticctl_launcher.main import modules_to_preload
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter, shared_environment
+from tests.support.waiting import wait_until
 
 SCRIPT = """
 import json, multiprocessing, os, sys
@@ -264,7 +265,7 @@ def test_a_rank_relies_on_a_spare_that_is_nearly_ready(
     starter = RankStarter([sys.executable, str(script)], {**environment(), "PYTHONPATH": str(tmp_path)}, ["slow"])
     starters.append(starter)
     starter.warm(1)
-    (spare,) = spares()
+    (spare,) = wait_until(spares)  # until it has its own command line
     process = starter.start(ranks_environment())
     assert process.pid == spare.pid
     (tmp_path / "slow.py.go").touch()

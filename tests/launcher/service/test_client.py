@@ -170,7 +170,7 @@ def test_it_says_once_that_the_service_is_away_and_once_that_it_is_back(
     def answer(connection: socket.socket) -> None:
         read_request(connection)
         status = answers.pop(0)
-        connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        connection.sendall(f"HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode())
         connection.close()
 
     with serving(answer) as (port, _), caplog.at_level(logging.INFO):
