@@ -99,6 +99,7 @@ class Replicas:
         environ = {**os.environ, **({"KUBECONFIG": kubeconfig} if kubeconfig else {})}
         if code is not None:
             environ["PYTHONPATH"] = os.pathsep.join(str(code / part) for part in ("", "controller", "training_lib"))
+            environ["PYTHONSAFEPATH"] = "1"  # or the folder that this process runs in comes first
         with log.open("wb") as output:
             replica = Replica(subprocess.Popen(argv, stderr=output, env=environ), port, log)
         self.running.append(replica)
