@@ -133,3 +133,13 @@ def one_line(text: str) -> str:
 
 def _printable(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+
+
+def is_loopback(host: str) -> bool:
+    """True for the name or an address by which a machine calls itself; not for names that only begin like one."""
+    import ipaddress  # few need it
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.text import is_loopback
 
 TIMEOUT_S = 10.0
 _MOST_BYTES = 4 << 20
@@ -35,7 +36,6 @@ _IMAGE = re.compile(
     r"/(?P<name>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)(?::(?P<tag>\w[\w.-]{0,127}))?"
 )
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
-_LOOPBACK = ("localhost", "127.", "[::1]")
 
 
 class RegistryError(ElasticctlError):
@@ -68,7 +68,7 @@ class _Registry:
 
     def __init__(self, host: str, name: str, environ: Mapping[str, str]) -> None:
         self._host, self._name, self._environ = host, name, environ
-        self._scheme = "http" if host.startswith(_LOOPBACK) else "https"
+        self._scheme = "http" if is_loopback(urlsplit(f"//{host}").hostname or "") else "https"
         self._open = urllib.request.build_opener(_NoRedirect).open
 
     def manifest(self, tag: str) -> bytes:
@@ -94,7 +94,7 @@ class _Registry:
             return f"Basic {login}"
         told = dict(_CHALLENGE.findall(challenge))
         realm = urlsplit(told.get("realm", ""))
-        if realm.scheme != "https" and not (realm.scheme == "http" and realm.netloc.startswith(_LOOPBACK)):
+        if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.hostname or "")):
             raise RegistryError(f"{self._host} asks for a login over an unencrypted connection")
         query = {"scope": f"repository:{self._name}:pull"} | {k: told[k] for k in ("service",) if k in told}
         headers = {"Authorization": f"Basic {login}"} if login else {}

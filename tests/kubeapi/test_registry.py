@@ -120,6 +120,15 @@ def test_a_name_without_a_registry_is_not_looked_up(image: str) -> None:
         ((302, {"Location": "http://127.0.0.1:1/"}, b""), "answers 302"),
         ((401, {"WWW-Authenticate": 'Basic realm="r"'}, b""), "requires a login, and there is none"),
         ((401, {"WWW-Authenticate": 'Bearer realm="http://r.example/t"'}, b""), "over an unencrypted connection"),
+        ((401, {"WWW-Authenticate": 'Bearer realm="http://127.r.example/t"'}, b""), "over an unencrypted connection"),
+        (
+            (401, {"WWW-Authenticate": 'Bearer realm="http://localhost.r.example/t"'}, b""),
+            "over an unencrypted connection",
+        ),
+        (
+            (401, {"WWW-Authenticate": 'Bearer realm="http://localhost@r.example/t"'}, b""),
+            "over an unencrypted connection",
+        ),
         ((401, {}, b""), "requires a login"),
         ((200, {}, b"x" * (5 << 20)), "more than 4 MiB"),
     ],

@@ -5,7 +5,6 @@ Webhooks get less than what becomes an event: a job starts, is interrupted, reco
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from elasticctl.api.observed.history import not_finite_text, reports_steps
 from elasticctl.api.observed.workers import UNTOLD
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, Interruption, JobStatus, Phase
-from elasticctl.api.text import plural, shorten, span, times, visible
+from elasticctl.api.text import is_loopback, plural, shorten, span, times, visible
 from elasticctl_controller.core.actions import Event
 from elasticctl_controller.core.phase import find_condition
 
@@ -221,7 +220,7 @@ def check_url(text: str) -> str:
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS
     if not plain or not host or not port_is_one or "@" in parts.netloc:
         raise WebhookError("it is not a single https:// URL without user or password")
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         raise WebhookError("it is not an https:// URL (http:// is allowed for loopback addresses only)")
     return url
 
@@ -245,13 +244,6 @@ def escape(text: str) -> str:
     """
     shown = visible(" ".join(text.split())).replace("@", f"@{_NO_SPACE}")
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

@@ -164,16 +164,16 @@ def payback_s(records: Sequence[GroupGeneration], ready: int, rates: Mapping[int
     return reform_cost_s(records) / max(gain, LEAST_GAIN)
 
 
-def outruns(records: Sequence[GroupGeneration], ready: int, now: float, least_job_s: float = LEAST_JOB_S) -> bool:
+def outruns(records: Sequence[GroupGeneration], ready: int, now: float) -> bool:
     """Would a group that begins at 0 again, because its script keeps nothing, end sooner with the newcomers?
 
-    How long its job takes is not known. It is taken to be half done, and to take `least_job_s` at least.
+    How long its job takes is not known. It is taken to be half done, and to take an hour at least.
     """
     newest = records[-1]
     trained_s = max(0.0, now - newest.formed_at) if newest.formed_at is not None else 0.0
     size = len(newest.workers)
     times = speedup(size, size + ready, {}, Batching().exponent) if size else math.inf
-    job_s = max(2 * trained_s, least_job_s)
+    job_s = max(2 * trained_s, LEAST_JOB_S)
     return job_s / times + reform_cost_s(records) < job_s - trained_s
 
 

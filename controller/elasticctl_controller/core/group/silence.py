@@ -7,6 +7,7 @@ because its launcher is busy. Its peers may still reach it, so a silent worker a
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from elasticctl_controller.core.group.failures import excuse_failure
 from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
@@ -39,9 +40,7 @@ def end_unreachable(group: GroupRecord, now: float) -> float | None:
     lost = [uid for uid, at in lost_at.items() if at <= now]
     if all(uid in lost for uid in group.members if group.is_awaited(uid)):
         return None
-    names = ", ".join(group.members[uid].name for uid in group.members if uid in lost)
-    excuse_failure(group)
-    group.advance(GroupEvent.MEMBER_LOST, now, f"cannot reach {names}")
+    _leave_out(group, lost, "cannot reach", now)
     return None
 
 
@@ -49,7 +48,7 @@ def _still_at(group: GroupRecord) -> float:
     """From when on it is known that no step is made (seconds since the epoch); infinite: not yet."""
     if group.places:
         return 0.0
-    if isinstance(group.situation, BreakingGroup) and all(end.of_peers for end in group.ends.values()):
+    if _has_victims_only(group):
         return 0.0
     known = group.history
     if known.stepped_at is None or group.obstacle or group.unsaved:
@@ -62,16 +61,26 @@ def end_for_silent(group: GroupRecord, now: float) -> bool:
 
     Its machine may be gone while the controller cannot see it.
     """
-    if not isinstance(group.situation, BreakingGroup) or group.situation.drain:
+    if not isinstance(group.situation, BreakingGroup) or group.situation.drain or not _has_victims_only(group):
         return False
-    if not all(end.of_peers for end in group.ends.values()):
-        return False
-    awaited = [member for uid, member in group.members.items() if group.is_awaited(uid) and uid not in group.ends]
-    lost = [member.name for member in awaited if silent_at(group, member.uid, group.situation.since) <= now]
+    since = group.situation.since
+    awaited = (uid for uid in group.members if group.is_awaited(uid) and uid not in group.ends)
+    lost = [uid for uid in awaited if silent_at(group, uid, since) <= now]
     if lost:
-        excuse_failure(group)
-        group.advance(GroupEvent.MEMBER_LOST, now, f"nothing is heard from {', '.join(lost)}")
+        _leave_out(group, lost, "nothing is heard from", now)
     return bool(lost)
+
+
+def _has_victims_only(group: GroupRecord) -> bool:
+    """Have ranks failed, and all of them because they lost a connection?"""
+    return isinstance(group.situation, BreakingGroup) and all(end.of_peers for end in group.ends.values())
+
+
+def _leave_out(group: GroupRecord, lost: Collection[str], why: str, now: float) -> None:
+    """End the generation: these members are lost, which explains whatever has failed."""
+    excuse_failure(group)
+    names = ", ".join(member.name for uid, member in group.members.items() if uid in lost)
+    group.advance(GroupEvent.MEMBER_LOST, now, f"{why} {names}")
 
 
 def mark_overdue(group: GroupRecord, now: float) -> float | None:
