@@ -14,11 +14,12 @@ from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPO
 from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU_SLOTS
-from elasticctl.api.spec import ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
+from elasticctl.api.spec import ANNOTATION_POOL, ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
 
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
 _LABELS = (LABEL_GROUP, LABEL_JOB, LABEL_TYPE, LABEL_INDEX)
+_ANNOTATIONS = (ANNOTATION_PREEMPTED, ANNOTATION_POOL)
 _OWNER = ("kind", "name", "uid", "controller")
 _POD_SPEC = ("nodeName", "schedulerName", "schedulingGates", "schedulingGroup")
 _POD_STATUS = ("phase", "reason", "message", "startTime")
@@ -34,7 +35,7 @@ def prune_pod(pod: Manifest) -> Manifest:
     metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
     fields = _pick(metadata, _METADATA + _DELETION)
     fields["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
-    fields["annotations"] = _pick(as_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
+    fields["annotations"] = _pick(as_mapping(metadata.get("annotations")), _ANNOTATIONS)
     fields["ownerReferences"] = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
     containers = [_pick(as_mapping(item), ("name",)) for item in as_list(spec.get("containers"))]
     statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]

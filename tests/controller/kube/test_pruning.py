@@ -38,7 +38,11 @@ def a_pod() -> dict[str, Any]:
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "deletionTimestamp": "2026-01-01T00:02:00Z",
             "labels": {"job-name": "job", "replica-index": "1", "team": "vision"},
-            "annotations": {"elastic.pytorch.org/preempted": "true", "bulk": "x" * 500},
+            "annotations": {
+                "elastic.pytorch.org/preempted": "true",
+                "elastic.pytorch.org/pool": "spot/zone-a",
+                "bulk": "x" * 500,
+            },
             "ownerReferences": [{"kind": "ElasticJob", "name": "job", "uid": "j1", "controller": True}],
             "managedFields": [{"fieldsV1": {f"f:{number}": {} for number in range(200)}}],
         },
@@ -58,6 +62,7 @@ def a_pod() -> dict[str, Any]:
 
 def test_a_pod_reads_the_same_and_is_a_fraction() -> None:
     pod = a_pod()
+    assert Pod.from_manifest(pod).pool == "spot/zone-a"
     assert Pod.from_manifest(prune_pod(pod)) == Pod.from_manifest(pod)
     assert len(json.dumps(prune_pod(pod))) < 1500 < len(json.dumps(pod)) / 6
 
