@@ -141,6 +141,11 @@ class Progress:
         self._told, self._told_s = -1, -math.inf
         self.plan: EpochPlan | None = None
 
+    @property
+    def is_main(self) -> bool:
+        """Does rank 0 train here, which speaks for all?"""
+        return self._reporter.rank == 0
+
     def count_samples_from(self, before: int) -> None:
         """`before` samples were trained on earlier: for users whose cursors do not tell how many there are by now."""
         self._samples_before, self._samples = before, 0
@@ -192,7 +197,7 @@ class Progress:
             return
         self._rows_sent_s = now_s
         rows = self.metrics.take_rows()
-        if self._reporter.rank != 0 or not self._reporter.is_heard:
+        if not self.is_main or not self._reporter.is_heard:
             return
         self._rows.extend(text for text in map(json.dumps, rows) if len(text) < _ROWS_BYTES)
         send = self._reporter.send_surely if surely else self._reporter.send

@@ -105,7 +105,7 @@ class Run:
         else:
             cursor = self._skip(Cursor() if restored is None else self._resume(restored))
         if self._loaders:
-            self._session.refuse_rollback("a data loader keeps a position of its own")
+            self._session.losses.refuse_rollback("a data loader keeps a position of its own")
         self._session.begin(cursor)
 
     @property

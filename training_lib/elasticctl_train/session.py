@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -19,13 +19,13 @@ from elasticctl_store import storage
 from elasticctl_store.checkpoints import commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.checkpoints.rollbacks import Rollback
-from elasticctl_store.errors import NotFiniteError, StorageError, TrainError
+from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
-from elasticctl_train.metrics import LOSS
+from elasticctl_train.not_finite import LossGuard
 from elasticctl_train.policy import PRIOR_S, Cadence, SavePolicy, between_interruptions_s
 from elasticctl_train.progress import Notice, Progress, Reporter
 from elasticctl_train.watch import Watch
@@ -35,10 +35,6 @@ log = logging.getLogger("elasticctl_train")
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
-ON_NAN_VARIABLE = "ELASTICCTL_ON_NAN"
-"""What a loss that is no finite number does: `stop` ends the job, `rollback` goes on from before it, `warn`, the
-default, just goes on."""
-_WARN, _STOP, _ROLLBACK = _ON_NAN = "warn", "stop", "rollback"
 _ABANDON_GRACE_S = 2.0
 _LONG_S = 3600.0
 
@@ -62,7 +58,7 @@ class Session:
     """One incarnation of a training run on this rank. Every rank makes the same calls in the same order.
 
     `cursor` says how far training is, and is its user's to change; `restored` is the checkpoint that was found,
-    until the first step is done.
+    until the first step is done. `losses` watches for those that are no finite numbers.
     """
 
     def __init__(
@@ -100,12 +96,9 @@ class Session:
         self._group, self._restarts_because = group, "" if group is not None else restarts_because
         self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
         self.restored: Restored | None = None
-        self._is_open = self._warned_of_loss = False
-        self._on_nan = os.environ.get(ON_NAN_VARIABLE, "") or _WARN
-        self._lost: tuple[int, str, Cursor] | None = None
+        self._is_open = False
+        self.losses = LossGuard(self.progress)
         self._back: Rollback | None = None
-        if self._on_nan not in _ON_NAN:
-            raise TrainError(f"${ON_NAN_VARIABLE}={self._on_nan}: give {_WARN}, {_STOP} or {_ROLLBACK}")
         if group is None or not group.has_state:
             with self._watch.standing_still(nothing_to_save=True):
                 self._open()
@@ -127,13 +120,6 @@ class Session:
     def skip_to(self) -> Mapping[str, Any] | None:
         """Where training goes on in the data instead of where the checkpoint was, as this run has noted it before."""
         return None if self._back is None else self._back.skip_to
-
-    def refuse_rollback(self, why: str) -> None:
-        """For users that cannot skip batches: raises TrainError where that may be asked for."""
-        if self._on_nan == _ROLLBACK:
-            raise TrainError(
-                f"${ON_NAN_VARIABLE}={_ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {_STOP} or {_WARN}"
-            )
 
     @property
     def busy(self) -> bool:
@@ -205,7 +191,7 @@ class Session:
         self.cursor = cursor
         self._watch.step = cursor.step
         self.progress.step(cursor, samples, loss)
-        self._heed_loss()
+        self.losses.heed(self.cursor)
         if not self._prepared:
             self._prepare()
         if cursor.step >= self._next_check and not hold:
@@ -215,19 +201,19 @@ class Session:
         """Report numbers of the user's own; the newest of each also goes into the next checkpoint's entry."""
         self.progress.metrics.note(self.cursor.step, metrics, self.progress.samples_at(self.cursor))
         self.progress.send(self.cursor)
-        self._heed_loss()
+        self.losses.heed(self.cursor)
 
     def finish(self) -> None:
         """Commit the end of training and wait for it; a second call is idle. Raises SaveError."""
         if self._finished:
             return
-        self._go_back_if_lost()
-        self._look_at_loss()
-        self._open()
-        if self._checkpoints is not None and not self._commit_here(self._checkpoints):
-            if self._checkpoints.has_given_up:
+        self.losses.go_back_if_lost(self.world, self.cursor, self._open)
+        self.losses.look(self.cursor)
+        kept = self._open()
+        if kept is not None and not self._commit_here(kept):
+            if kept.has_given_up:
                 self._wait_to_be_stopped()
-            raise self._checkpoints.failure()
+            raise kept.failure()
         self._watch.stop()
         self.progress.send(self.cursor)
         self.progress.send_rows(surely=True)
@@ -248,10 +234,11 @@ class Session:
         if self._checkpoints is not None:
             self._checkpoints.abandon(_ABANDON_GRACE_S)
 
-    def _open(self) -> None:
-        """Take the storage URL over, unless that is done."""
+    def _open(self) -> Checkpointer | None:
+        """Take the storage URL over, unless that is done; None where no checkpoints are saved."""
         if not self._is_open:
             self._checkpoints, self._is_open = self._take_over(self._given_url), True
+        return self._checkpoints
 
     def _take_over(self, url: str) -> Checkpointer | None:
         if not url:
@@ -270,7 +257,7 @@ class Session:
 
     def _restore(self, like: Like | None) -> Restored | None:
         """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
-        if self._checkpoints and self._on_nan == _ROLLBACK:
+        if self._checkpoints and self.losses.goes_back:
             self._back = self._checkpoints.rollback()
         restored = self._checkpoints.restore(like, self._back) if self._checkpoints else None
         if restored is None and self._back is not None:
@@ -314,7 +301,7 @@ class Session:
 
     def _meet(self) -> None:
         """The ranks agree: is it time to save, to stop, and when do they meet again."""
-        self._go_back_if_lost()
+        self.losses.go_back_if_lost(self.world, self.cursor, self._open)
         due, next_check = self._cadence.check(self.cursor.step)
         if self._checkpoints is not None:
             due |= self._owed and not self.busy
@@ -366,8 +353,7 @@ class Session:
         stays = self._group is not None and not self._notice.is_to_leave()
         if self._group is not None and all(self.world.gather(stays)):
             self._leave_group()
-        self._open()
-        kept = self._checkpoints
+        kept = self._open()
         if kept is not None and not self._commit_here(kept) and not kept.has_given_up:
             log.warning("%s; an older one has to do", kept.failure())
         if stays:
@@ -413,49 +399,8 @@ class Session:
             return waits
         return self._checkpoints.trouble
 
-    def _look_at_loss(self) -> None:
-        """Know of every loss up to this step: nobody is to find a checkpoint that was made in spite of one."""
-        self.progress.metrics.look()
-        self._heed_loss()
-
-    def _heed_loss(self) -> None:
-        """Say once, on one rank, that the loss is no finite number; raise NotFiniteError where that ends the job."""
-        lost = self.progress.metrics.not_finite.get(LOSS)
-        if lost is None:
-            self._warned_of_loss, self._lost = False, None
-            return
-        self._lost = self._lost or (lost.step, lost.value, self.cursor)
-        if self._warned_of_loss:
-            return
-        if self._on_nan == _STOP:
-            self.progress.send(self.cursor)
-            self.progress.send_rows(surely=True)
-            raise NotFiniteError(f"the loss is {lost.value} since step {lost.step}, and the job was told to stop then")
-        self._warned_of_loss = True
-        if self.world.rank == 0:
-            log.warning("the loss is %s since step %d", lost.value, lost.step)
-
-    def _go_back_if_lost(self) -> None:
-        """All ranks: is the loss of any no finite number, and is that to be undone? Then this process ends.
-
-        A loss that was finite again by now has harmed nothing. Raises RollbackError, or NotFiniteError.
-        """
-        if self._on_nan != _ROLLBACK:
-            return
-        self._look_at_loss()
-        if not any(self.world.highest(self._lost is not None)):
-            return
-        self._open()
-        mine = None if self._lost is None else (*self._lost[:2], asdict(self._lost[2]))
-        step, value, cursor = min((one for one in self.world.gather(mine) if one), key=lambda one: one[0])
-        self.progress.send(self.cursor)
-        self.progress.send_rows(surely=True)
-        if self._checkpoints is None:
-            raise NotFiniteError(f"the loss is {value} since step {step}, and without a storage there is no way back")
-        self._checkpoints.go_back(step, value, cursor)
-
     def _save(self, checkpoints: Checkpointer) -> None:
-        self._look_at_loss()
+        self.losses.look(self.cursor)
         started_s = time.monotonic()
         now = self._snapshot()
         self._saved = self.cursor

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.history import add_point, reports_steps
@@ -83,11 +83,14 @@ class TrainingHistory:
     def note_failure(self, generation: int, failure: RankFailure) -> None:
         """A generation has ended by this failure, and its ranks have started again, or are about to."""
         # Its lines are in the workers' logs: twenty such failures would fill the job's status.
-        ended: dict[str, Any] = {"failure": replace(failure, last_lines=failure.last_lines[-5:])}
-        if failure.is_hang and self.stepped_at is not None and self.newest and self.newest.generation == generation:
-            ended["last_step_at"] = Timestamp(self.stepped_at)
+        short = replace(failure, last_lines=failure.last_lines[-5:])
+        is_newest = self.newest is not None and self.newest.generation == generation
+        hung_at = Timestamp(self.stepped_at) if failure.is_hang and is_newest and self.stepped_at is not None else None
         self.generations = [
-            replace(each, **ended) if each.generation == generation else each for each in self.generations
+            replace(each, failure=short, last_step_at=each.last_step_at if hung_at is None else hung_at)
+            if each.generation == generation
+            else each
+            for each in self.generations
         ]
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> bool:

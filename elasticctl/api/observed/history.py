@@ -14,10 +14,8 @@ from elasticctl.api.text import span
 
 T = TypeVar("T")
 
-_LEAST_S = 1.0
-"""Over less time than this, a group's steps say little about its pace."""
 LEAST_STEPS, LEAST_S = 10, 1.0
-"""A group that did less says nothing about the rate of its size."""
+"""Over less time, the steps of a group say little about its pace; with fewer, little about the rate of its size."""
 STANDSTILL_S, STANDSTILL_STEPS = 60.0, 20
 """A standstill: no step and no checkpoint for STANDSTILL_S, and for as long as STANDSTILL_STEPS steps used to take."""
 STEADY = ("training", "running")
@@ -147,7 +145,7 @@ def steps_per_s(status: JobStatus) -> float | None:
         return None
     took_s = at - group.first_step_at
     done = step - (group.resumed_step or 0) - 1  # the first step had ended by then
-    return done / took_s if done > 0 and took_s >= _LEAST_S else None
+    return done / took_s if done > 0 and took_s >= LEAST_S else None
 
 
 def samples_per_s(status: JobStatus) -> float | None:

@@ -56,7 +56,7 @@ class ElasticCallback(Callback):
         """
         fit = partial(fitting.check, {_MODEL: pl_module})
         self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module), fit)
-        self._session.refuse_rollback("Lightning chooses the batches")
+        self._session.losses.refuse_rollback("Lightning chooses the batches")
         restored = self._session.restored
         if restored is not None:
             _restore_trainer(trainer, _checkpoint_of(restored, self._session.world.size))

@@ -64,7 +64,7 @@ class ElasticCallback(TrainerCallback):
         self._trainer = trainer
         fit = partial(fitting.check, {"model": self._parts()["model"]})
         self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
-        self._session.refuse_rollback("the Trainer chooses the batches")
+        self._session.losses.refuse_rollback("the Trainer chooses the batches")
         restored = self._session.restored
         if restored is None:
             return None

@@ -99,7 +99,7 @@ class ElasticDataParallel(DistributedDataParallel):
         self.__dict__["_watch"] = watch  # before Module's own constructor, which would refuse
         super().__init__(module, process_group=watch.group, init_sync=init_sync)
         numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self._reduced())}
-        self.register_comm_hook(Means(watch, numbers), _average)
+        self.register_comm_hook(Means(watch, numbers), Means.hand_in)
 
     def reform(self) -> None:
         """Go on over the group as it is now; parameters are equal on all its ranks."""
@@ -257,10 +257,6 @@ class Means:
             watch.note(error)
         mean.set_result(buffer)
         return mean
-
-
-def _average(means: Means, bucket: GradBucket) -> Future[torch.Tensor]:
-    return means.hand_in(bucket)
 
 
 def _averaged(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor, mark: Any | None) -> torch.Tensor:
