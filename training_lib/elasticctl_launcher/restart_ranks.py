@@ -12,17 +12,9 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    Worker,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFailure
@@ -44,10 +36,12 @@ from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.drain import Limits
 from elasticctl_launcher.ranks.local import LocalRanks
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
+from elasticctl_launcher.ranks.torch_agent import TorchAgent
 from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.service.leaving import BY_SIGNAL, Leaving
-from elasticctl_launcher.service.questions import DONE, EXCUSED, EXIT, REJOIN, TELL_TIMEOUT_S, Inquiries, Question
+from elasticctl_launcher.service.questions import TELL_TIMEOUT_S, Inquiries, Question
+from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.spot_notice import SpotNotice
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.worker_output import WorkerOutput
@@ -68,13 +62,6 @@ DOING: Mapping[LauncherState, Doing] = {
     LauncherState.FAILING: Doing.STOPPING,
 }
 """What the service is told in each state; the rendezvous itself tells about joining and starting."""
-ANSWERS: Mapping[str, LauncherEvent] = {
-    REJOIN: LauncherEvent.TOLD_TO_REJOIN,
-    EXCUSED: LauncherEvent.TOLD_TO_REJOIN,
-    EXIT: LauncherEvent.TOLD_TO_EXIT,
-    DONE: LauncherEvent.GROUP_FINISHED,
-}
-
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +69,7 @@ class Terminated(Exception):
     """SIGTERM arrived while the agent was joining a group or starting ranks."""
 
 
-class Agent(SimpleElasticAgent):
+class Agent(TorchAgent):
     """Runs what `starter` starts once per local rank, generation after generation.
 
     What ranks print goes to `output`. When `run` has returned, `state` is a final state, and `failure` says why it is
@@ -92,11 +79,11 @@ class Agent(SimpleElasticAgent):
     def __init__(
         self, spec: WorkerSpec, handler: ServiceRendezvous, starter: RankStarter, output: WorkerOutput, limits: Limits
     ) -> None:
-        super().__init__(spec)
-        self._handler, self._starter, self._limits = handler, starter, limits
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
-        self._ranks = LocalRanks(handler.client, starter, output, limits, notify, handler.identity.host)
+        ranks = LocalRanks(handler.client, starter, output, limits, notify, handler.identity.host)
+        super().__init__(spec, handler, starter, ranks)
+        self._limits = limits
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
@@ -104,13 +91,12 @@ class Agent(SimpleElasticAgent):
         handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
         handler.on_leave = self._note_leave_due
         handler.stays = self._ranks.can_stay
-        handler.failed = self._unexcused_report
+        handler.failed = lambda: self._verdicts.counted(self.failure)
         self._got_sigterm = False
         self._sigterm_raises = False
-        self._is_excused, self._found = False, ""
+        self._verdicts = Verdicts(self._service)
         self._others, self._is_prepared = 0, False
         self._leaving = Leaving(self._service, limits.grace_s)
-        self._reported: WorkerFailure | None = None
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
 
@@ -283,14 +269,14 @@ class Agent(SimpleElasticAgent):
         if failure.verdict == STUCK:
             log.warning("generation %d: %s", failure.generation, failure.describe())
             return LauncherEvent.TOLD_TO_EXIT
-        question = self._report(failure)
+        question = self._verdicts.ask(failure)
         if failure.verdict != COLLATERAL:
             self._ranks.stop()
         event = self._wait_for_answer(question)
         if event is not LauncherEvent.TOLD_TO_REJOIN or not self._ranks.release():
-            self._ranks.stop(peers_ended=self._is_excused)
+            self._ranks.stop(peers_ended=self._verdicts.is_excused)
         if event is LauncherEvent.TOLD_TO_EXIT:
-            self.failure = self._as_judged(self.failure or failure)
+            self.failure = self._verdicts.blamed(self.failure or failure)
         return event
 
     def _stop_to_restart(self) -> LauncherEvent:
@@ -310,8 +296,8 @@ class Agent(SimpleElasticAgent):
         return self._wait_for_answer(self._service.wait_for_peers(self._handler.generation))
 
     def _leave(self) -> LauncherEvent:
-        if self.failure is not None and self.failure is not self._reported:
-            self._report(self.failure)  # the verdict does not matter any more
+        if self.failure is not None and not self._verdicts.has_reported(self.failure):
+            self._verdicts.ask(self.failure)  # the verdict does not matter any more
         self._service.tell("leave", self._leaving.why)
         self._ranks.stop()
         why = self._leaving.why
@@ -407,7 +393,7 @@ class Agent(SimpleElasticAgent):
     def _wait_for_answer(self, question: Question) -> LauncherEvent:
         """Wait for the answer, for as long as it takes; a SIGTERM ends the wait, one that came before it soon."""
         timeout_s = TELL_TIMEOUT_S if self._got_sigterm else None
-        self._is_excused, self._found = False, ""
+        self._verdicts.forget()
         while True:
             try:
                 notification = self._notifications.get(timeout=timeout_s)
@@ -419,15 +405,13 @@ class Agent(SimpleElasticAgent):
                     question.withdraw()
                     return LauncherEvent.SIGTERM
                 case ServiceAnswered(answered) if answered is question:
-                    self._found = question.error
-                    self._is_excused = question.answer == EXCUSED
-                    return ANSWERS[question.answer]
+                    return self._verdicts.take(question)
                 case RankExited(rank) if self.failure is not None and rank in self._ranks.running and rank.code != 0:
                     failure = self._failure_of(rank)
                     if failure.explains_more_than(self.failure):
                         question.withdraw()
                         self.failure = failure
-                        question = self._report(failure)
+                        question = self._verdicts.ask(failure)
 
     def _end_generation(self, event: LauncherEvent) -> LauncherEvent:
         """`event`, which ends the generation here, or RANK_SUSPENDED if a rank of this worker was holding it up."""
@@ -447,50 +431,3 @@ class Agent(SimpleElasticAgent):
     def _failure_of(self, rank: Rank) -> WorkerFailure:
         error_file = self._ranks.reports.error_file(self._handler.generation, rank.rank)
         return WorkerFailure.of_rank(*self._place(), rank, error_file)
-
-    def _unexcused_report(self) -> dict[str, Any] | None:
-        """How the ranks of the last generation failed here, as it was reported; None where nothing is to be counted."""
-        failure = self.failure
-        return None if failure is None or failure is not self._reported or self._is_excused else failure.to_report()
-
-    def _as_judged(self, failure: WorkerFailure) -> WorkerFailure:
-        """The failure that this worker is to blame for, whatever it looked like from here."""
-        return replace(failure, verdict=APPLICATION, error=self._found or failure.error)
-
-    def _report(self, failure: WorkerFailure) -> Question:
-        log.warning("generation %d: %s", failure.generation, failure.describe())
-        self._reported = failure
-        return self._service.ask_for_verdict(failure.to_report)
-
-    # What torch's agent asks of an implementation
-
-    def _assign_worker_ranks(
-        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
-    ) -> list[Worker]:
-        """Number the ranks from the members alone: no exchange over the store is needed."""
-        slots = [member["slots"] for member in self._handler.members]
-        base, total = sum(slots[:group_rank]), sum(slots)
-        return [
-            Worker(local, global_rank=base + local, role_rank=base + local, world_size=total, role_world_size=total)
-            for local in range(spec.local_world_size)
-        ]
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        handler = self._handler
-        self._ranks.start(worker_group, handler.members, handler.get_run_id(), handler.generation)
-        return {rank.local_rank: rank.process.pid for rank in self._ranks.running}
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._ranks.stop()
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Not used by this agent's loop, which is notified of every exit; kept correct for torch's callers."""
-        codes = [rank.code for rank in self._ranks.running]
-        if any(codes):
-            return RunResult(WorkerState.FAILED)
-        return RunResult(WorkerState.SUCCEEDED if codes and None not in codes else WorkerState.HEALTHY)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._ranks.stop()
-        self._starter.close()
-        self._handler.shutdown()
