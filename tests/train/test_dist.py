@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,38 @@ def test_a_rank_ends_with_its_own_exit_code(group: str, end: str, code: int) -> 
         said = [process.communicate(timeout=240)[1] for process in ended]
     assert [process.returncode for process in ended] == [code, code], said
     assert not any("terminate called" in text for text in said)
+
+
+UNGUARDED = """
+import torch
+from torch.utils.data import TensorDataset
+from elasticctl_train import Run
+
+model = torch.nn.Linear(1, 1)
+with Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+    for epoch in run.epochs(1):
+        data = TensorDataset(torch.zeros(4, 1))
+        for (batch,) in run.loader(data, global_batch=2, num_workers=1, multiprocessing_context="spawn"):
+            run.model(batch).sum().backward()
+            run.step()
+"""
+
+
+@pytest.mark.timeout(900)  # two imports of torch
+def test_a_worker_of_a_data_loader_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
+    """It has the rank's environment: it would join the ranks once more, and take their storage away."""
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED)
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "ELASTICCTL_STORAGE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert 'FIX: put the script\'s code into a function, main(), and call it below if __name__ == "__main__":' in (
+        ended.stderr
+    )
+    assert ended.stderr.count("no checkpoint at") == 1, ended.stderr

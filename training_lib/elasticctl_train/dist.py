@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
+import multiprocessing
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from elasticctl_store.errors import TrainError
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
@@ -156,8 +159,9 @@ def _check_dead(channel: Channel) -> None:
 def join(environ: Mapping[str, str] = os.environ) -> World:
     """Join the group torchrun's environment describes, unless the script has; without either, a world of one.
 
-    The backend is nccl where there are GPUs and gloo where there are none.
+    The backend is nccl where there are GPUs and gloo where there are none. Raises TrainError as `refuse_helper` does.
     """
+    refuse_helper()
     here = device(environ)
     owned = is_ours_to_join(environ)
     if owned:
@@ -167,6 +171,20 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
     channel = Channel(dist.new_group(backend="gloo", timeout=_PATIENT) if dist.get_world_size() > 1 else None)
     atexit.register(_end_threads, channel)
     return World(dist.get_rank(), dist.get_world_size(), here, channel, owned)
+
+
+def refuse_helper() -> None:
+    """Raise TrainError in a process that only imports the script, in order to help the rank that has started it.
+
+    It has the rank's environment: it would join the group a second time as that rank, and take its storage away.
+    `multiprocessing` marks such a process for as long as it imports the script, and refuses to start another in it.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise TrainError(
+            "a process that this script has started, such as a worker of a DataLoader, imports the script and must not "
+            "train as well. FIX: put the script's code into a function, main(), and call it below "
+            'if __name__ == "__main__":'
+        )
 
 
 def collectives_of_script() -> int:

@@ -66,8 +66,10 @@ class Run:
         `run.device`. `others` are saved under their names like the rest. `resume` says what to do where the checkpoint
         found is not one of these objects ("strict", "ignore" or "model-only": see `fitting`); without it,
         $ELASTICCTL_RESUME, and without that it is refused. Raises StateError for a state that a checkpoint cannot hold,
-        StorageError, and RestoreError when the checkpoint is refused: then nothing has been changed.
+        StorageError, and RestoreError when the checkpoint is refused: then nothing has been changed. Raises TrainError
+        in a process that the script has started, such as a DataLoader's worker, while that imports the script.
         """
+        dist.refuse_helper()
         self._choice = fitting.parse_choice(resume or os.environ.get(fitting.VARIABLE) or "strict")
         self._given = model
         self._loaders = loaders.among(others)
