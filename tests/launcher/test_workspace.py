@@ -100,6 +100,34 @@ def test_a_command_that_names_its_folder_stays_where_it_is(lab: Lab, source: Pat
     assert list(left(scratch)) == []
 
 
+def test_a_module_runs_from_the_copy_and_leaves_its_results_where_it_was_submitted(lab: Lab, scratch: Path) -> None:
+    """With a spare and without; what it starts finds the copy's modules too."""
+    package = lab.folder / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "names.py").write_text("NAME = 'as submitted'\n")
+    (package / "train.py").write_text(
+        "import os, subprocess, sys\nfrom pkg.names import NAME\n"
+        "said = subprocess.check_output([sys.executable, '-c', 'import os; print(os.getcwd())'], text=True).strip()\n"
+        "with open(os.environ['ELASTICCTL_WORKER'] + '.txt', 'w') as file:\n"
+        "    print(NAME, __spec__.name, sys.argv[1:], said == os.getcwd() == os.environ['PWD'], __file__, file=file)\n"
+    )
+    reference = sent(lab.folder, str(scratch / "kept"))
+    (package / "names.py").write_text("NAME = 'edited'\n")
+    env = {
+        "ELASTICCTL_WORKSPACE": reference, "ELASTICCTL_WORKSPACE_FROM": str(lab.folder), "PWD": str(lab.folder),
+    }  # fmt: skip
+    ways: dict[str, tuple[str, ...]] = {"a-0": (), "a-1": ("--preload", "none")}
+    lab.add(*ways)
+    for name, options in ways.items():
+        lab.start(name, sys.executable, "-u", "-m", "pkg.train", "--lr", "3", options=options, **env)
+    for name in ways:
+        assert lab.wait(name) == 0, lab.output(name)
+        said = (lab.folder / f"{name}.txt").read_text()
+        assert said.startswith(f"as submitted pkg.train ['--lr', '3'] True {scratch}/"), said
+    assert list(left(scratch)) == []
+
+
 @pytest.mark.parametrize("harm", ["gone", "damaged"])
 def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path, scratch: Path, harm: str) -> None:
     kept = lab.folder / "kept"

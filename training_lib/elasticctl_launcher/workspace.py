@@ -8,9 +8,9 @@ The workspace is the folder that was submitted with the job:
     ELASTICCTL_WORKSPACE        URL#DIGEST: where it is stored, and which one it is
     ELASTICCTL_WORKSPACE_FROM   its path on the machine where the job was submitted
 
-A command that names its script by that path runs the copy's script, in the working folder that it is given: so a job of
-the local cluster finds its data where they are, and keeps the code that it was submitted with. Any other command runs
-in the copy.
+A command that names its script by that path runs the copy's script, in the working folder that it is given, and so does
+`python -m MODULE` whose working folder is the one that was submitted: so a job of the local cluster finds its data and
+leaves its results where they are, and keeps the code that it was submitted with. Any other command runs in the copy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import fcntl
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -134,8 +135,8 @@ class UnpackedWorkspace:
     source: Path | None
 
     def enter(self, command: Sequence[str], environ: MutableMapping[str, str]) -> list[str]:
-        """Return the command to run in place of `command`; change to the copy unless it names a script of `source`."""
-        relocated = self._relocate(command)
+        """Return the command to run in place of `command`; change to the copy unless it takes its code from there."""
+        relocated = self._relocate(command) or self._relocate_module(command, environ)
         if relocated is None:
             os.chdir(self.folder)
             environ["PWD"] = str(self.folder)
@@ -154,6 +155,29 @@ class UnpackedWorkspace:
             return None
         copied = self.folder / script.relative_to(self.source)
         return [*command[:at], str(copied), *command[at + 1 :]] if copied.is_file() else None
+
+    def _relocate_module(self, command: Sequence[str], environ: MutableMapping[str, str]) -> list[str] | None:
+        """`python -m MODULE` that imports from the copy what it would from its working folder, `source`; else None.
+
+        -P keeps the working folder off the module's path; unlike $PYTHONSAFEPATH, what the script starts does not
+        inherit it. Only the interpreter that runs this is known to have that flag.
+        """
+        python = PythonCommand.parse(command)
+        if python is None or python.argv[0] != "-m" or self.source is None or not _is_same(self.source, Path.cwd()):
+            return None
+        if any(flag[:1] == "-" and flag[1:2] not in ("W", "X") and {*"PEI"} & {*flag} for flag in python.flags):
+            return None  # it looks for modules neither in its working folder nor in $PYTHONPATH
+        if not hasattr(sys.flags, "safe_path") or not _is_same(python.interpreter, sys.executable):
+            return None
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self.folder), environ.get("PYTHONPATH"))))
+        return [command[0], "-P", *command[1:]]
+
+
+def _is_same(path: str | Path, other: str | Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one of them is not on this machine
+        return False
 
 
 def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWorkspace | None:
