@@ -75,8 +75,9 @@ class Keeper:
     """Starts, watches and stops the workers of one store.
 
     `files_for(pod)` returns what a worker's private files hold, by name, now; `gpus` are the ids to assign,
-    `cpu_slots()` how many ranks without a GPU may run at once (0: any number); `on_exit(key, uid)` is called as soon as
-    a worker of job `key` has been seen to have ended, before that is stored.
+    `cpu_slots()` how many ranks without a GPU may run at once (0: any number); `umask` is what workers create files
+    with (-1: with this process's own); `on_exit(key, uid)` is called as soon as a worker of job `key` has been seen to
+    have ended, before that is stored.
     """
 
     def __init__(
@@ -87,10 +88,10 @@ class Keeper:
         files_for: Callable[[Manifest], Mapping[str, str]],
         gpus: tuple[str, ...] = (),
         cpu_slots: Callable[[], int] = lambda: 0,
+        umask: int = -1,
         on_exit: Callable[[str, str], None] = lambda key, uid: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._paths, self._clock = store, paths, clock
+        self._store, self._paths, self._umask = store, paths, umask
         self._files_for, self._gpus, self._cpu_slots, self._on_exit = files_for, gpus, cpu_slots, on_exit
         self._secrets = Secrets(paths)
         self._workers: dict[str, _Worker] = {}  # by the UID of the pod
@@ -115,7 +116,7 @@ class Keeper:
 
     def drain(self) -> threading.Event:
         """Stop all workers and start no more, as a node that shuts down does; the event is set when none is left."""
-        self._drain_from = self._clock()
+        self._drain_from = time.time()
         self._exits.wake()
         return self._drained
 
@@ -159,7 +160,7 @@ class Keeper:
 
     def _sync(self) -> float:
         """Look after every pod once; returns seconds until one of them has to be looked at again."""
-        now = self._clock()
+        now = time.time()
         delays_s = [NEVER]
         for pod in self._store.list_pods():
             try:
@@ -258,7 +259,7 @@ class Keeper:
         try:
             make_private(pod_dir)
             self._write_files(pod, worker)
-            self._watch(worker, processes.start_shim(pod_dir, command))
+            self._watch(worker, processes.start_shim(pod_dir, command, self._umask))
         except OSError as e:
             raise storage_error(f"start {name}", e) from e
         return KeeperEvent.SHIM_STARTED

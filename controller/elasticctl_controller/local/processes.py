@@ -63,8 +63,11 @@ class WorkerProcess:
             self._process.kill()
 
 
-def start_shim(pod_dir: Path, command: Command) -> WorkerProcess:
-    """Start the shim of a worker in `pod_dir`, which exists and is private; OSError when the system refuses."""
+def start_shim(pod_dir: Path, command: Command, umask: int = -1) -> WorkerProcess:
+    """Start the shim of a worker in `pod_dir`, which exists and is private; OSError when the system refuses.
+
+    `umask`: what the worker creates its files with; -1: with the same as this process.
+    """
     working_dir = command.working_dir
     if not working_dir:
         working_dir = str(pod_dir / "work")
@@ -84,6 +87,7 @@ def start_shim(pod_dir: Path, command: Command) -> WorkerProcess:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             env={"PATH": os.defpath},
+            umask=umask,
         )
     return WorkerProcess(child.pid, child)
 

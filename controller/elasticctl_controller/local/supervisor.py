@@ -61,9 +61,12 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The parts that run in the process, and the order in which they start and stop."""
+    """The parts that run in the process, and the order in which they start and stop.
 
-    def __init__(self, paths: LocalPaths) -> None:
+    `umask` is what workers create their files with: this process's own is for its own files.
+    """
+
+    def __init__(self, paths: LocalPaths, umask: int) -> None:
         self._paths = paths
         self._lock = _take_lock(paths)
         self._store = Store(paths.database)
@@ -87,6 +90,7 @@ class Supervisor:
             files_for=tokens.files_of,
             gpus=gpus,
             cpu_slots=self._workload.cpu_slots,
+            umask=umask,
             on_exit=self._rendezvous.report_loss,
         )
         info = {
@@ -190,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="elasticctl_controller.local.supervisor")
     parser.add_argument("--detach", action="store_true", help="run in the background; return once it answers")
     options = parser.parse_args(argv)
-    os.umask(0o077)
+    umask = os.umask(0o077)
     ready = None
     if options.detach:
         ready, started = _fork_into_background()
@@ -200,18 +204,18 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     raise_file_limit()
     try:
-        asyncio.run(_run(ready))
+        asyncio.run(_run(ready, umask))
     except ElasticctlError as e:
         log.error("%s", e)
         return 1
     return 0
 
 
-async def _run(ready: int | None) -> None:
+async def _run(ready: int | None, umask: int) -> None:
     explain_exhaustion(asyncio.get_running_loop())
     paths = local_paths()
     paths.create()
-    await Supervisor(paths).run(ready)
+    await Supervisor(paths, umask).run(ready)
 
 
 def _fork_into_background() -> tuple[int | None, int | None]:

@@ -93,6 +93,20 @@ def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: Store, 
         keeper.stop()
 
 
+def test_a_workers_files_are_the_users_and_not_private_as_the_supervisors(store: Store, tmp_path: Path) -> None:
+    paths, result = LocalPaths(tmp_path / "state", tmp_path / "run"), tmp_path / "result"
+    keeper = Keeper(store, paths, files_for=lambda pod: {"token": "token"}, umask=0o027)
+    job = ElasticJob.from_manifest(store.create_job(shell_job("job", f"touch {result}", 1)))
+    pod = store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
+    keeper.start()
+    try:
+        wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Succeeded")
+        assert result.stat().st_mode & 0o777 == 0o640
+        assert paths.pod_dir(pod["metadata"]["uid"]).stat().st_mode & 0o077 == 0
+    finally:
+        keeper.stop()
+
+
 def test_a_worker_is_stopped_though_the_disk_is_full(
     store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
