@@ -15,12 +15,9 @@ from elasticctl_store.errors import TrainError
 from elasticctl_train.policy import (
     LONGEST_S,
     NOTICE_CHECK_S,
-    PRIOR_S,
-    QUIET_S,
     SHORTEST_S,
     Cadence,
     SavePolicy,
-    between_interruptions_s,
     interval_s,
 )
 
@@ -75,7 +72,7 @@ def test_the_interval_is_chosen_by_default() -> None:
 
 
 def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -> None:
-    cadence = Cadence(SavePolicy(), 0, 0.0, between_s=20_000.0)
+    cadence = Cadence(SavePolicy(), 0, 0.0, between_s=lambda: 20_000.0)
     with caplog.at_level(logging.INFO):
         cadence.saved(0.25)  # sqrt(2 x 0.25 s x 20,000 s) = 100 s
         assert caplog.messages == [
@@ -121,18 +118,15 @@ def test_the_chosen_interval_loses_the_least_time(cost_s: float, write_s: float,
     assert chosen >= min(2 * write_s, LONGEST_S)
 
 
-@pytest.mark.parametrize(
-    ("interruptions", "over_s", "expected_s"),
-    [
-        (0, 0.0, PRIOR_S),
-        (1, PRIOR_S, PRIOR_S),
-        (8, 0.5 * PRIOR_S, PRIOR_S / 6),
-        (0, 1e9, QUIET_S),
-        (3, -9.0, PRIOR_S / 4),
-    ],
-)
-def test_interruptions_are_expected_as_they_came(interruptions: int, over_s: float, expected_s: float) -> None:
-    assert between_interruptions_s(interruptions, over_s) == pytest.approx(expected_s)
+def test_the_interval_follows_the_machines_ages() -> None:
+    between_s = [20_000.0]
+    cadence = Cadence(SavePolicy(), 0, 0.0, between_s=lambda: between_s[0])
+    cadence.saved(0.25)
+    assert walk(cadence, 0, [10.0] * 31)[1] == [10, 20, 30]
+    between_s[0] /= 4
+    cadence.saved(0.25)
+    assert walk(cadence, 31, [10.0] * 10)[1] == []
+    assert cadence.check(42, 310.0 + 50.0)[0]
 
 
 def test_what_to_keep_is_passed_on() -> None:

@@ -8,7 +8,8 @@ says so at the next check, and all stop behind that very step. Where a notice ca
 
 Without an interval given, rank 0 chooses it: a save costs the time that training stands still for it, an interruption
 costs on average half an interval of work, and their sum is least at sqrt(2 x cost x mean time between interruptions)
-(Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly refined it in 2006).
+(Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly refined it in 2006). That time is
+not constant: it is asked for anew at each save (`interruptions`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
+from elasticctl_train.interruptions import PRIOR_S
 
 log = logging.getLogger("elasticctl_train")
 
@@ -31,13 +34,6 @@ NOTICE_CHECK_S = 0.2
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the interval is chosen."""
-
-PRIOR_S = 4 * 3600.0
-"""How often a spot group is taken to be interrupted before anything is known: once in so many seconds."""
-
-QUIET_S = 24 * 3600.0
-"""The rarest that interruptions are taken to be: Google's preemptible machines end within 24 hours, and a job that was
-suspended for a week has learnt nothing about how long machines last."""
 
 _COSTS_KEPT = 5
 _SAID_AGAIN_AT = 2.0
@@ -88,14 +84,6 @@ class SavePolicy:
         return Retention(self.keep_last, every_s, self.keep_best or 0, self.metric, self.mode)
 
 
-def between_interruptions_s(interruptions: int, over_s: float) -> float:
-    """The mean time from one interruption to the next, from how many there were over so many seconds.
-
-    The prior counts as one interruption more, seen over `PRIOR_S`; never more than `QUIET_S`.
-    """
-    return min((PRIOR_S + max(0.0, over_s)) / (1 + interruptions), QUIET_S)
-
-
 def interval_s(cost_s: float, write_s: float, between_s: float) -> float:
     """The seconds between saves at which the least time is lost.
 
@@ -108,7 +96,7 @@ def interval_s(cost_s: float, write_s: float, between_s: float) -> float:
 class Cadence:
     """Rank 0's clockwork: turns the policy into check steps.
 
-    `between_s` is the mean time between interruptions, for a policy that chooses its interval.
+    `between_s()` is the mean time between interruptions as expected now, for a policy that chooses its interval.
     """
 
     def __init__(
@@ -118,7 +106,7 @@ class Cadence:
         now_s: float | None = None,
         *,
         notice_possible: bool = False,
-        between_s: float = PRIOR_S,
+        between_s: Callable[[], float] = lambda: PRIOR_S,
     ) -> None:
         self._notice_possible = notice_possible
         self._every_steps = policy.every_steps
@@ -140,15 +128,15 @@ class Cadence:
         self._costs_s.append(cost_s)
         if not self._auto:
             return
-        cost_s = statistics.median(self._costs_s)
-        self._every_s = interval_s(cost_s, self._write_s, self._between_s)
+        cost_s, between_s = statistics.median(self._costs_s), self._between_s()
+        self._every_s = interval_s(cost_s, self._write_s, between_s)
         if not self._said_s / _SAID_AGAIN_AT <= self._every_s <= self._said_s * _SAID_AGAIN_AT:
             self._said_s = self._every_s
             log.info(
                 "saving every %.0f s: a save stops training for %.0f ms, an interruption is expected every %.1f h",
                 self._every_s,
                 cost_s * 1000,
-                self._between_s / 3600,
+                between_s / 3600,
             )
 
     def written(self, write_s: float) -> None:

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import torch
 
 from elasticctl_store import storage
-from elasticctl_store.checkpoints import commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.checkpoints.rollbacks import Rollback
 from elasticctl_store.errors import StorageError, TrainError
@@ -25,8 +24,9 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, 
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
+from elasticctl_train.interruptions import PRIOR_S, Interruptions, this_machine
 from elasticctl_train.not_finite import LossGuard
-from elasticctl_train.policy import PRIOR_S, Cadence, SavePolicy, between_interruptions_s
+from elasticctl_train.policy import Cadence, SavePolicy
 from elasticctl_train.progress import Notice, Progress, Reporter
 from elasticctl_train.watch import Watch
 
@@ -35,7 +35,7 @@ log = logging.getLogger("elasticctl_train")
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
-_ABANDON_GRACE_S = 2.0
+_ABANDON_GRACE_S = _NOTE_GRACE_S = 2.0
 _LONG_S = 3600.0
 
 
@@ -84,7 +84,7 @@ class Session:
         self._reporter = Reporter(world.rank)
         self.progress = Progress(self._reporter)
         self._notice = Notice.from_environment()
-        self._between_s = PRIOR_S
+        self._interruptions: Interruptions | None = None
         self._cadence = Cadence(policy, 0)
         self._next_check = 0
         self._prepared = self._finished = self._owed = False
@@ -101,8 +101,9 @@ class Session:
         self._back: Rollback | None = None
         if group is None or not group.has_state:
             with self._watch.standing_still(nothing_to_save=True):
-                self._open()
+                self._checkpoints, self._is_open = self._take_over(self._given_url), True
                 self.restored = self._restore(like)
+            self._note_group(work_lost=self.restored is None or not self.restored.is_copy)
         if self.restored is not None:
             self.progress.metrics.restore(self.restored.commit.step, self.restored.commit.metrics)
 
@@ -134,7 +135,7 @@ class Session:
         if self.world.rank == 0:
             self._say_where()
         self._cadence = Cadence(
-            self._policy, cursor.step, notice_possible=self._notice.possible, between_s=self._between_s
+            self._policy, cursor.step, notice_possible=self._notice.possible, between_s=self._expected_between_s
         )
         self._next_check = self._cadence.first_check
         self._watch.step = cursor.step
@@ -214,6 +215,7 @@ class Session:
             if kept.has_given_up:
                 self._wait_to_be_stopped()
             raise kept.failure()
+        self._note_end()
         self._watch.stop()
         self.progress.send(self.cursor)
         self.progress.send_rows(surely=True)
@@ -238,6 +240,7 @@ class Session:
         """Take the storage URL over, unless that is done; None where no checkpoints are saved."""
         if not self._is_open:
             self._checkpoints, self._is_open = self._take_over(self._given_url), True
+            self._note_group(work_lost=False)  # this process, or another rank's, has stayed
         return self._checkpoints
 
     def _take_over(self, url: str) -> Checkpointer | None:
@@ -249,11 +252,23 @@ class Session:
         checkpoints = Checkpointer(
             kept, self.world, keep=self._policy.retention, on_commit=self._committed, waits=self._waits
         )
-        if self._policy.auto and self.world.rank == 0:
-            first = commits.first_generation(kept)
-            over_s = time.time() - first.at if first else 0.0
-            self._between_s = between_interruptions_s(checkpoints.generation - 1, over_s)
+        self._interruptions = Interruptions(kept) if self._policy.auto else None
         return checkpoints
+
+    def _note_group(self, *, work_lost: bool) -> None:
+        """All ranks: this group has begun, at the loss of what was done since the last commit or without."""
+        if self._interruptions is not None:
+            machines = self.world.gather(this_machine())
+            if self.world.rank == 0:
+                self._interruptions.begin(machines, work_lost=work_lost)
+
+    def _note_end(self) -> None:
+        """This group ends, and nothing is lost."""
+        if self._interruptions is not None and self.world.rank == 0:
+            self._interruptions.end(_NOTE_GRACE_S)
+
+    def _expected_between_s(self) -> float:
+        return PRIOR_S if self._interruptions is None else self._interruptions.between_s()
 
     def _restore(self, like: Like | None) -> Restored | None:
         """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
@@ -354,7 +369,9 @@ class Session:
         if self._group is not None and all(self.world.gather(stays)):
             self._leave_group()
         kept = self._open()
-        if kept is not None and not self._commit_here(kept) and not kept.has_given_up:
+        if kept is not None and self._commit_here(kept):
+            self._note_end()
+        elif kept is not None and not kept.has_given_up:
             log.warning("%s; an older one has to do", kept.failure())
         if stays:
             self._leave_group()

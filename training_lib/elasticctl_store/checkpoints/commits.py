@@ -47,15 +47,6 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
             yield entry
 
 
-def first_generation(storage: Storage) -> Generation | None:
-    """Who took over the URL first, and when; None if that is unknown. Reads one object."""
-    try:
-        entry = read_entry(storage, 1)
-    except (DamagedError, MissingError):
-        return None
-    return entry if isinstance(entry, Generation) else None
-
-
 def delete_commit(storage: Storage, commit: Commit) -> None:
     """Delete a commit: the entry first, then its data, so that what is listed is whole; but its marker before all, so
     that nobody takes it for one that has lost its entry.

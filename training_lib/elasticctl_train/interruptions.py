@@ -1,0 +1,258 @@
+"""How often a run loses work, as it has seen it, by the age of its machines.
+
+    interruptions.json     what all groups that have trained at a storage URL have seen, and who trains there now
+
+Machines of clouds do not fail at a constant rate: most are taken early, and some clouds end every spot machine after a
+day ("Modeling The Temporally Constrained Preemptions of Transient Cloud VMs", Kadupitiya et al., 2020). So the time
+that machines were in a group, and the losses, are counted by their age.
+
+An *interruption* is a group that ended without handing over what it had done: work was lost. A group that committed its
+last step, because workers were added, removed or given notice or because the job was suspended, is none, and neither is
+one whose state lives on in its ranks or in workers' memory. A group is taken to have lived until it said that it ended,
+else for `UNSEEN_S` behind its last commit at most: a job that waits for machines, or for its user, learns nothing.
+
+The file is only a help: without it, or if it cannot be read, a run learns from the beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import DamagedError, MissingError, StorageError
+from elasticctl_store.storage import Storage
+
+log = logging.getLogger("elasticctl_train")
+
+KEY = "interruptions.json"
+
+AGES_S = (0.0, 3600.0, 3 * 3600.0, 12 * 3600.0, 20 * 3600.0)
+"""From each of these ages on, losses are counted apart."""
+
+PRIOR_S = 4 * 3600.0
+"""How often a spot group is taken to be interrupted before anything is known: once in so many seconds."""
+
+QUIET_S = 24 * 3600.0
+"""The rarest that interruptions are taken to be: Google's preemptible machines end within 24 hours."""
+
+UNSEEN_S = 600.0
+"""How long a group may have lived behind the last that was seen of it: the longest interval between saves."""
+
+_AGE_EVENTS = 1.0
+"""The rate of all ages together counts as much as so many losses of one age."""
+
+_MOST_S = 1e11
+_NONE = (0.0,) * len(AGES_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that ranks are on: an id that it keeps until it boots again, and when it booted (by rank 0's clock)."""
+
+    id: str
+    booted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """How likely an interruption is: `by_age` for each machine (per second), `other` whatever their ages.
+
+    `ages_s` are those of the machines at the time 0 of `between_s`.
+    """
+
+    by_age: Sequence[float]
+    other: float
+    ages_s: Sequence[float]
+
+    def between_s(self, after_s: float = 0.0) -> float:
+        """The mean time between interruptions at this rate, so many seconds later; `QUIET_S` at most."""
+        rate = self.other + sum(self.by_age[_span(age_s + after_s)] for age_s in self.ages_s)
+        return min(1 / rate, QUIET_S) if rate > 0 else QUIET_S
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What has been seen so far, and the group that trains now, or did last.
+
+    `machine_s` and `losses` count the machines' time and their losses by age, `group_s` and `others` the group's time
+    and interruptions in which no machine was lost. A loss of several machines at once is one interruption, shared among
+    them. `ended_at` is set by a group that lost nothing at its end.
+    """
+
+    machine_s: Sequence[float] = _NONE
+    losses: Sequence[float] = _NONE
+    group_s: float = 0.0
+    others: float = 0.0
+    machines: Sequence[Machine] = field(default_factory=tuple)
+    since: float = 0.0
+    ended_at: float | None = None
+
+    def followed_by(
+        self, machines: Sequence[Machine], now: float, *, committed_at: float | None, work_lost: bool
+    ) -> Record:
+        """Another group begins. `committed_at`: the last commit before it; `work_lost`: what was done since is gone."""
+        if not self.machines:
+            return Record(self.machine_s, self.losses, self.group_s, self.others, tuple(machines), now)
+        seen_at = max(self.since, min(committed_at or 0.0, now))
+        until = self.ended_at if self.ended_at is not None else min(now, seen_at + UNSEEN_S)
+        until = min(max(until, self.since), now)
+        machine_s, losses = list(self.machine_s), list(self.losses)
+        for machine in self.machines:
+            for span, spent_s in enumerate(_spent(self.since - machine.booted_at, until - machine.booted_at)):
+                machine_s[span] += spent_s
+        others = self.others
+        if work_lost and self.ended_at is None:
+            present = {machine.id for machine in machines}
+            lost = [machine for machine in self.machines if machine.id not in present]
+            for machine in lost:
+                losses[_span(until - machine.booted_at)] += 1 / len(lost)
+            others += not lost
+        group_s = self.group_s + max(0.0, until - self.since)
+        return Record(tuple(machine_s), tuple(losses), group_s, others, tuple(machines), now)
+
+    def hazard(self, now: float) -> Hazard:
+        """What to expect of the machines that are in the group now.
+
+        All together are taken to have been interrupted once more, in `PRIOR_S`; from there, each age is weighed by what
+        was seen of it.
+        """
+        usual = (1 + sum(self.losses)) / (PRIOR_S * max(1, len(self.machines)) + sum(self.machine_s))
+        by_age = [
+            (_AGE_EVENTS + lost) / (_AGE_EVENTS / usual + spent_s)
+            for lost, spent_s in zip(self.losses, self.machine_s, strict=True)
+        ]
+        other = self.others / (PRIOR_S + self.group_s)
+        return Hazard(by_age, other, [max(0.0, now - machine.booted_at) for machine in self.machines] or [0.0])
+
+
+def _span(age_s: float) -> int:
+    return max(0, bisect_right(AGES_S, age_s) - 1)
+
+
+def _spent(from_s: float, to_s: float) -> list[float]:
+    """How much of the time between two ages is of each span."""
+    ends_s = (*AGES_S[1:], math.inf)
+    starts_s = (-math.inf, *AGES_S[1:])
+    return [max(0.0, min(to_s, end) - max(from_s, start)) for start, end in zip(starts_s, ends_s, strict=True)]
+
+
+def this_machine() -> tuple[str, float | None]:
+    """An id of this machine, and its age in seconds; None where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+        age_s = float(Path("/proc/uptime").read_text().split()[0])
+        return hashlib.sha256(boot).hexdigest()[:16], max(0.0, age_s)
+    return "", None
+
+
+def machines_of(found: Sequence[tuple[str, float | None]], before: Record, now: float) -> list[Machine]:
+    """The machines of all ranks, from each one's `this_machine()`, each once.
+
+    One of unknown age is as old as it has been known here.
+    """
+    known = {machine.id: machine for machine in before.machines}
+    machines = {}
+    for name, age_s in found:
+        seen = known.get(name)
+        if seen is not None:
+            machines[name] = seen  # by one clock: uptime jumps where a machine has slept
+        else:
+            machines[name] = Machine(name, now - (age_s or 0.0))
+    return list(machines.values())
+
+
+class Interruptions:
+    """On rank 0: keeps the record of a storage URL beside training, which never waits for it."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._record = Record()
+        self._began_s = time.monotonic()
+        self._hazard = self._record.hazard(0.0)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, found: Sequence[tuple[str, float | None]], *, work_lost: bool) -> None:
+        """A group begins, on the machines of which each rank has told `this_machine()`."""
+        self._run(lambda: self._begin(found, work_lost))
+
+    def end(self, grace_s: float) -> None:
+        """The group ends, and nothing that it has done is lost; give that so many seconds to be written down."""
+        self._run(lambda: self._write(replace(self._record, ended_at=time.time())))
+        self.join(grace_s)
+
+    def between_s(self) -> float:
+        """The mean time between interruptions, as it is expected now."""
+        return self._hazard.between_s(time.monotonic() - self._began_s)
+
+    def join(self, grace_s: float | None = None) -> None:
+        """Wait for what is being read or written."""
+        if self._thread is not None:
+            self._thread.join(grace_s)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        before = self._thread
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                work()
+            except StorageError as e:
+                log.info("%s: how often this run is interrupted is not known: %s", self._storage.url, e)
+
+        self._thread = threading.Thread(target=run, name="elasticctl-interruptions", daemon=True)
+        self._thread.start()
+
+    def _begin(self, found: Sequence[tuple[str, float | None]], work_lost: bool) -> None:
+        now = time.time()
+        try:
+            before = decode(self._storage.get(KEY))
+        except (MissingError, DamagedError):
+            before = Record()
+        commit = next(read_commits(self._storage), None) if before.machines else None
+        machines = machines_of(found, before, now)
+        record = before.followed_by(machines, now, committed_at=commit.at if commit else None, work_lost=work_lost)
+        self._began_s, self._hazard = time.monotonic(), record.hazard(now)
+        self._write(record)
+
+    def _write(self, record: Record) -> None:
+        self._record = record
+        self._storage.put(KEY, [encode(record)])
+
+
+def encode(record: Record) -> bytes:
+    """A record as JSON."""
+    return json.dumps(asdict(record)).encode()
+
+
+def decode(data: bytes) -> Record:
+    """The same from JSON; an empty record from anything else."""
+    try:
+        body = json.loads(data)
+        machines = tuple(Machine(one["id"], float(one["booted_at"])) for one in body["machines"])
+        record = Record(**{**body, "machines": machines})
+        if all(isinstance(machine.id, str) for machine in machines) and _are_counts(record):
+            return record
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        pass
+    return Record()
+
+
+def _are_counts(record: Record) -> bool:
+    rows = record.machine_s, record.losses
+    values = [*record.machine_s, *record.losses, record.group_s, record.others, record.since]
+    values += [] if record.ended_at is None else [record.ended_at]
+    values += [machine.booted_at for machine in record.machines]
+    return all(isinstance(row, list) and len(row) == len(AGES_S) for row in rows) and all(
+        isinstance(value, int | float) and 0 <= value < _MOST_S for value in values
+    )
