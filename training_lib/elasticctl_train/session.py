@@ -240,6 +240,8 @@ class Session:
         """Take the storage URL over, unless that is done; None where no checkpoints are saved."""
         if not self._is_open:
             self._checkpoints, self._is_open = self._take_over(self._given_url), True
+            if self._checkpoints is not None:
+                self._checkpoints.recall()
             self._note_group(work_lost=False)  # this process, or another rank's, has stayed
         return self._checkpoints
 

@@ -90,6 +90,11 @@ class World:
 
     def restart(self) -> None:
         self.run = Checkpointer(self.storage, keep=Retention(self.rng.choice((1, 2, 4))))
+        if self.rng.random() < 0.7:
+            restored = self.run.restore()
+            if restored is not None and self.rng.random() < 0.7:  # else it goes on with another state
+                assert same(restored.state, self.states[restored.commit.step])
+                self.state = restored.state["model"]
         self.is_clean = False
 
     def delete_by_hand(self) -> None:

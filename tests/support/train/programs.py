@@ -295,12 +295,13 @@ def frozen_state(step: int) -> dict[str, Any]:
     return {"model": {**frozen, "adapter": torch.full((40,), float(step))}}
 
 
-def save_with_frozen_part(root: str, saves: int) -> None:
-    """Save such states on all ranks."""
+def save_with_frozen_part(root: str, saves: int, first: int = 1) -> None:
+    """Go on from what is there, and save such states on all ranks."""
     unchanged.LEAST_BYTES = 0
     world = join()
     checkpoints = Checkpointer(LocalStorage(Path(root)), world)
-    for step in range(1, saves + 1):
+    checkpoints.restore()
+    for step in range(first, first + saves):
         checkpoints.save(frozen_state(step), Label(step), local={"rank": world.rank})
         if not checkpoints.settle():
             raise SaveError("not committed")

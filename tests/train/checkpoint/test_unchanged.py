@@ -25,6 +25,8 @@ from tests.support.train.frozen_parts import Counting, base_files, flip, save, t
 from tests.support.train.programs import frozen_state
 from tests.support.train.states import same
 
+BASE_KEY = "base/g000001-n000001-step000000001-ab/share-00000-of-00001.safetensors"
+
 
 @pytest.fixture(autouse=True)
 def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +92,70 @@ def test_a_base_file_lives_as_long_as_a_commit_needs_it(tmp_path: Path) -> None:
     assert base_files(storage) == []
     assert save(younger, frozen_state(8), 8)
     assert len(base_files(storage)) == 1
+
+
+def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = Checkpointer(storage)
+    assert save(checkpoints, frozen_state(1), 1)
+    whole = sum(storage.put_bytes.values())
+    for step in range(2, 6):
+        assert save(checkpoints, frozen_state(step), step)
+    (base,) = base_files(storage)
+    for step in range(6, 20):
+        checkpoints = Checkpointer(storage, keep=Retention(1))
+        if step % 2:
+            restored = checkpoints.restore()
+            assert restored is not None
+            assert same(restored.state, frozen_state(step - 1))
+        else:
+            checkpoints.recall()  # as where the state is still in memory
+        storage.put_bytes.clear()
+        assert save(checkpoints, frozen_state(step), step)
+        assert sum(storage.put_bytes.values()) < 0.1 * whole
+        assert base_files(storage) == [base]
+    (commit,) = read_commits(storage)
+    verify.verify(storage, commit, lambda count: None)
+    assert same(restore.read_alone(storage, commit)[0], frozen_state(19))
+
+
+def test_after_a_restart_what_has_changed_is_written(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    for step in range(1, 6):
+        assert save(checkpoints, frozen_state(step), step)
+    checkpoints = Checkpointer(storage)
+    assert checkpoints.restore() is not None
+    for step in range(6, 12):
+        state = frozen_state(step)
+        state["model"]["layer.3"][0, 0] = 7 if step < 9 else step
+        assert save(checkpoints, state, step)
+        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+    assert len(base_files(storage)) <= 3
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *[None, [], {}, {"bases": []}, {"bases": [{}]}, {"bases": 7, "bases_sha256": {}}],
+        *[
+            {"bases": [{"file": file, "pieces": pieces}], "bases_sha256": {BASE_KEY: digest}}
+            for file, pieces, digest in (
+                ({"key": BASE_KEY, "size_bytes": 9, "checksum": "crc32:00000000"}, [], "ab" * 31),
+                ({"key": BASE_KEY, "size_bytes": 9, "checksum": "crc32:00000000"}, [[[]] * 4], "ab" * 32),
+                ({"key": BASE_KEY, "size_bytes": -9, "checksum": "crc32:00000000"}, [], "ab" * 32),
+                ({"key": "data/x", "size_bytes": 9, "checksum": "crc32:00000000"}, [], "ab" * 32),
+                ({"key": BASE_KEY, "size_bytes": 9, "checksum": "crc32:00000000"}, [], 7),
+                ({"key": BASE_KEY, "size_bytes": 9, "checksum": "crc32:00000000"}, 7, "ab" * 32),
+            )
+        ],
+    ],
+)
+def test_what_tells_nothing_of_base_files_is_passed_over(document: object) -> None:
+    known = unchanged.Unchanged()
+    known.recall(document)
+    assert not known.pieces
+    assert not known.said
 
 
 def test_a_damaged_base_file_is_written_anew_and_nothing_older_goes(tmp_path: Path) -> None:
@@ -236,9 +302,12 @@ def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
             state, own = restore.read_alone(storage, commit, rank)
             assert same(state, frozen_state(commit.step))
             assert own == {"rank": rank}
+    written = base_files(storage)
+    assert ranks.run(programs.save_with_frozen_part, 2, str(tmp_path), 2, 7) == [0, 0]
+    assert base_files(storage) == written
     restored = Checkpointer(storage).restore()
     assert restored is not None
-    assert same(restored.state, frozen_state(6))
+    assert same(restored.state, frozen_state(8))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,7 +11,7 @@ holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
 A document also has a `label`, what its checkpoint says about itself (step, epoch, metrics, time), and ends with a
 digest of itself, its *seal*: so the entry of the journal can be made again out of the documents (see `repair`).
 
-`bases` are tensor files too, which an earlier save of the same run may have written: pieces that have not changed since
+`bases` are tensor files too, which an earlier save of the same job may have written: pieces that have not changed since
 lie there (see `entries`). `state` is the state tree (see `state_trees`), which rank 0 writes, `local` the rank's own.
 
 `verify` and a restore both read through this module, so what one accepts the other accepts. Nothing is believed before
@@ -117,18 +117,20 @@ def fetch_documents(storage: Storage, commit: Commit) -> list[Any]:
         if ref.key != entries.share_key(commit.folder, rank, len(commit.shares)):
             raise DamagedError(f"{ref.key!r:.100} is not the share of rank {rank} of {len(commit.shares)}")
 
-    def fetch(ref: ObjectRef) -> Any:
-        data = storage.get(ref.key)
-        check_bytes(ref, data)
-        return load_document(ref.key, data)
-
     found: list[Any] = [None] * len(commit.shares)
 
     def place(rank: int) -> None:
-        found[rank] = retry_damaged(lambda: fetch(commit.shares[rank]))
+        found[rank] = retry_damaged(lambda: fetch_document(storage, commit.shares[rank]))
 
     each(place, range(len(found)), _AT_ONCE)
     return found
+
+
+def fetch_document(storage: Storage, ref: ObjectRef) -> Any:
+    """Read one share document as JSON data. Raises DamagedError or MissingError unless it is what was committed."""
+    data = storage.get(ref.key)
+    check_bytes(ref, data)
+    return load_document(ref.key, data)
 
 
 def parse(commit: Commit, documents: Sequence[Any]) -> Contents:

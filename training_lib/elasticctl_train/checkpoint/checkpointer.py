@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from elasticctl_store.checkpoints import repair, rollbacks
+from elasticctl_store.checkpoints import entries, repair, rollbacks
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.checkpoints.reader import fetch_document
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.rollbacks import Rollback
-from elasticctl_store.errors import FencedError, MissingError, NotFiniteError, RollbackError, SaveError
+from elasticctl_store.errors import FencedError, MissingError, NotFiniteError, RollbackError, SaveError, StorageError
 from elasticctl_store.storage import Storage, Waits
 from elasticctl_train.checkpoint.fence import FenceWatch
 from elasticctl_train.checkpoint.memory.copies import Copies
@@ -110,13 +111,30 @@ class Checkpointer:
         """
         copy = self._restore_copy(like) if back is None else None
         if copy is not None:
+            self.recall()
             return copy
         source = RestoreSource(self._storage, self._world, self._snapshots.tier)
         restored = self._newest.read(source, lambda commit: back is None or back.allows(commit), like)
         if restored is None:
             self._newest.raise_if_lost(self._storage)
         self._snapshots.restored_folder = restored.commit.folder if restored else ""
+        self._recall(restored.commit if restored else None)
         return restored
+
+    def recall(self) -> None:
+        """All ranks, instead of `restore`: the state is there, and need not be written again where it is stored."""
+        newest = next(read_commits(self._storage), None) if self._world.rank == 0 else None
+        found = self._world.broadcast((newest.position, entries.encode(newest).decode()) if newest else None)
+        self._recall(entries.decode_commit(found[1].encode(), found[0]) if found else None)
+
+    def _recall(self, commit: Commit | None) -> None:
+        """Learn from this rank's own share in a commit of as many ranks what of it lies in a base file."""
+        if commit is None or not commit.bases or len(commit.shares) != self._world.size:
+            return
+        try:
+            self._snapshots.unchanged.recall(fetch_document(self._storage, commit.shares[self._world.rank]))
+        except StorageError as e:
+            log.info("%s: what does not change is written once more: %s", self.url, e)
 
     def _restore_copy(self, like: Like | None) -> Restored | None:
         """What launchers hold in memory, if that is newer than what is stored; else `why_storage` says why not."""

@@ -274,7 +274,8 @@ class Share:
         own, *bases = self.plan.files
         base = unchanged.store(self, storage, key) if unchanged is not None else None
         said: dict[str, Any] = {"label": dict(self.label)}
-        if base is not None:
+        if unchanged is not None and base is not None:
+            said |= unchanged.said
             said["bases"] = [{"file": asdict(base), "pieces": rows_of(bases[0].pieces)}]
         pieces, parts = (own.pieces, [self.bytes_of(own)]) if base is not None or not bases else self._as_one_file()
         tensors_key = entries.tensors_key(key)

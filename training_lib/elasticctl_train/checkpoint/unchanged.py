@@ -5,8 +5,13 @@ by their CRCs. What has stayed the same is laid out behind the rest, as a file o
 again is decided by a digest of its bytes alone, in each save. So frozen parameters, adapters (LoRA) and parts that are
 frozen for a while need no declaration, and whoever writes to a tensor in whatever way is noticed.
 
-A save refers only to a base file that a commit of the same run has brought in and every commit since has needed.
-Retention relies on it: the newest commit is never deleted, so neither is what a save in flight refers to.
+A save refers only to a base file that a commit of the same run has brought in, or the one that the run went on from,
+and that every commit since has needed. Retention relies on it: the newest commit is never deleted, so neither is what a
+save in flight refers to.
+
+Share documents have the digests of their base files beside what the reader needs, for the run that goes on from there:
+
+    "bases_sha256": {KEY: 64 hex digits}
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import hashlib
 import threading
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.boxes import Box
@@ -58,6 +63,24 @@ class Unchanged:
         self._digest, self._breaks, self._is_broken = b"", 0, False
         self._crcs: dict[Name, int] = {}
         self._commits, self._look_at, self._is_second_look = 0, 1, False
+
+    def recall(self, document: Any) -> None:
+        """Begin with the base file of this rank's share in the commit that training goes on from, if that has one."""
+        try:
+            (base,) = document["bases"]
+            file = entries.parse_ref(base["file"])
+            digest = bytes.fromhex(document["bases_sha256"][base["file"]["key"]])
+            pieces = frozenset((str(name), Box(tuple(at), tuple(shape))) for name, _, at, shape, _ in base["pieces"])
+        except (KeyError, TypeError, ValueError):  # of an older version, or without a base file
+            return
+        if file is not None and entries.is_base_file(file.key) and len(digest) == hashlib.sha256().digest_size:
+            self.pieces, self._committed, self._digest = pieces, _Stored(file, digest), digest
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the document of the share that was stored last says for a later run."""
+        stored = self._pending or self._committed
+        return {"bases_sha256": {stored.file.key: stored.digest.hex()}} if stored is not None else {}
 
     def store(self, share: Share, storage: Storage, key: str) -> ObjectRef | None:
         """The base file of a share whose document gets this key, written if it has to be; None: it has none.
