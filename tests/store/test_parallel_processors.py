@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,26 @@ def test_only_those_it_is_bound_to_count() -> None:
     finally:
         os.sched_setaffinity(0, before)
     assert parallel.available() == len(before)
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ({}, math.inf),
+        ({"cpu.max": "max 100000\n"}, math.inf),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"cpu.max": "100000 0"}, math.inf),
+        ({"cpu.max": ""}, math.inf),
+    ],
+)
+def test_a_container_has_no_more_than_it_may_use(tmp_path: Path, files: dict[str, str], allowed: float) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert parallel.quota(tmp_path) == allowed
+    assert parallel.available(tmp_path) == max(1, min(len(os.sched_getaffinity(0)), int(min(allowed, 1e6))))
 
 
 def test_where_nobody_is_bound_all_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,34 @@ stop; these threads are daemons and last for one call.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
+CGROUP = Path("/sys/fs/cgroup")
 
-def available() -> int:
-    """Those it is bound to, where the system knows such a thing (Linux), else all; at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+
+def available(cgroup: Path = CGROUP) -> int:
+    """The processors that this process is bound to, where the system knows such a thing (Linux), else all; at least 1.
+
+    No more than its container may use: threads beyond that only have all of them held up.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(count, quota(cgroup))))
+
+
+def quota(cgroup: Path = CGROUP) -> float:
+    """How many processors' time the control group of this container allows; infinity where it sets no limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of version 2, and of version 1
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" is no number, and -1 no limit
+            allowed, period = " ".join((cgroup / name).read_text() for name in names).split()
+            if int(allowed) > 0:
+                return int(allowed) / int(period)
+    return math.inf
 
 
 def per_rank() -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl_launcher.hangs.vitals import family, read_vitals
+from elasticctl_store import parallel
+from elasticctl_store.parallel import CGROUP
 
-CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 UNLIMITED = 1 << 60
 """A control group of version 1 says "no limit" with a number like this."""
@@ -83,16 +83,7 @@ def _memory_of_machine(proc: Path) -> int | None:
 def _cpus(cgroup: Path | None) -> float:
     """How many processors there are for this process."""
     count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    if cgroup is None:
-        return count
-    quota = _read(cgroup / "cpu.max").split() or [
-        _read(cgroup / "cpu/cpu.cfs_quota_us").strip(),
-        _read(cgroup / "cpu/cpu.cfs_period_us").strip(),
-    ]
-    with suppress(ValueError, ZeroDivisionError, IndexError):
-        limit = int(quota[0]) / int(quota[1])  # "max" is no number, and -1 no limit
-        return min(count, limit) if limit > 0 else count
-    return count
+    return count if cgroup is None else min(count, parallel.quota(cgroup))
 
 
 def _traffic(table: Path) -> tuple[int | None, int | None]:

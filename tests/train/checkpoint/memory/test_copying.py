@@ -1,4 +1,4 @@
-"""Copies of many tensors, and the thread that helps with them."""
+"""Copies of many tensors, and the threads that help with them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl_store import parallel
 from elasticctl_store.parallel import each
 from elasticctl_train.checkpoint.memory import copying
 from elasticctl_train.checkpoint.memory.copying import Background, Copier, CopyTarget
@@ -20,9 +21,9 @@ from tests.support.train.states import bits, same, tensors
 COPIER = Copier()
 
 
-def copied(sources: list[torch.Tensor]) -> list[torch.Tensor]:
+def copied(sources: list[torch.Tensor], copier: Copier = COPIER) -> list[torch.Tensor]:
     targets = [torch.empty(source.shape, dtype=source.dtype) for source in sources]
-    COPIER.copy([CopyTarget.of(target) for target in targets], sources)
+    copier.copy([CopyTarget.of(target) for target in targets], sources)
     return targets
 
 
@@ -33,10 +34,15 @@ def test_every_kind_of_tensor_is_copied_bit_by_bit(sources: list[torch.Tensor]) 
         assert all(same(a, b.detach()) for a, b in zip(copied(sources), sources, strict=True))
 
 
-def test_large_tensors_are_copied_whole_by_both_threads() -> None:
+@pytest.mark.parametrize("processors", [1, 2, 5, 64])
+def test_large_tensors_are_copied_whole_by_all_threads(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+    monkeypatch.setattr(parallel, "per_rank", lambda: processors)
+    copier = Copier()
     sizes = [copying.CHUNK_BYTES // 8 * 5 + 3, 3, copying.HELP_FROM_BYTES // 8, copying.SMALL_BYTES // 8]
     sources = [torch.randn(size, dtype=torch.float64) for size in sizes]
-    assert [bits(target) for target in copied(sources)] == [bits(source) for source in sources]
+    sources += [torch.randn(copying.HELP_FROM_BYTES // 8 + number, dtype=torch.float64) for number in range(8)]
+    for _ in range(3):
+        assert [bits(target) for target in copied(sources, copier)] == [bits(source) for source in sources]
 
 
 def test_what_conjugation_has_put_off_is_done() -> None:

@@ -19,7 +19,8 @@ from elasticctl_store.errors import SaveError
 
 CHUNK_BYTES = 2 << 20
 SMALL_BYTES = 128 << 10  # less is copied faster than the threads can take turns
-HELP_FROM_BYTES = 8 << 20
+HELP_FROM_BYTES = 8 << 20  # of which each helper is to have as much
+MOST_THREADS = 8  # more gain little: the memory of a socket is as fast as some eight processors
 LATE_CHUNK_BYTES = 256 << 10  # training may wait for a thread that leaves it the processors to end one
 
 Job = Callable[[], None]
@@ -85,10 +86,14 @@ class CopyTarget:
 
 
 class Copier:
-    """Copies tensors in memory with two threads, where a rank has two processors."""
+    """Copies tensors in memory, with as many threads as a rank has processors.
+
+    What is copied at once is what training stands still for, and one processor cannot use all of the memory's speed.
+    """
 
     def __init__(self) -> None:
-        self._helper = Background("elasticctl-copy") if parallel.per_rank() > 1 else None
+        helpers = min(parallel.per_rank(), MOST_THREADS) - 1
+        self._helpers = [Background(f"elasticctl-copy-{number}") for number in range(helpers)]
 
     def copy(
         self, targets: Sequence[CopyTarget], sources: Sequence[torch.Tensor], may_wait: Sequence[bool] | None = None
@@ -115,13 +120,13 @@ class Copier:
             else:
                 large_bytes += size_bytes
                 large.extend(_chunks(*chunk, CHUNK_BYTES))
-        helper = self._helper if large_bytes >= HELP_FROM_BYTES else None
-        if helper is not None:
+        helpers = self._helpers[: large_bytes // HELP_FROM_BYTES]
+        for helper in helpers:
             helper.start(lambda: _work_off(large))
         for chunk in small:
             ctypes.memmove(*chunk)
         _work_off(large)
-        if helper is not None:
+        for helper in helpers:
             helper.join()
         return LateCopy(late) if late else None
 
