@@ -6,7 +6,7 @@ what is not done in time has to be done by the largest size on demand, which `sa
 each span of spot begins with a start, and ends with work done again.
 
 A table has rows for times left, close together near the deadline, and in a row shares, closest near 0 and 1, of the
-work that on-demand machines could still do in that time: work that would not fit is in no row. A row takes some 2 ms,
+work that on-demand machines could still do in that time: work that would not fit is in no row. A row takes some 1 ms,
 and is made when it is first looked at.
 """
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from elasticctl.planning.belief import GUESS_LEAVES, GUESS_RETURNS, rounded
 from elasticctl.planning.terms import AGES_H, Costs, Market, Speeds
@@ -118,8 +120,10 @@ class Outlook:
         step_h = min(max(_PART * before_h, _FINEST_H), longest_h)
         chain = passing(self.rules, step_h)
         usd, hours = [], []
+        before = list(zip(*self._usd[-1], strict=True)), list(zip(*self._hours[-1], strict=True))
         for state in range(_STATES):
-            best = self._best(state, before_h, step_h, chain[state])
+            then, then_h = ([sum(map(mul, chain[state], shares)) for shares in table] for table in before)
+            best = self._best(state, before_h, step_h, then, then_h)
             usd.append(tuple(least for least, _ in best))
             hours.append(tuple(takes for _, takes in best))
         self._times_h.append(before_h + step_h)
@@ -127,13 +131,13 @@ class Outlook:
         self._hours.append(tuple(hours))
 
     def _best(
-        self, state: int, before_h: float, step_h: float, chances: tuple[float, ...]
+        self, state: int, before_h: float, step_h: float, then: Sequence[float], then_h: Sequence[float]
     ) -> list[tuple[float, float]]:
-        """(dollars, hours) of the best size in this state, for each share of the work."""
+        """(dollars, hours) of the best size in this state, for each share of the work.
+
+        `then` and `then_h` are what is expected of the rest after this step, by share.
+        """
         fits = self._fastest * before_h
-        usd, hours = self._usd[-1], self._hours[-1]
-        then = [sum(p * row[j] for p, row in zip(chances, usd, strict=True)) for j in range(SHARES + 1)]
-        then_h = [sum(p * row[j] for p, row in zip(chances, hours, strict=True)) for j in range(SHARES + 1)]
         found = [(0.0, 0.0)]
         for share in range(1, SHARES + 1):
             work = self._fastest * (before_h + step_h) * NODES[share]
@@ -144,7 +148,7 @@ class Outlook:
                     total = rate_usd * work / gain
                     if total < least:
                         least, takes = total, work / gain
-                elif left <= fits * (1 + 1e-9):
+                elif left <= fits * (1 + 1e-9) and rate_usd * step_h < least:
                     low, rest = node_of(left / fits)
                     total = rate_usd * step_h + then[low] + rest * (then[low + 1] - then[low])
                     if total < least:
@@ -163,7 +167,7 @@ def node_of(share: float) -> tuple[int, float]:
     """The node at or below this share, and how far it is to the next, from 0 to 1."""
     if share >= 1.0:
         return SHARES - 1, 1.0
-    low = min(int(math.acos(1.0 - 2.0 * share) / math.pi * SHARES), SHARES - 1)
+    low = bisect_right(NODES, share, hi=SHARES) - 1
     return low, (share - NODES[low]) / (NODES[low + 1] - NODES[low])
 
 
