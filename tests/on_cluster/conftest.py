@@ -19,8 +19,9 @@ R = TypeVar("R", bound=Replicas)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs a cluster, and some minutes."""
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(600))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from elasticctl_store import parallel
-from elasticctl_train.checkpoint.memory.copying import Copier
 
 
 def test_only_those_it_is_bound_to_count() -> None:
@@ -45,7 +44,6 @@ def test_a_container_has_no_more_than_it_may_use(tmp_path: Path, files: dict[str
 def test_where_nobody_is_bound_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     assert parallel.available() == os.cpu_count()
-    Copier().copy([], [])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.agent.server.api import Worker
 
 from elasticctl_launcher.ranks.environment import provisional_environments, rank_environments
 
@@ -14,7 +15,7 @@ REPORTS: Any = SimpleNamespace(path="/a", notice_file=lambda generation: "/n", e
 
 def test_a_run_keeps_its_id_and_counts_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_JOB_UID", "the-uid")
-    worker = SimpleNamespace(global_rank=0, local_rank=0, role_rank=0, world_size=1, role_world_size=1)
+    worker = Worker(local_rank=0, global_rank=0, role_rank=0, world_size=1, role_world_size=1)
     spec = SimpleNamespace(local_world_size=1, role="default")
     group: Any = SimpleNamespace(
         group_rank=0, group_world_size=1, master_addr="a", master_port=1, spec=spec, workers=[worker]

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from elasticctl_train import dist
 from elasticctl_train.inplace import handover
+from elasticctl_train.inplace.agreement import Agreement, Standing
 from elasticctl_train.inplace.connections import Connections
 from elasticctl_train.inplace.gradients import PeerWatch, is_own
-from elasticctl_train.inplace.handover import Agreement, Standing
 from elasticctl_train.inplace.link import Link
 from elasticctl_train.inplace.stuck import is_stuck
 

@@ -12,9 +12,9 @@ from elasticctl_train.checkpoint import parts
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.dist import GroupOver
+from elasticctl_train.inplace.agreement import Agreement, Standing
 from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.group import ElasticGroup
-from elasticctl_train.inplace.handover import Agreement, Standing
 from elasticctl_train.inplace.steps import LastStep, StepGate
 
 State = dict[str, Any]

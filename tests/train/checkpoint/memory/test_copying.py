@@ -52,6 +52,11 @@ def test_what_conjugation_has_put_off_is_done() -> None:
     assert all(same(a, b) for a, b in zip(copied(sources), sources, strict=True))
 
 
+def test_there_is_a_copier_where_no_process_is_bound_to_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    Copier().copy([], [])
+
+
 def test_one_job_after_the_other() -> None:
     background, gate, done = Background("test"), threading.Event(), []
     assert not background.busy
