@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chaos_events import DidNotHappen, Event, Job, Mischief
-from benchmarks.chaos_proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from benchmarks.upsets.events import DidNotHappen, Event, Job, Mischief
+from benchmarks.upsets.proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
@@ -37,7 +37,7 @@ from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl.templates import DEFAULT, find_template, render_manifest
 
-SCRIPT = Path(__file__).with_name("chaos_train.py")
+SCRIPT = Path(__file__).parent / "upsets" / "train.py"
 SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10
 POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 5.0, "stragglerSeconds": 5.0}
 EPOCHS_TO_GO = 3

@@ -30,9 +30,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cli_places, results
-from benchmarks.cli_places import Place, Talk, kubectl
+from benchmarks import results
 from benchmarks.commandline import count
+from benchmarks.commands.places import TALKER, Place, Talk, fake, kube, kubectl, local
 from benchmarks.startup import elasticctl
 from elasticctl.api.spec import PLURAL
 
@@ -163,7 +163,7 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[Timed], list[F
         every_s = args.workers / args.lines_per_s
         talk = Talk(args.workers, max(1, round(args.seconds / every_s)), every_s, args.settle_s)
         place.talk(talk)
-        followed.append(follow(place, "elasticctl logs -f", [elasticctl(), "logs", "-f", cli_places.TALKER], talk))
+        followed.append(follow(place, "elasticctl logs -f", [elasticctl(), "logs", "-f", TALKER], talk))
     return timed, followed
 
 
@@ -210,11 +210,11 @@ def places(names: Sequence[str], args: argparse.Namespace) -> Iterator[AbstractC
     known = names or ["local", "fake", *(["kube"] if os.environ.get("KUBECONFIG") else [])]
     for name in known:
         if name == "local":
-            yield cli_places.local()
+            yield local()
         elif name == "fake":
-            yield cli_places.fake()
+            yield fake()
         else:
-            yield cli_places.kube(args.image, args.python)
+            yield kube(args.image, args.python)
 
 
 def main() -> None:

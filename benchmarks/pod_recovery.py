@@ -24,20 +24,21 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import phases, results
+from benchmarks import results
 from benchmarks.clusterload import Missing, until
 from benchmarks.commandline import count, end_as_by_ctrl_c
+from benchmarks.recoveries import phases
+from benchmarks.recoveries.timeline import Expected, Outcome, Step, outcome
+from benchmarks.recoveries.trials import StepsFile, is_steady
 from benchmarks.replicas import Replicas, prepare
 from benchmarks.results import Spread
-from benchmarks.timeline import Expected, Outcome, Step, outcome
-from benchmarks.trials import StepsFile, is_steady
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER, worker_name
 from elasticctl.kubeapi.connection import Connection, connect, resource_path
 
 NAME, NAMESPACE, IMAGE = "pod-recovery", "default", "lab/trainer:dev"
-SCRIPT = Path(__file__).with_name("recovery_train.py")
+SCRIPT = Path(__file__).parent / "recoveries" / "train.py"
 STATE = "/state"
 WORKERS, STEP_S, SAVE_EVERY_STEPS = 3, 0.05, 20
 AIM_S = 5.0

@@ -24,14 +24,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import phases, results
+from benchmarks import results
 from benchmarks.commandline import count, end_as_by_ctrl_c
-from benchmarks.contenders import CONTENDERS as STOCK
-from benchmarks.contenders import HANG_TIMEOUT_S, MAX_WORKERS, REPLACE_AFTER_S, Contender, Trial
-from benchmarks.other_libraries import OTHERS
+from benchmarks.recoveries import phases
+from benchmarks.recoveries.contenders import CONTENDERS as STOCK
+from benchmarks.recoveries.contenders import HANG_TIMEOUT_S, MAX_WORKERS, REPLACE_AFTER_S, Contender, Trial
+from benchmarks.recoveries.other_libraries import OTHERS
+from benchmarks.recoveries.scenarios import QUICK, SCENARIOS
+from benchmarks.recoveries.trials import Record, StepsFile, run_trial
 from benchmarks.results import Measurement
-from benchmarks.scenarios import QUICK, SCENARIOS
-from benchmarks.trials import Record, StepsFile, run_trial
 from elasticctl.api.errors import ElasticctlError
 
 CONTENDERS = {**STOCK, **OTHERS}

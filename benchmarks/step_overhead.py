@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.recovery_task import GLOBAL_BATCH, build_data, build_model, build_optimizer
+from benchmarks.recoveries.task import GLOBAL_BATCH, build_data, build_model, build_optimizer
 from elasticctl_train import Run, SavePolicy
 
 STEPS_OF_BLOCK = 25

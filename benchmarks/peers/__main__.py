@@ -23,8 +23,8 @@ from benchmarks.clusterload import Missing
 from benchmarks.commandline import count, end_as_by_ctrl_c
 from benchmarks.peers.contenders import CONTENDERS, KEPT
 from benchmarks.peers.events import EVENTS, LAB, Happened, running
+from benchmarks.recoveries.timeline import Outcome
 from benchmarks.results import percentile
-from benchmarks.timeline import Outcome
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import Connection, connect
 

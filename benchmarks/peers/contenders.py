@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import STORE_SERVER
+from benchmarks.recoveries.contenders import STORE_SERVER
 from benchmarks.replicas import ADDRESS, Replicas, prepare
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
@@ -20,7 +20,7 @@ from elasticctl.kubeapi.connection import Connection, resource_path
 KEPT = "node-3"
 """Nothing happens to this one: the operator's pod is on it, and no worker."""
 NAME, NAMESPACE, IMAGE, STATE = "peers", "default", "lab/trainer:dev", "/state"
-SCRIPT = Path(__file__).parents[1] / "recovery_train.py"
+SCRIPT = Path(__file__).parents[1] / "recoveries" / "train.py"
 WORKERS, STEP_S, SAVE_EVERY_STEPS, GRACE_S = 3, 0.05, 20, 10
 PATIENT = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.clusterload import Missing, until
 from benchmarks.peers.contenders import NAME, NAMESPACE, WORKERS, Contender
-from benchmarks.timeline import Expected, Outcome, Step, current_group, outcome
-from benchmarks.trials import StepsFile, is_steady
+from benchmarks.recoveries.timeline import Expected, Outcome, Step, current_group, outcome
+from benchmarks.recoveries.trials import StepsFile, is_steady
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path

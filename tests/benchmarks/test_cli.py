@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.cli import Followed, Timed, reckon, tables
-from benchmarks.cli_places import Talk
 from benchmarks.commandline import installed_environment
+from benchmarks.commands.places import Talk
 
 ROOT = Path(__file__).parents[2]
 TALK = Talk(workers=2, lines=3, every_s=0.1, settle_s=0.0)

@@ -19,7 +19,7 @@ from benchmarks import controller, pod_recovery, replicas
 from benchmarks.clusterload import HOLLOW, NAMESPACE, Load, Missing, Pods, until
 from benchmarks.controller import Figure, as_json, table
 from benchmarks.pod_recovery import Loss
-from benchmarks.timeline import Outcome
+from benchmarks.recoveries.timeline import Outcome
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.manager import LogFormatter
 from elasticctl_controller.kube.metrics import Metrics

@@ -21,12 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import phases, plot, processes, recovery, rendezvous, results
-from benchmarks.contenders import AgentsJob, Contender, Job, Trial
+from benchmarks import plot, processes, recovery, rendezvous, results
+from benchmarks.recoveries import phases
+from benchmarks.recoveries.contenders import AgentsJob, Contender, Job, Trial
+from benchmarks.recoveries.scenarios import Scenario, kill
+from benchmarks.recoveries.timeline import Expected, Outcome, Step, current_group, outcome, parse
+from benchmarks.recoveries.trials import StepsFile, is_over, is_steady, run_trial, survived
 from benchmarks.results import Measurement, Spread, percentile, summarise
-from benchmarks.scenarios import Scenario, kill
-from benchmarks.timeline import Expected, Outcome, Step, current_group, outcome, parse
-from benchmarks.trials import StepsFile, is_over, is_steady, run_trial, survived
 from elasticctl.api.codec import to_rfc3339
 from tests.support.waiting import wait_until
 

@@ -23,7 +23,9 @@ class Service:
     def __init__(self, **answer: Any) -> None:
         self.answer, self.asked = answer, list[Mapping[str, Any]]()
         self.answered: queue.Queue[Question] = queue.Queue()
-        inquiries = Inquiries(ServiceClient("127.0.0.1:1", "default", "job", ""), self._poll, "uid-0", self.answered.put)
+        inquiries = Inquiries(
+            ServiceClient("127.0.0.1:1", "default", "job", ""), self._poll, "uid-0", self.answered.put
+        )
         self.verdicts = Verdicts(inquiries)
 
     def judge(self, failure: WorkerFailure) -> LauncherEvent:

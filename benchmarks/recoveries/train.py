@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.recovery_task import GLOBAL_BATCH, Lines, build_data, build_model, build_optimizer
+from benchmarks.recoveries.task import GLOBAL_BATCH, Lines, build_data, build_model, build_optimizer
 from elasticctl_train import Run, SavePolicy
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.recoveries.timeline import Expected, Step, outcome
 from benchmarks.results import Spread
-from benchmarks.timeline import Expected, Step, outcome
 from elasticctl.api.codec import from_rfc3339
 
 PHASES = {

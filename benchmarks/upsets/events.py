@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.chaos_proof import Record, Resume
+from benchmarks.upsets.proof import Record, Resume
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import ElasticJob, Manifest
 from elasticctl.cluster.local.client import LocalCluster

@@ -29,8 +29,8 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
 
-SCRIPT = str(Path(__file__).with_name("recovery_train.py"))
-ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = str(Path(__file__).with_name("train.py"))
+ROOT = Path(__file__).resolve().parents[2]
 STORE_SERVER = str(Path(__file__).with_name("store_server.py"))
 MAX_WORKERS = 3
 REPLACE_AFTER_S = 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks import processes
-from benchmarks.contenders import STORE_SERVER, AgentsJob, Contender, Job, Trial
+from benchmarks.recoveries.contenders import STORE_SERVER, AgentsJob, Contender, Job, Trial
 from elasticctl.api.errors import ElasticctlError
 
 VARIABLE = "OTHER_LIBRARIES"
@@ -52,7 +52,7 @@ class TorchFT(Contender):
         with (trial.folder / "lighthouse.log").open("wb") as log:
             self._lighthouse = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         script = [
-            str(_FOLDER / "recovery_torchft.py"),
+            str(_FOLDER / "torchft_loop.py"),
             f"--steps={trial.steps_file}",
             f"--step-s={trial.step_s}",
             f"--wrapper={self._wrapper}",
@@ -93,7 +93,7 @@ class PlainDDP(Contender):
         self._end_server()
         script = [
             python(),
-            str(_FOLDER / "recovery_ddp.py"),
+            str(_FOLDER / "ddp.py"),
             f"--storage={trial.folder / 'checkpoint.pt'}",
             f"--steps={trial.steps_file}",
             f"--step-s={trial.step_s}",

@@ -136,7 +136,7 @@ def local() -> Iterator[OwnCluster]:
 def fake() -> Iterator[FakeCluster]:
     """A small API server."""
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
-        argv = [sys.executable, "-m", "benchmarks.fake_cluster"]
+        argv = [sys.executable, "-m", "benchmarks.commands.fake_cluster"]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             kubeconfig = _kubeconfig(Path(home), json.loads(server.stdout.readline()))

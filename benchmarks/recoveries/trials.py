@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import processes
-from benchmarks.contenders import Contender, Job, Trial
+from benchmarks.recoveries.contenders import Contender, Job, Trial
+from benchmarks.recoveries.scenarios import Missed, Scenario
+from benchmarks.recoveries.timeline import Outcome, Step, current_group, outcome, parse
 from benchmarks.results import Measurement
-from benchmarks.scenarios import Missed, Scenario
-from benchmarks.timeline import Outcome, Step, current_group, outcome, parse
 
 POLL_S = 0.1
 START_LIMIT_S = 120.0

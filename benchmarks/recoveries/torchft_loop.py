@@ -15,7 +15,7 @@ import torchft  # type: ignore[import-not-found,unused-ignore]
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.recovery_task import GLOBAL_BATCH, Lines, build_data, build_model, build_optimizer
+from benchmarks.recoveries.task import GLOBAL_BATCH, Lines, build_data, build_model, build_optimizer
 
 
 def main() -> None:

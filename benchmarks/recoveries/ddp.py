@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.recovery_task import GLOBAL_BATCH, SAMPLES, Lines, build_data, build_model, build_optimizer
+from benchmarks.recoveries.task import GLOBAL_BATCH, SAMPLES, Lines, build_data, build_model, build_optimizer
 
 STEPS_OF_EPOCH = SAMPLES // GLOBAL_BATCH
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks import processes
-from benchmarks.contenders import Job
-from benchmarks.timeline import Expected, Step, current_group
+from benchmarks.recoveries.contenders import Job
+from benchmarks.recoveries.timeline import Expected, Step, current_group
 
 Strike = Callable[[Job, Sequence[Step], int], float]
 """Does it to a job whose steps so far are given, in the n-th repeat; returns when, in seconds since the epoch."""

@@ -1,0 +1,1 @@
+"""Where `benchmarks/cli.py` measures commands."""
