@@ -38,8 +38,9 @@ class Observed:
     rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
     shared. `refused` says why the last worker could not be created; None while none has been tried. `notices` say which
     workers that run will have to go, and why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
-    of new workers, if the job has a goal; `evidence` is what jobs like it have seen of pools. `delivered_token` is
-    the number of the last token that was delivered (0: none), and the next one is due after `token_every_s`.
+    of new workers, if the job has a goal; `evidence` is what jobs like it have seen of pools, and `costs` what changes
+    have cost them, as plans keep that. `delivered_token` is the number of the last token that was delivered (0: none),
+    and the next one is due after `token_every_s`.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -60,6 +61,7 @@ class Observed:
     avoid: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
     evidence: tuple[PoolStatus, ...] = ()
+    costs: tuple[float, ...] = ()
     delivered_token: int = 0
     token_every_s: float = EVERY_S
 

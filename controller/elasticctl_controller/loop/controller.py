@@ -277,6 +277,7 @@ class Controller:
             nodes=given.nodes if given is not None else (),
             refused=self._memory(job).refused,
             evidence=self._evidence.of(job),
+            costs=self._evidence.costs(job),
             delivered_token=self._memory(job).delivered_token,
         )
         if self._rendezvous is None or job.rdzv_endpoint:

@@ -1,4 +1,6 @@
-"""What jobs have seen of the pools of machines that they ask for: a new job of their namespace begins with it.
+"""What jobs have seen of the machines that they ask for: a new job of their namespace begins with it.
+
+That is how often pools came and went, and what starts and other changes cost.
 
 Kept in memory: after a restart of the controller it is there again with the first pass over each job that has seen any.
 """
@@ -22,6 +24,7 @@ class PoolEvidence:
 
     def __init__(self) -> None:
         self._seen: dict[_Kind, dict[str, PoolStatus]] = {}
+        self._costs: dict[_Kind, tuple[float, ...]] = {}
 
     def note(self, job: ElasticJob, status: JobStatus) -> None:
         """Take what a job has seen, if that is newer than what is known."""
@@ -31,8 +34,11 @@ class PoolEvidence:
         known = self._seen.pop(kind, {})
         newer = {pool.name: pool for pool in status.plan.pools if (pool.at or 0.0) >= (_at(known, pool.name))}
         self._seen[kind] = {**known, **newer}
+        if newer and status.plan.measured:
+            self._costs[kind] = status.plan.costs
         for oldest in list(self._seen)[: max(0, len(self._seen) - MOST_KINDS)]:
             self._seen.pop(oldest, None)
+            self._costs.pop(oldest, None)
 
     def of(self, job: ElasticJob) -> tuple[PoolStatus, ...]:
         """What jobs like this one have seen: how often pools came and went, not what they have now."""
@@ -44,6 +50,10 @@ class PoolEvidence:
             for name, pool in known.items()
             if name in job.goal.spot_pools
         )
+
+    def costs(self, job: ElasticJob) -> tuple[float, ...]:
+        """What changes cost the job like this one that was heard of last, as its plan keeps it; () if none was."""
+        return () if job.goal is None else self._costs.get(_kind_of(job), ())
 
 
 def _at(known: dict[str, PoolStatus], name: str) -> float:

@@ -90,3 +90,23 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for namespace in "abc":
         found.note(a_job(namespace=namespace), JobStatus(plan=PlanStatus(pools=(POOR,))))
     assert [len(found.of(a_job(namespace=namespace))) for namespace in "abc"] == [0, 1, 1]
+
+
+def test_what_changes_cost_others_is_what_a_new_job_begins_with() -> None:
+    found, costs = told(), (20.0, 2.0, 9.0, 30.0)
+    assert found.costs(a_job()) == ()
+    found.note(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=(180.0, 10.0, 30.0, 300.0))))
+    assert found.costs(a_job()) == ()  # guessed
+    found.note(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=costs, measured=True)))
+    assert found.costs(a_job()) == costs
+    assert found.costs(a_job(namespace="another")) == found.costs(a_job(goal=None)) == ()
+    _, _, plan = plan_workers(a_job(), Observed(costs=costs), NOW)
+    assert plan is not None
+    assert plan.costs == costs
+
+
+@pytest.mark.parametrize("costs", [(1.0,), (0.0, 1.0, 1.0, 1.0), (float("nan"), 1.0, 1.0, 1.0)])
+def test_costs_that_are_none_are_not_believed(costs: tuple[float, ...]) -> None:
+    _, _, plan = plan_workers(a_job(), Observed(costs=costs), NOW)
+    assert plan is not None
+    assert plan.costs == (180.0, 10.0, 30.0, 300.0)

@@ -26,6 +26,7 @@ from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.pools import (
     Present,
     costs_as_kept,
+    kept_costs,
     look_at_pools,
     machines,
     market_of,
@@ -78,7 +79,7 @@ def plan_workers(job: ElasticJob, observed: Observed, now: float) -> tuple[Elast
         return job, observed, plan if job.goal is not None else None
     status = fold_reports(job.status, observed)
     present = present_workers(job, observed, status, now)
-    known = _look(job, job.goal, status, present, now, observed.evidence)
+    known = _look(job, job.goal, status, present, now, observed)
     due = plan is None or plan.again_at is None or now >= plan.again_at or plan.at is None or now < plan.at
     if plan is None or due or plan.basis != known.basis:
         plan = _decide(job, job.goal, known, now)
@@ -101,14 +102,14 @@ def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Prese
     return job, replace(observed, moves=observed.moves | leave, pools=missing)
 
 
-def _look(
-    job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now: float, evidence: tuple[PoolStatus, ...]
-) -> _Known:
+def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now: float, observed: Observed) -> _Known:
     """All that is known of a job, in the policy's words."""
-    costs = measured_costs(status, present, job.status.plan, float(grace_s(job)))
+    plan = job.status.plan
+    kept, others = (kept_costs(costs) for costs in (plan.costs if plan else (), observed.costs))
+    costs = measured_costs(status, present, kept or others, float(grace_s(job)))
     time_left_s = None if goal.finish_by is None else min(goal.finish_by - now, LONGEST_S)
     patience_s = min(2 * costs.start_s, LONGEST_WAIT_S, time_left_s / 20 if time_left_s is not None else math.inf)
-    pools = look_at_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now, evidence)
+    pools = look_at_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now, observed.evidence)
     prices = prices_of(job)
     dear, cheap = (prices.on_demand, prices.spot) if prices is not None else (1.0, 0.3)
     spent = None if prices is None else spent_usd(worker_seconds(replace(job, status=status), now), prices)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.goal import ON_DEMAND, SPOT, PlanStatus, PoolStatus, capacity_of
+from elasticctl.api.goal import ON_DEMAND, SPOT, PoolStatus, capacity_of
 from elasticctl.api.observed.workers import Pod, is_member
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
@@ -177,25 +177,28 @@ def market_of(pools: Sequence[PoolStatus], job: ElasticJob, usd_per_h: float, no
 
 _GUESS = Costs()
 _WIDENED = 1.5
+_IDLE_S = 5.0
+"""A worker that is on a machine so soon got one that was there already."""
 
 
-def measured_costs(status: JobStatus, present: Present, plan: PlanStatus | None, grace_s: float) -> Costs:
-    """What changes cost, as this job shows or has shown; a guess where it has not.
+def measured_costs(status: JobStatus, present: Present, known: Costs | None, grace_s: float) -> Costs:
+    """What changes cost, as this job shows; else as it has shown, or jobs like it have (`known`); else a guess.
 
-    A start is from asking for a machine to the first step. Spot machines are asked for when there are none, so of their
+    A start is from asking for a worker to its first step. Spot machines are asked for when there are none, so of their
     starts the shortest counts, and more where no on-demand machine has started yet.
     """
-    known = _kept_costs(plan)
+    known_s = known.start_s if known is not None else None
+    known = known or _GUESS
     groups = [g for g in status.generations[-4:] if g.first_step_at is not None and g.formed_at is not None]
     ranks_s = max(((g.first_step_at or 0.0) - (g.formed_at or 0.0) for g in groups), default=None)
     losses_s = [item.recovery_s for item in status.interruptions[-4:] if item.recovery_s is not None]
-    boots_s = _boots_s(present)
+    start_s = _start_s(status, present, known_s)
     first = next((g.first_step_at for g in status.generations if g.first_step_at is not None), None)
     commit, every_s = status.checkpoint, None
     if first is not None and commit.at is not None and commit.committed and commit.at > first:
         every_s = (commit.at - first) / commit.committed
     return Costs(
-        start_s=known.start_s if boots_s is None or ranks_s is None else _step_up(boots_s + ranks_s),
+        start_s=known.start_s if start_s is None else _step_up(start_s),
         reform_s=known.reform_s if ranks_s is None else _step_up(max(1.0, ranks_s)),
         loss_s=_step_up(max(losses_s)) if losses_s else known.loss_s,
         save_every_s=known.save_every_s if every_s is None else _step_up(every_s),
@@ -203,23 +206,46 @@ def measured_costs(status: JobStatus, present: Present, plan: PlanStatus | None,
     )
 
 
-def _boots_s(present: Present) -> float | None:
-    """From asking for a machine until its worker runs; None while nobody runs."""
-    took: dict[bool, list[float]] = {True: [], False: []}
+def _start_s(status: JobStatus, present: Present, known_s: float | None) -> float | None:
+    """From asking for a worker until it trained, of those that do; None while nobody does.
+
+    Machines that were there already say nothing of those that are not: what is known of a start gets no less by them.
+    """
+    took: dict[tuple[bool, bool], list[float]] = {}
     for pool, pods in present.pods.items():
-        took[capacity_of(pool) == SPOT] += [
-            pod.started_at - pod.created_at
-            for pod in pods
-            if pod.started_at is not None and pod.created_at is not None and pod.started_at >= pod.created_at
-        ]
-    if took[False]:
-        return max(took[False])
-    return _WIDENED * min(took[True]) if took[True] else None
+        for pod in pods:
+            trained_at = _trained_at(status, pod)
+            if pod.started_at is None or pod.created_at is None or trained_at is None:
+                continue
+            booted = pod.started_at - pod.created_at > _IDLE_S
+            took.setdefault((capacity_of(pool) == SPOT, booted), []).append(trained_at - pod.created_at)
+    if (False, True) in took:
+        return max(took[False, True])
+    if (False, False) in took:
+        return max(*took[False, False], known_s or 0.0)
+    if (True, True) in took:
+        return _WIDENED * min(took[True, True])
+    return max(_WIDENED * min(took[True, False]), known_s or 0.0) if took else None
 
 
-def _kept_costs(plan: PlanStatus | None) -> Costs:
-    kept = plan.costs if plan is not None else ()
-    return Costs(*kept) if len(kept) == 4 and all(0 < item <= MAX_SECONDS for item in kept) else _GUESS
+def _trained_at(status: JobStatus, pod: Pod) -> float | None:
+    """When the first group that this worker is in made its first step; None if it has made none, or is forgotten."""
+    groups = (
+        group
+        for group in status.generations
+        if pod.name in group.workers and (group.formed_at or 0.0) >= (pod.started_at or 0.0)
+    )
+    first = next(groups, None)
+    if first is None or first.first_step_at is None or (first is status.generations[0] and first.generation > 1):
+        return None
+    return first.first_step_at
+
+
+def kept_costs(kept: Sequence[float]) -> Costs | None:
+    """What a plan keeps of them, in the policy's words; None if that is nothing, a guess, or anything else."""
+    if len(kept) != len(costs_as_kept(_GUESS)) or not all(0 < item <= MAX_SECONDS for item in kept):
+        return None
+    return None if tuple(kept) == costs_as_kept(_GUESS) else Costs(*kept)
 
 
 def costs_as_kept(costs: Costs) -> tuple[float, ...]:
