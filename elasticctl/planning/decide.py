@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 from elasticctl.planning.belief import GUESS_LEAVES
 from elasticctl.planning.outlook import Outlook, outlook, passing, rules_for, state_of
-from elasticctl.planning.safety import burn_usd_per_h, is_safe, spare_s, way_out
+from elasticctl.planning.safety import burn_usd_per_h, is_safe, ready_in_s, spare_s, way_out
 from elasticctl.planning.terms import AGES_H, LEAST_LOOK_S, ON_DEMAND, Choice, Decision, Held, Pool, Reason, Situation
 
 HOLD_H = 1.0
 """A choice is valued as if it stayed for this long, so that changes have to pay within it."""
+_STARTS = 4
+"""... and for so many starts, or nothing that has to start first would be worth it shortly before the deadline."""
 _LONGEST_H = 24.0 * 60
 _OF_THE_MONEY = 0.9
 
@@ -38,7 +40,7 @@ def decide(now: Situation) -> Decision:
 
 def _without_shrinking(now: Situation, workers: int) -> int:
     """On the way out a group gives nobody back: a little later it would need them again."""
-    present = min(now.ready(ON_DEMAND), now.speeds.most)
+    present = min(now.workers(ON_DEMAND), now.speeds.most)
     money = now.money_left_usd
     if present <= workers or money is None:
         return max(present, workers)
@@ -64,7 +66,7 @@ def _best_effort(now: Situation) -> Decision:
     spot = min(pool.there, most) if pool else 0
     name = pool.name if pool and spot else ON_DEMAND
     if way_out(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
-        on_demand = max(most - spot, min(now.ready(ON_DEMAND), most))  # those that train are not given back
+        on_demand = max(most - spot, min(now.workers(ON_DEMAND), most))  # none that is there or comes is given back
         return _affordable(now, Choice(name, most - on_demand, on_demand), Reason.LATE, kept=False)
     if not spot:
         return Decision(Choice(), Reason.POOR, now.look_s, kept=False)
@@ -151,8 +153,8 @@ def _cheapest(now: Situation, choices: list[Choice]) -> Choice:
     """By what is paid while the choice is held, what changing to it costs, and the outlook from there on."""
     table, weights = table_for(now), weights_of(now)
     time_h = aim_h(now, table, weights)
-    hold_h = now.look_s / 3600
-    while 2 * hold_h <= min(HOLD_H, time_h / 12):
+    hold_h, start_h = now.look_s / 3600, now.costs.start_s / 3600
+    while 2 * hold_h <= min(HOLD_H, max(time_h / 12, min(_STARTS * start_h, time_h / 2))):
         hold_h *= 2
     then = passing(table.rules, hold_h)[weights.index(1.0)]
     age = bisect_right(AGES_H, now.market.since_h) - 1
@@ -183,7 +185,8 @@ def _held(
     usd = choice.spot * prices[choice.pool] * up_h + choice.on_demand * prices[ON_DEMAND] * hold_h
     if choice.workers > stays:
         meanwhile = sum(now.ready(name) for name in {part.pool for part in now.held})
-        waits_h = min(now.costs.start_s / 3600, up_h)
+        waits_s = max(ready_in_s(now.held, choice.of(name), now.costs, name) for name in {ON_DEMAND, choice.pool})
+        waits_h = min(waits_s / 3600, up_h)
         gained -= max(0.0, rate_h - now.speeds.rate(meanwhile) * 3600) * waits_h
     if choice.workers and (choice.workers != stays or sum(part.workers for part in now.held) != stays):
         gained -= rate_h * now.costs.reform_s / 3600
@@ -192,5 +195,5 @@ def _held(
         gained = now.work_left
     if choice.workers > stays:  # those that leave stay until the new ones are ready
         leave = [(part.pool, max(0, part.workers - choice.of(part.pool))) for part in now.held]
-        usd += sum(workers * prices.get(name, 0.0) for name, workers in leave) * now.costs.start_s / 3600
+        usd += sum(workers * prices.get(name, 0.0) for name, workers in leave) * waits_s / 3600
     return usd, gained

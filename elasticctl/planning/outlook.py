@@ -27,7 +27,8 @@ NODES = tuple((1.0 - math.cos(math.pi * i / SHARES)) / 2 for i in range(SHARES +
 """Shares of the work that could still be done on demand: close together where hardly any time, or work, is left."""
 _AGES = len(AGES_H)
 _STATES = 2 * _AGES
-_FINEST_H, _FINE_H, _FINE_UNTIL_H, _PART = 0.05, 0.5, 50.0, 0.06
+_LEAST_H, _FINEST_H, _FINE_H, _FINE_UNTIL_H, _PART = 0.003, 0.05, 0.5, 50.0, 0.06
+"""Rows are as far apart as a start takes, within the first two, and further away from the deadline."""
 _CAUTION = 1.5
 """A plan takes spot machines to leave this many times as often as was seen, and to come back as much less often: it
 depends on whether they come back in time, and estimates are uncertain. Of 1, 1.5 and 2 it was best on AWS's traces."""
@@ -72,6 +73,7 @@ class Outlook:
         self.rules = rules
         self._fastest = rules.speeds.per_s[-1] * 3600
         self._offers = [choices(rules, state < _AGES) for state in range(_STATES)]
+        self._finest_h = min(_FINEST_H, max(_LEAST_H, rules.costs.start_s / 3600))
         empty: _Row = ((0.0,) * (SHARES + 1),) * _STATES
         self._times_h: list[float] = [0.0]
         self._usd: list[_Row] = [empty]
@@ -117,7 +119,7 @@ class Outlook:
     def _add_row(self) -> None:
         before_h = self._times_h[-1]
         longest_h = _FINE_H * max(1.0, before_h / _FINE_UNTIL_H)
-        step_h = min(max(_PART * before_h, _FINEST_H), longest_h)
+        step_h = min(max(_PART * before_h, self._finest_h), longest_h)
         chain = passing(self.rules, step_h)
         usd, hours = [], []
         before = list(zip(*self._usd[-1], strict=True)), list(zip(*self._hours[-1], strict=True))

@@ -19,10 +19,10 @@ def spare_s(costs: Costs) -> float:
     return costs.start_s + costs.save_every_s + costs.loss_s + costs.reform_s
 
 
-def ready_in_s(held: Iterable[Held], workers: int, costs: Costs) -> float:
-    """When so many on-demand workers could train; those that are missing are asked for now."""
+def ready_in_s(held: Iterable[Held], workers: int, costs: Costs, pool: str = ON_DEMAND) -> float:
+    """When so many workers of a pool could train; those that are missing are asked for now."""
     longest = 0.0
-    for part in sorted((part for part in held if part.pool == ON_DEMAND), key=lambda part: part.ready_in_s):
+    for part in sorted((part for part in held if part.pool == pool), key=lambda part: part.ready_in_s):
         if workers <= 0:
             break
         longest = max(longest, part.ready_in_s)

@@ -10,7 +10,7 @@ import pytest
 from elasticctl.planning.belief import Seen
 from elasticctl.planning.decide import decide
 from elasticctl.planning.outlook import Outlook, passing, rules_for, state_of
-from elasticctl.planning.terms import Choice, Costs, Held, Market, Pool, Reason, Speeds
+from elasticctl.planning.terms import ON_DEMAND, Choice, Costs, Held, Market, Pool, Reason, Speeds
 from tests.support.planning import situation
 
 LINEAR = Speeds.of({1: 1.0, 2: 2.0, 4: 4.0})
@@ -89,3 +89,29 @@ def test_sizes_that_are_no_faster_are_left_out() -> None:
         with pytest.raises(ValueError, match=r"rate"):
             Speeds.of(wrong)
     assert [LINEAR.rate(workers) for workers in (0, 3, 9)] == [0.0, 3.0, 4.0]
+
+
+def test_a_short_job_has_spot_machines_too() -> None:
+    """Beside its deadline a start is long, and still it pays."""
+    base = situation(time_left_s=45 * 60.0, there=8)
+    work = 15 * 60 * base.speeds.per_s[-1]
+    decision = decide(replace(base, work_left=work, saved_left=work, look_s=10.0))
+    assert (decision.choice.pool, decision.choice.on_demand, decision.kept) == ("zone-a", 0, True)
+    assert decision.choice.spot >= 4
+
+
+@pytest.mark.parametrize("ready_in_s", [150.0, 60.0, 5.0])
+def test_machines_on_their_way_are_worth_more_than_ones_to_ask_for(ready_in_s: float) -> None:
+    base = situation(time_left_s=60 * 60.0, there=8, held=(Held("zone-a", 8, ready_in_s),))
+    work = 15 * 60 * base.speeds.per_s[-1]
+    assert decide(replace(base, work_left=work, saved_left=work, look_s=10.0)).choice == Choice("zone-a", 8)
+
+
+def test_once_it_is_late_or_only_just_in_time_on_demand_machines_on_their_way_are_not_given_back() -> None:
+    coming = (Held(ON_DEMAND, 8, 100.0),)
+    late = decide(situation(time_left_s=3600.0, there=8, held=coming))
+    assert (late.reason, late.choice.on_demand) == (Reason.LATE, 8)
+    base = situation(time_left_s=1140.0, there=0, held=(Held(ON_DEMAND, 8, 1.0),))
+    work = 600 * base.speeds.rate(4)  # four of them would do, and just so
+    close = decide(replace(base, work_left=work, saved_left=work))
+    assert (close.reason, close.choice) == (Reason.DEADLINE, Choice(on_demand=8))
