@@ -6,7 +6,7 @@ machines that come at once and stay are the best that can happen: what they do n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticctl.planning.safety import spare_s
 from elasticctl.planning.terms import Costs, Speeds
@@ -41,7 +41,7 @@ def judge(
     """Judge `limits`, seconds and US dollars (None: no limit), at prices on demand and on spot per worker and hour."""
     time_s, usd = limits
     on_demand = _offers(work, speeds, costs, usd_per_h[0], spare_s(costs))
-    best = _offers(work, speeds, costs, usd_per_h[1], 0.0)
+    best = _offers(work, speeds, replace(costs, start_s=0.0, reform_s=0.0), usd_per_h[1], 0.0)
 
     def in_time(offer: Offer) -> bool:
         return time_s is None or offer.time_s <= time_s
