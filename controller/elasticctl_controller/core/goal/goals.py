@@ -26,6 +26,7 @@ from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.pools import (
     Present,
     costs_as_kept,
+    has_stepped,
     kept_costs,
     look_at_pools,
     machines,
@@ -93,7 +94,7 @@ def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Prese
     missing = tuple(pool for pool in pools for _ in range(plan.of(pool) - len(kept[pool])))
     probe = 1 if plan.probing else 0
     awaited = [pod for pool in pools for pod in kept[pool][: len(kept[pool]) - probe * (pool == plan.pool)]]
-    settled = len(missing) <= probe and all(pod.uid in present.ready for pod in awaited)
+    settled = len(missing) <= probe and all(pod.uid in present.ready for pod in awaited) and has_stepped(job.status)
     surplus = [pod for pool in pools for pod in present.of(pool)[plan.of(pool) :]]
     stay = [] if settled or plan.workers == 0 else [pod for pod in surplus if pod.uid in present.ready]
     leave = frozenset(pod.uid for pod in surplus) - {pod.uid for pod in stay}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, SPOT, PoolStatus, capacity_of
+from elasticctl.api.observed.history import reports_steps
 from elasticctl.api.observed.workers import Pod, is_member
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
@@ -64,11 +65,16 @@ def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now:
             ready.add(uid)
     return Present(
         {
-            pool: tuple(sorted(pods, key=lambda p: (p.uid not in ready, not _placed(p), p.created_at or now, p.uid)))
+            pool: tuple(sorted(pods, key=lambda p: (p.uid not in ready, not is_placed(p), p.created_at or now, p.uid)))
             for pool, pods in found.items()
         },
         frozenset(ready),
     )
+
+
+def has_stepped(status: JobStatus) -> bool:
+    """Has the newest group made a step? Until then its newcomers may not have the state, and nobody is to leave it."""
+    return not status.generations or not reports_steps(status) or status.generations[-1].first_step_at is not None
 
 
 def _pool_of(job: ElasticJob, pod: Pod) -> str:
@@ -79,13 +85,14 @@ def _pool_of(job: ElasticJob, pod: Pod) -> str:
     return asked if asked != SPOT or job.goal is None else job.goal.spot_pools[0]
 
 
-def _placed(pod: Pod) -> bool:
+def is_placed(pod: Pod) -> bool:
+    """Does it have a machine?"""
     return bool(pod.node) or pod.phase is PodPhase.RUNNING
 
 
 def placed(pods: Iterable[Pod]) -> list[Pod]:
     """Those that have a machine, which is what is paid for."""
-    return [pod for pod in pods if _placed(pod)]
+    return [pod for pod in pods if is_placed(pod)]
 
 
 def look_at_pools(
@@ -110,7 +117,7 @@ def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> P
     if not pods:
         return replace(pool, at=Timestamp(now))  # nobody looks
     there = len(placed(pods))
-    waiting_s = max((now - (pod.created_at or now) for pod in pods if not _placed(pod)), default=0.0)
+    waiting_s = max((now - (pod.created_at or now) for pod in pods if not is_placed(pod)), default=0.0)
     if pool.short_since is None:
         if waiting_s >= wait_s:
             pool = replace(pool, short=there, short_since=Timestamp(now))
