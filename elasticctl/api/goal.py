@@ -1,17 +1,27 @@
-"""By when a job is to be done and for how much: `spec.goal`, and `status.plan`, what was decided to get there."""
+"""On which machines a job runs: by when it is to be done and for how much, or in which order pools are asked for them.
+
+`spec.goal` with `status.plan`, what was decided to get there; `spec.pools` with `status.pools`, where its workers are.
+A pool is named `CAPACITY[:TYPE][/ZONE]`, such as `spot`, `spot/zone-a`, `onDemand:g5.xlarge` or `/zone-b`.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elasticctl.api.codec import Timestamp, from_json
+from elasticctl.api.errors import UsageError
+from elasticctl.api.objects import as_list, as_mapping, as_text
+from elasticctl.api.text import quote
 
 SPOT, ON_DEMAND = "spot", "onDemand"
 """Kinds of capacity, as keys of `status.workerSeconds`, and the first part of a pool's name."""
 MAX_USD = 1e9
+WAIT_S, RETRY_S = 600.0, 900.0
+"""How long workers wait in a pool before the next is asked, and after how long a better one is tried again."""
 
 
 class Prefer(StrEnum):
@@ -71,13 +81,93 @@ def _is_amount(value: float | None) -> bool:
 
 
 def capacity_of(pool: str) -> str:
-    """`spot/zone-a` -> `spot`."""
-    return pool.partition("/")[0]
+    """`spot/zone-a` -> `spot`; "" for a pool of any capacity."""
+    return pool.partition("/")[0].partition(":")[0]
+
+
+def type_of(pool: str) -> str:
+    """`spot:g5.xlarge/zone-a` -> `g5.xlarge`; "" for a pool of any machine type."""
+    return pool.partition("/")[0].partition(":")[2]
 
 
 def zone_of(pool: str) -> str:
     """`spot/zone-a` -> `zone-a`; "" for a pool that is not of one zone."""
     return pool.partition("/")[2]
+
+
+def pool_name(capacity: str, instance_type: str, zone: str) -> str:
+    """The pool's name from its parts; "" is any."""
+    return f"{capacity}{f':{instance_type}' if instance_type else ''}{f'/{zone}' if zone else ''}"
+
+
+def pool_words(pool: str) -> str:
+    """`spot on g5.xlarge in zone-a`."""
+    kind = {SPOT: "spot", ON_DEMAND: "on demand", "": "any capacity"}.get(capacity_of(pool), capacity_of(pool))
+    on, zone = type_of(pool), zone_of(pool)
+    return f"{kind}{f' on {on}' if on else ''}{f' in {zone}' if zone else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOrder:
+    """`spec.pools`: the pools that are asked for machines, by name, the best first.
+
+    The next one is asked when workers have waited `wait_seconds` for a machine; a better one that had none is tried
+    again after `retry_seconds`.
+    """
+
+    order: tuple[str, ...]
+    wait_seconds: float = WAIT_S
+    retry_seconds: float = RETRY_S
+
+    @classmethod
+    def from_spec(cls, data: object) -> PoolOrder | None:
+        """Read `spec.pools` of any content; None where it names no pool."""
+        said = as_mapping(data)
+        parts = [[as_text(as_mapping(one).get(key)) for key in _PARTS] for one in as_list(said.get("order"))]
+        order = tuple(dict.fromkeys(pool_name(*part) for part in parts if any(part)))
+        wait_s, retry_s = (_time(said.get(key), default) for key, default in _TIMES)
+        return cls(order, wait_s, retry_s) if order else None
+
+    def as_spec(self) -> dict[str, object]:
+        """As `spec.pools` has it."""
+        named = [(capacity_of(pool), type_of(pool), zone_of(pool)) for pool in self.order]
+        pools = [{key: value for key, value in zip(_PARTS, parts, strict=True) if value} for parts in named]
+        times = zip(_TIMES, (self.wait_seconds, self.retry_seconds), strict=True)
+        said = {key: int(value) if value.is_integer() else value for (key, default), value in times if value != default}
+        return {"order": pools, **said}
+
+    @property
+    def words(self) -> str:
+        """`spot in zone-a, then spot, then on demand`."""
+        return ", then ".join(map(pool_words, self.order))
+
+
+def parse_order(text: str, wait_s: float | None = None) -> PoolOrder:
+    """`spot/us-east-1a,spot,on-demand:g5.xlarge` as somebody types it. Raises UsageError."""
+    named = [part.strip() for part in text.split(",")]
+    for part in named:
+        if not _POOL.fullmatch(part):
+            raise UsageError(
+                f"{quote(part)} is not a pool. FIX: give spot or on-demand, with :TYPE or /ZONE where it matters, such"
+                " as spot/us-east-1a or on-demand:g5.xlarge"
+            )
+    order = tuple(dict.fromkeys(part.replace("on-demand", ON_DEMAND, 1) for part in named))
+    if len(order) > _MOST_POOLS:
+        raise UsageError(f"{len(order)} pools are too many. FIX: give up to {_MOST_POOLS}")
+    return PoolOrder(order, WAIT_S if wait_s is None else float(wait_s))
+
+
+_POOL = re.compile(
+    r"(?=.)(spot|on-demand|onDemand|)(:[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?(/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?"
+)
+_MOST_POOLS = 8
+_PARTS = ("capacity", "instanceType", "zone")
+_TIMES = (("waitSeconds", WAIT_S), ("retrySeconds", RETRY_S))
+
+
+def _time(value: object, default: float) -> float:
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= 315_360_000
+    return float(value) if is_time else default  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +188,28 @@ class PoolStatus:
     away_ends: tuple[float, ...] = ()
     short: int = 0
     short_since: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsStatus:
+    """`status.pools`: where a job with an order of pools asks for machines, and what was seen of each pool.
+
+    `waiting` workers wait for a machine of `pool`, the first of them `since`; `then` is asked `then_at` (0 and None:
+    nobody waits). `trying`: replacements for workers in worse pools are asked for in `pool` since then, while those
+    workers train. `back_to` is a better pool than that of some workers, tried again `back_at`; `stays` is why it is not
+    (`back_at` None). Of each of the `seen` count `short` and `short_since`: who waited there in vain gave up then.
+    """
+
+    pool: str = ""
+    waiting: int = 0
+    since: Timestamp | None = None
+    then: str = ""
+    then_at: Timestamp | None = None
+    trying: Timestamp | None = None
+    back_to: str = ""
+    back_at: Timestamp | None = None
+    stays: str = ""
+    seen: tuple[PoolStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,12 @@ def gpu_type(name: str) -> GpuType:
     return found
 
 
+def accelerator_of(instance: str) -> str:
+    """GKE's name of the GPU that comes with a machine type; "" where none does, or any may be attached."""
+    found = {gpu.gke_accelerator for gpu in GPU_TYPES.values() for types in gpu.gcp.values() if instance in types}
+    return found.pop() if len(found) == 1 else ""
+
+
 def place(provider: str, gpu: GpuType | None, gpus_per_node: int, *, spot: bool) -> Placement:
     """How a worker asks `provider` for a node with `gpus_per_node` GPUs of type `gpu` (None: any node).
 

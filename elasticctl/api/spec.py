@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from elasticctl.api.codec import Manifest as Manifest
 from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339
-from elasticctl.api.goal import Goal
+from elasticctl.api.goal import Goal, PoolOrder
 from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.status import JobStatus
 
@@ -48,7 +48,7 @@ ANNOTATION_FORMER_STORAGES = f"{GROUP}/former-storages"
 ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
 """Which search for capacity made the job: no other may take it back."""
 ANNOTATION_POOL = f"{GROUP}/pool"
-"""On a pod of a job with a goal: the pool that its machine is to be of, such as `spot` or `onDemand`."""
+"""On a pod of a job with a goal or an order of pools: that of its machine, such as `spot` or `onDemand`."""
 ANNOTATION_PREEMPTED = f"{GROUP}/preempted"
 """On a pod that `preempt` is about to delete: it ends as one does whose machine is taken back."""
 ANNOTATION_ADMITTED = f"{GROUP}/admitted"
@@ -108,7 +108,7 @@ class JobSpec:
 
     `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
     (`gpus_per_worker` 0: CPU ranks); `launcher`: it runs on one worker, and starts the ranks itself; `automatic`: how
-    many is chosen between the bounds; `goal` is `spec.goal`.
+    many is chosen between the bounds; `goal` is `spec.goal`, `pools` is `spec.pools`.
     `gpu_type` is a name of `elasticctl.api.gpu_types`; `storage` is a URL; times are in seconds. A worker runs on a
     node that fits any one of `node_terms`: label -> the values that do (none: the label must be absent).
 
@@ -128,6 +128,7 @@ class JobSpec:
     max_workers: int | None = None
     automatic: bool = False
     goal: Mapping[str, Any] = field(default_factory=dict)
+    pools: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
     suspend: bool = False
     ranks_per_worker: int = 1
@@ -212,9 +213,9 @@ class ElasticJob:
     `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `contradiction`: the numbers where they had to
     be clamped, as a server without CEL lets anything pass. `queue` is Kueue's, if it is to admit the job;
     `priority_class` is its rank there, and `admitted` the Workload that it was started by. `user` has submitted the
-    job. `held`, `over_limit` and `node_types`, which no object has, say why the job is kept suspended though its owner
-    wants it to run (a queue has not admitted it, or its project's limits do not allow it) and on which node types alone
-    its project may have workers.
+    job. `pools` is None where something else chooses them: a goal, or Kueue. `held`, `over_limit` and `node_types`,
+    which no object has, say why the job is kept suspended though its owner wants it to run (a queue has not admitted
+    it, or its project's limits do not allow it) and on which node types alone its project may have workers.
     """
 
     name: str = ""
@@ -241,6 +242,7 @@ class ElasticJob:
     policy: Policy = Policy()
     sharing: Sharing = Sharing()
     goal: Goal | None = None
+    pools: PoolOrder | None = None
     queue: str = ""
     priority_class: str = ""
     user: str = ""
@@ -284,6 +286,7 @@ class ElasticJob:
         amiss = "" if asked <= replicas <= top else f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
         sharing, goal = from_json(Sharing, spec.get("sharing")), Goal.from_spec(spec.get("goal"))
         sharing = replace(sharing, automatic=sharing.automatic or goal is not None)
+        queue = as_text(as_mapping(meta.get("labels")).get(QUEUE_LABEL))
         return cls(
             name=as_text(meta.get("name")),
             namespace=as_text(meta.get("namespace")) or "default",
@@ -309,7 +312,8 @@ class ElasticJob:
             policy=_policy(as_mapping(spec.get("policy"))),
             sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
             goal=goal,
-            queue=as_text(as_mapping(meta.get("labels")).get(QUEUE_LABEL)),
+            pools=None if goal is not None or queue else PoolOrder.from_spec(spec.get("pools")),
+            queue=queue,
             priority_class=as_text(as_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
             user=as_text(as_mapping(meta.get("labels")).get(USER_LABEL)),
             admitted=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_ADMITTED)),

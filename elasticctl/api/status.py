@@ -22,7 +22,7 @@ from elasticctl.api.codec import (
     unpack_names,
     written_as,
 )
-from elasticctl.api.goal import PlanStatus
+from elasticctl.api.goal import PlanStatus, PoolsStatus
 from elasticctl.api.usage import JobUsage, UsageCourse
 
 _RUNNING = "Running"
@@ -136,7 +136,8 @@ class WorkerStatus:
 
     `removal` says why we remove it (ScaledIn, Suspended, Finished) and is stored before we do; `cause` and `ended_at`
     once its end has been counted. `notice`: it runs, but will have to go, and why. `pool`: where its machine was asked
-    for, such as `spot` or `spot/zone-a`; "" for a job without a goal.
+    for, such as `spot` or `spot/zone-a`; "" for a job without a goal and an order of pools. `moves_to`: it
+    runs, and leaves once a replacement that is asked for in that better pool is ready.
     """
 
     name: str = ""
@@ -150,6 +151,7 @@ class WorkerStatus:
     cause: Cause | None = None
     ended_at: Timestamp | None = None
     pool: str = ""
+    moves_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +420,7 @@ class JobStatus:
     training: int = 0
     share: ShareStatus | None = None
     plan: PlanStatus | None = None
+    pools: PoolsStatus | None = None
     growth: str = ""
     token: TokenStatus | None = None
     selector: str = ""

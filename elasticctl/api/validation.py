@@ -117,6 +117,7 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
     if goal is not None and "finishBy" in goal and from_rfc3339(goal["finishBy"]) is None:
         said = quote(goal["finishBy"])
         yield ("spec", "goal", "finishBy"), f"must be a time such as 2026-11-27T17:00:00Z, not {said}"
+    yield from _order_limits(spec.get("pools", {}).get("order", []))
     low, high = spec.get("minReplicas"), spec.get("maxReplicas")
     replicas = spec["replicaSpecs"]["Worker"].get("replicas", 1)
     where = ("spec", "replicaSpecs", "Worker", "replicas")
@@ -126,6 +127,15 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
         yield where, f"{replicas} is less than minReplicas, {low}"
     elif high is not None and replicas > high:
         yield where, f"{replicas} is more than maxReplicas, {high}"
+
+
+def _order_limits(order: list[Any]) -> Iterator[tuple[FieldPath, str]]:
+    for index, pool in enumerate(order):
+        if not pool:
+            said = "says nothing about its machines. FIX: give capacity, instanceType or zone"
+            yield ("spec", "pools", "order", index), said
+    if any(order.count(pool) > 1 for pool in order):
+        yield ("spec", "pools", "order"), "names a pool twice. FIX: leave one of them out"
 
 
 @functools.cache

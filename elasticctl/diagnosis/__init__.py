@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     training.much_done_again,
     training.begun_again,
     not_training.why_this_size,
+    not_training.which_pool,
     not_training.fewer_than_wanted,
     not_training.waiting_to_grow,
     not_training.borrowing,

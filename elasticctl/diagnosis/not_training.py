@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elasticctl.api.goal import PlanStatus
 from elasticctl.api.objects import as_text, at
+from elasticctl.api.observed.outlook import pools_outlook
 from elasticctl.api.observed.timeline import NOTIFY_FAILED
 from elasticctl.api.status import Cause, Phase, RankFailure
 from elasticctl.api.text import plural, plural_are, shorten, span, times
@@ -184,6 +185,18 @@ def why_this_size(case: Case) -> Finding | None:
         f"Its goal asks for {wants}: {plan.message}.{promise}",
         (step, more) if late else (step,),
     )
+
+
+def which_pool(case: Case) -> Finding | None:
+    """Where its workers ask for machines, by its order of pools, and when that changes."""
+    pools = case.status.pools
+    if pools is None or case.job.pools is None or case.status.phase.terminal or case.job.suspend:
+        return None
+    words = pools_outlook(pools, case.now)
+    if not words:
+        return None
+    text = f"Its workers ask for machines in this order: {case.job.pools.words}. Now: {words}."
+    return Finding("pools", Severity.INFO, text)
 
 
 def _plan(case: Case) -> PlanStatus | None:

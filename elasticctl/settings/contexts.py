@@ -33,6 +33,7 @@ _CURRENT, _CONTEXTS = "currentContext", "contexts"
 class Context:
     """A place to run jobs. `storage` is a URL prefix; `gpus_per_node` 0 means the smallest node with that GPU type.
 
+    `pools` is the order of pools that jobs ask in, as it is typed; `pool_wait_s` 0 means the default.
     `notify_url_from` refers to the webhook's URL for notifications (`elasticctl.api.notifications`); it is not the URL.
     """
 
@@ -46,6 +47,8 @@ class Context:
     gpu_type: str = ""
     gpus_per_node: int = 0
     notify_url_from: str = ""
+    pools: str = ""
+    pool_wait_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def _decode_context(document: YamlDocument, path: tuple[str | int, ...], entry: 
     fields = {camel(field.name): field for field in dataclasses.fields(Context)}
     given = _mapping(document, path, entry, tuple(fields))
     for key, value in given.items():
-        wanted = int if key == "gpusPerNode" else str
+        wanted = type(fields[key].default) if key not in ("name", "provider") else str
         if type(value) is not wanted:
             raise _wrong(
                 document, (*path, key), f"must be {'a number' if wanted is int else 'text'}, not {quote(value)}"

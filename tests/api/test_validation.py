@@ -331,6 +331,35 @@ def test_the_columns_of_kubectl_fit_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ({"order": [{"capacity": "spot", "zone": "us-east-1a"}, {"capacity": "spot"}, {"capacity": "onDemand"}]}, ""),
+        ({"order": [{"instanceType": "g5.xlarge"}, {"zone": "zone-b"}], "waitSeconds": 60, "retrySeconds": 60}, ""),
+        ({"order": [{"capacity": "spot"}, {}]}, "spec.pools.order[1]: says nothing about its machines"),
+        ({"order": [{"capacity": "spot"}] * 2}, "spec.pools.order: names a pool twice"),
+        ({"order": []}, "spec.pools.order: must not be empty"),
+        ({"waitSeconds": 60}, "spec.pools.order: required"),
+        ({"order": [{"capacity": "on-demand"}]}, "spec.pools.order[0].capacity: must be spot or onDemand"),
+        ({"order": [{"zone": "A"}]}, "spec.pools.order[0].zone: must be lower-case letters"),
+        ({"order": [{"zone": "a"}], "waitSeconds": 0}, "spec.pools.waitSeconds: must be at least 1"),
+    ],
+)
+def test_an_order_names_each_pool_once_and_says_something_of_each(pools: dict[str, Any], message: str) -> None:
+    from celpy.adapter import json_to_cel
+
+    manifest = copy.deepcopy(validation.load_manifest(GOOD))
+    manifest["spec"]["pools"] = pools
+    with pytest.raises(SpecError, match=re.escape(message)) if message else nullcontext():
+        validation.validate_manifest(YamlDocument(manifest, {}))
+    order = schema()["properties"]["spec"]["properties"]["pools"]["properties"]["order"]
+    given = pools.get("order", [])
+    rules = [(rule["rule"], given) for rule in order["x-kubernetes-validations"]]
+    rules += [(rule["rule"], pool) for rule in order["items"]["x-kubernetes-validations"] for pool in given]
+    kept = [bool(compiled(rule).evaluate({"self": json_to_cel(about)})) for rule, about in rules]
+    assert (False in kept) == ("says nothing" in message or "twice" in message)
+
+
+@pytest.mark.parametrize(
     ("goal", "endpoint", "message"),
     [
         ({"finishBy": "2026-11-27T17:00:00Z", "budget": 200, "prefer": "time"}, "", ""),

@@ -87,6 +87,12 @@ def replicas(number: int) -> Manifest:
             "spec.rdzvEndpoint",
             "FIX: leave out rdzvEndpoint, or goal",
         ),
+        ({"pools": {"order": [{}]}}, "spec.pools.order[0]", "FIX: give capacity, instanceType or zone"),
+        (
+            {"pools": {"order": [{"zone": "a"}] * 2}},
+            "spec.pools.order",
+            "names a pool twice. FIX: leave one of them out",
+        ),
         ({"rdzvEndpoint": "etcd"}, "spec.rdzvEndpoint", "must be HOST:PORT, such as etcd:2379"),
     ],
 )

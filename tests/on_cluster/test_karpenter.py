@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from tests.on_cluster.waiting import wait_until
 CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 POOL = "/apis/karpenter.sh/v1/nodepools/default"
 STAYS = "karpenter.sh/do-not-disrupt"
+CAPACITY = "karpenter.sh/capacity-type"
 NOTICE_S = 30
 
 
@@ -66,6 +68,58 @@ def nodes_of(trainer: Trainer) -> dict[str, str]:
 def node_claims(api: Connection) -> list[Manifest]:
     found: list[Manifest] = api.request("GET", CLAIMS)["items"]
     return found
+
+
+def offer(api: Connection, *capacities: str) -> None:
+    """Have Karpenter bring machines of these kinds only."""
+    template = api.request("GET", POOL)["spec"]["template"]["spec"]
+    others = [one for one in template["requirements"] if one["key"] != CAPACITY]
+    wanted = [*others, {"key": CAPACITY, "operator": "In", "values": list(capacities)}]
+    changed = {"spec": {"template": {"spec": {"requirements": wanted}}}}
+    api.request("PATCH", POOL, changed, content_type=MERGE_PATCH)
+
+
+def capacities_of(trainer: Trainer, api: Connection) -> list[str]:
+    """The kinds of machines that its workers are on."""
+    kinds = {item["metadata"]["name"]: item["metadata"]["labels"].get(CAPACITY, "") for item in nodes_in(api)}
+    return sorted(kinds.get(node, "") for node in nodes_of(trainer).values())
+
+
+def nodes_in(api: Connection) -> list[Manifest]:
+    found: list[Manifest] = api.request("GET", "/api/v1/nodes")["items"]
+    return found
+
+
+def test_workers_fall_back_to_on_demand_machines_and_go_back_when_there_are_spot_ones(
+    karpenter: None, replicas: Replicas, api: Connection
+) -> None:
+    offer(api, "on-demand")
+    job = Trainer(api, "orders")
+    job.delete()
+    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
+    order = [{"capacity": "spot"}, {"capacity": "onDemand"}]
+    one_gpu = {"spec": {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}}
+    limits = {"nvidia.com/gpu": 1}
+    pools = {"order": order, "waitSeconds": 30, "retrySeconds": 30}
+    job.submit_script(script, 2, limits=limits, pod=one_gpu, pools=pools)
+    try:
+        wait_until(lambda: (waits := job.job().status.pools) is not None and waits.then == "onDemand", 60)
+        job.wait_training(2)
+        assert capacities_of(job, api) == ["on-demand"] * 2
+        offer(api, "spot", "on-demand")
+        wait_until(lambda: capacities_of(job, api) == ["spot"] * 2, 300, every_s=0.5)
+        job.wait_training(2)
+        status = job.job().status
+        assert status.interruptions == status.scalings == ()
+        newest = status.generations[-1]
+        pairs = itertools.pairwise(status.generations)
+        redone = sum(max(0, (old.last_step or 0) - (new.resumed_step or 0)) for old, new in pairs)
+        print(f"generation {newest.generation}; steps redone: {redone}")
+        assert redone == 0
+        assert newest.generation <= 5, "a group for each that joins, and one without those that leave"
+    finally:
+        job.delete()
+        offer(api, "spot", "on-demand")
 
 
 def test_a_job_gets_the_nodes_that_it_lacks_and_trains(trainer: Trainer, api: Connection) -> None:

@@ -38,9 +38,10 @@ class Observed:
     rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
     shared. `refused` says why the last worker could not be created; None while none has been tried. `notices` say which
     workers that run will have to go, and why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
-    of new workers, if the job has a goal; `evidence` is what jobs like it have seen of pools, and `costs` what changes
-    have cost them, as plans keep that. `delivered_token` is the number of the last token that was delivered (0: none),
-    and the next one is due after `token_every_s`.
+    of new workers, if the job has a goal or an order of them, and `moves_to` is the better one for which a worker will
+    make room, by uid; `evidence` is what jobs like it have seen of pools, and `costs` what changes have cost them, as
+    plans keep that. `delivered_token` is the number of the last token that was delivered (0: none), and the next one is
+    due after `token_every_s`.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -60,6 +61,7 @@ class Observed:
     notices: Mapping[str, Notice] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
+    moves_to: Mapping[str, str] = field(default_factory=dict)
     evidence: tuple[PoolStatus, ...] = ()
     costs: tuple[float, ...] = ()
     delivered_token: int = 0
@@ -70,7 +72,7 @@ class Observed:
 class CreateWorker:
     """Create the pod (and Service) of this index, on `node` if one is named, and on none of those to `avoid`.
 
-    `pool`: on a machine of this pool, as the plan of a job with a goal wants it.
+    `pool`: on a machine of this pool, as the plan of a job with a goal, or its order of pools, wants it.
     """
 
     index: int

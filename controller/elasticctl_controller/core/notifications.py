@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.goal import pool_words
 from elasticctl.api.observed.history import not_finite_text, reports_steps
 from elasticctl.api.observed.workers import UNTOLD
 from elasticctl.api.spec import ElasticJob
@@ -248,7 +249,7 @@ def escape(text: str) -> str:
 
 def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return the events for the change from `old` to `new`."""
-    changes = (_interruptions, _scalings, _divergences, _phase_changes, _waits)
+    changes = (_interruptions, _scalings, _divergences, _phase_changes, _waits, _pool_changes)
     return tuple(event for list_changes in changes for event in list_changes(old, new))
 
 
@@ -303,3 +304,22 @@ def _waits(old: JobStatus, new: JobStatus) -> list[Event]:
     if found is None or found.status != "True" or found.reason not in UNTOLD or found in old.conditions:
         return []
     return [Event(WARNING, found.reason, found.message)]
+
+
+def _pool_changes(old: JobStatus, new: JobStatus) -> list[Event]:
+    """Workers that have given up a pool, and workers that have gone back to a better one."""
+    if old.pools is None or new.pools is None:
+        return []
+    before, after = ({one.name: one.at for one in pools.seen} for pools in (old.pools, new.pools))
+    given_up = [name for name, at in after.items() if before.get(name) != at]
+    tried = old.pools.pool if old.pools.trying is not None else ""
+    if tried:
+        back = new.pools.trying is None and new.pools.back_to != tried and tried not in after
+        there = any(worker.pool == tried and worker.node and not worker.removal for worker in new.workers)
+        message = f"workers have gone back to {pool_words(tried)}"
+        return [Event(NORMAL, "PoolRegained", message)] if back and there else []
+    asks = pool_words(new.pools.pool)
+    return [
+        Event(NORMAL, "PoolGivenUp", f"no machine of {pool_words(name)} came in time; asks for {asks}")
+        for name in given_up
+    ]

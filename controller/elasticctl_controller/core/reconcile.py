@@ -20,6 +20,7 @@ from elasticctl_controller.core.actions import Action, CreateWorker, Decision, D
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.goal.goals import plan_workers
+from elasticctl_controller.core.goal.order import follow_order
 from elasticctl_controller.core.group.tokens import due_times, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
@@ -55,9 +56,10 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         return Decision(job.status)  # the cluster removes what the job owns
     job, observed, plan = plan_workers(job, observed, now)
     job = apply_share(job, observed.share)
+    observed, pools = follow_order(job, observed, now)
     roster = update_roster(job, observed, now)
     status = add_worker_seconds(job, fold_reports(job.status, observed), roster.ends)
-    status = attribute_to_nodes(replace(status, share=observed.share, plan=plan), roster.explained, now)
+    status = attribute_to_nodes(replace(status, share=observed.share, plan=plan, pools=pools), roster.explained, now)
     if status.phase.terminal:
         decision = PhaseDecision(status.phase, status.reason, status.message)
     else:
@@ -68,6 +70,8 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         status = _set_start_time(status, decision, now)
     workers = mark_removals(job, roster, decision, observed.leave, observed.moves)
     wants = not decision.phase.terminal and decision.phase is not Phase.SUSPENDED and decision.reason != FINISHING
+    if pools is not None and pools.trying is not None:
+        wants = False  # replacements for workers that may stay
     wait = decide_wait(job, roster, observed, workers, now) if wants else None
     status = replace(status, conditions=update_waiting(status.conditions, wait, now))
     if not decision.phase.terminal:
@@ -179,7 +183,7 @@ def _list_creations(
     taken = {pod.name for pod in observed.pods}
     free = (index for index in range(job.max + beside) if worker_name(job.name, index) not in taken)
     indices = list(itertools.islice(free, max(0, wanted)))
-    if job.goal is not None:
+    if job.goal is not None or job.pools is not None:
         pairs = zip(indices, observed.pools, strict=False)  # the others have another place to come from: look again
         return tuple(CreateWorker(index, avoid=observed.avoid, pool=pool) for index, pool in pairs)
     # Workers that are already waiting were created for the first of the nodes.
@@ -188,10 +192,12 @@ def _list_creations(
 
 
 def _count_going(roster: Roster, observed: Observed, status: JobStatus) -> int:
-    """How many workers run that have to go, because somebody else deletes their pods or takes their nodes away."""
+    """How many workers run that have to go, because somebody else deletes their pods or takes their nodes away, or that
+    will make room for others."""
     ours = {worker.uid for worker in status.workers if worker.removal}
     pods = (pod for uid, pod in roster.pods.items() if uid not in ours and not pod.ended)
-    return sum(not is_lost(pod, observed.lost_nodes) and (pod.deleting or pod.uid in observed.notices) for pod in pods)
+    going = {*observed.notices, *observed.moves_to}
+    return sum(not is_lost(pod, observed.lost_nodes) and (pod.deleting or pod.uid in going) for pod in pods)
 
 
 def _requeue(
@@ -227,6 +233,8 @@ def _due_times(
         yield deadline
     if status.plan is not None and status.plan.again_at is not None and not job.suspend:
         yield status.plan.again_at
+    if status.pools is not None:
+        yield from (at for at in (status.pools.then_at, status.pools.back_at) if at is not None and at > now)
     if done_at is not None:
         yield stragglers_until(job, done_at)
     elif status.phase is not Phase.SUSPENDED and sum(map(stays, status.workers)) < job.desired:

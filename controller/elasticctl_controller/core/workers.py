@@ -91,8 +91,8 @@ def is_active(worker: WorkerStatus) -> bool:
 
 
 def stays(worker: WorkerStatus) -> bool:
-    """True for a worker that is active and has no notice that it will have to go."""
-    return is_active(worker) and not worker.notice
+    """True for a worker that is active, has no notice that it will have to go, and is to make room for nobody."""
+    return is_active(worker) and not worker.notice and not worker.moves_to
 
 
 def count_kept(workers: Collection[WorkerStatus], desired: int) -> int:
@@ -112,6 +112,7 @@ def _update_worker(worker: WorkerStatus | None, pod: Pod, job: ElasticJob, obser
     return replace(
         known,
         notice=notice.reason if notice is not None else "",
+        moves_to=observed.moves_to.get(pod.uid, ""),
         phase=TERMINATING if pod.deleting and not pod.ended else pod.phase.value,
         node=pod.node or known.node,
         pool=pod.pool or known.pool,

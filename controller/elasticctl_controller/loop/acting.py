@@ -85,7 +85,7 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
 
     def create(action: CreateWorker) -> None:
         pod = build_pod(job, action.index, workload.rendezvous_endpoint)
-        pod = ask_for_pool(pod, action.pool) if action.pool else pod
+        pod = ask_for_pool(pod, action.pool, insist=job.pools is not None) if action.pool else pod
         pod = require_node_types(pod, job.node_types) if job.node_types else pod
         pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
         workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)

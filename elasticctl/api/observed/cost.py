@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from elasticctl.api.goal import ON_DEMAND, SPOT, Prices, capacity_of
+from elasticctl.api.goal import ON_DEMAND, SPOT, Prices, capacity_of, type_of
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.api.podtemplate import Hardware, capacity, hardware, node_labels
 from elasticctl.api.spec import ElasticJob
@@ -188,6 +188,15 @@ def rate_of(job: ElasticJob) -> Rate | None:
     if labels.get(INSTANCE_LABEL):
         return rate("aws", labels[INSTANCE_LABEL], "", found.gpus_per_worker)
     return _rate_at_gcp(labels, found)
+
+
+def usd_per_h(job: ElasticJob, pool: str) -> float:
+    """What a worker costs in a pool, to compare pools; in units of a worker on demand where no price is known."""
+    gpus, named = hardware(job).gpus_per_worker, type_of(pool)
+    of_type = (rate(provider, (named,), "", gpus) for provider in ("aws", "gcp")) if named else ()
+    one = next((found for found in of_type if found is not None), None) or rate_of(job)
+    on_demand, spot = (1.0, 0.3) if one is None else (one.low, one.spot(one.low))
+    return spot if capacity_of(pool) == SPOT else on_demand
 
 
 def worker_seconds(job: ElasticJob, now: float) -> dict[str, float]:

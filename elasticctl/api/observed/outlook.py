@@ -1,15 +1,16 @@
-"""A job's goal and its plan in words."""
+"""A job's goal and its plan, or its order of pools, in words."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from elasticctl.api.codec import from_rfc3339
-from elasticctl.api.goal import PlanStatus, PlanStep, capacity_of, zone_of
+from elasticctl.api.goal import PlanStatus, PlanStep, PoolsStatus, capacity_of, pool_words, zone_of
 from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
-from elasticctl.api.spec import ElasticJob
+from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.text import dollars, span
 
 _WEEK_S = 6 * 86_400.0
@@ -38,6 +39,46 @@ def outlook_text(job: ElasticJob, now: float) -> str:
     if plan.on_demand_at is not None and plan.on_demand_at > now:
         parts.append(f"on demand from {moment(plan.on_demand_at, now)} if spot stays away")
     return "; ".join(part for part in parts if part)
+
+
+def pools_text(job: ElasticJob, now: float) -> str:
+    """`2 on spot, 2 on demand; 1 waits for spot since 14:05, 4m ago; on demand is asked at 14:15`, and the way back.
+
+    "" for a job without an order of pools, and for one that is over or suspended.
+    """
+    pools = job.status.pools
+    if pools is None or job.status.phase.terminal or job.suspend:
+        return ""
+    present = [worker for worker in job.status.workers if worker.cause is None and not worker.removal and worker.pool]
+    held = Counter(worker.pool for worker in present if worker.node or worker.phase == PodPhase.RUNNING)
+    placed = ", ".join(f"{count} {_at_pool(pool)}" for pool, count in held.items())
+    return "; ".join(part for part in (placed, pools_outlook(pools, now)) if part)
+
+
+def pools_outlook(pools: PoolsStatus, now: float) -> str:
+    """Which pool workers wait for, since when, and when and where the next one is tried; "" while all is as wished."""
+    waits = ""
+    if pools.since is not None:
+        workers = "1 waits" if pools.waiting == 1 else f"{pools.waiting} wait"
+        waits = (
+            f"{workers} for {pool_words(pools.pool)} since {moment(pools.since, now)}, {span(now - pools.since)} ago"
+        )
+    if pools.trying is not None:
+        until = f" until {moment(pools.then_at, now)}" if pools.then_at is not None else ""
+        trial = f"{pool_words(pools.pool)} is tried again{until}, while the workers elsewhere go on"
+        return "; ".join(part for part in (waits, trial) if part)
+    if waits and pools.then and pools.then_at is not None:
+        return f"{waits}; {pool_words(pools.then)} is asked at {moment(pools.then_at, now)}"
+    if not waits and pools.stays:
+        return f"not moved to {pool_words(pools.back_to)}: {pools.stays}"
+    if not waits and pools.back_at is not None:
+        return f"{pool_words(pools.back_to)} is tried again at {moment(pools.back_at, now)}"
+    return waits
+
+
+def _at_pool(pool: str) -> str:
+    words = pool_words(pool)
+    return words if words.startswith("on ") else f"on {words}"
 
 
 def _verdict(job: ElasticJob, plan: PlanStatus) -> str:

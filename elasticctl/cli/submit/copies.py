@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.errors import UsageError
-from elasticctl.api.goal import ON_DEMAND
+from elasticctl.api.goal import ON_DEMAND, parse_order
 from elasticctl.api.gpu_types import (
     AWS_CAPACITY_LABELS,
     GKE_GPU_LABEL,
@@ -92,7 +92,7 @@ def rerun_manifest(manifest: Manifest, rerun: Rerun) -> Manifest:
     return made
 
 
-_NOT_FOR_ONE_WORKER = ("minReplicas", "maxReplicas", "sharing", "goal", "policy", "rdzvEndpoint")
+_NOT_FOR_ONE_WORKER = ("minReplicas", "maxReplicas", "sharing", "goal", "pools", "policy", "rdzvEndpoint")
 KEPT_AFTER_DEBUG_S = 60
 
 
@@ -183,6 +183,7 @@ def moved_manifest(manifest: Manifest, old: JobLocation, new: JobLocation) -> Ma
     template = at(made, "spec", "replicaSpecs", "Worker", "template")
     _set_storage(template, new.url)
     _adapt_nodes(template, ElasticJob.from_manifest(manifest), old.context, new.context)
+    adapt_pools(made["spec"], old.context, new.context)
     return made
 
 
@@ -249,6 +250,14 @@ def _adapt_nodes(template: Any, job: ElasticJob, old: Context, new: Context) -> 
     _set_nodes(spec, wanted.terms)
     if any(at(item, "name") == NOTICE_VARIABLE for item in at(container, "env") or ()):
         set_variable(container, NOTICE_VARIABLE, new.provider if new.provider in _CLOUDS else "")
+
+
+def adapt_pools(spec: dict[str, Any], old: Context, new: Context) -> None:
+    """Each context has pools of its own; another provider does not know those of the old one."""
+    if "pools" in spec and new.pools:
+        spec["pools"] = parse_order(new.pools, new.pool_wait_s or None).as_spec()
+    elif old.provider != new.provider:
+        spec.pop("pools", None)
 
 
 def _gpu_of(job: ElasticJob) -> GpuType | None:

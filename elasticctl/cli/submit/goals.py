@@ -8,13 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.goal import Goal, Prices
+from elasticctl.api.goal import Goal, PoolOrder, Prices, parse_order
 from elasticctl.api.observed.cost import prices_of
 from elasticctl.api.spec import ElasticJob, JobSpec, Manifest
 from elasticctl.api.text import dollars, quote, span
+from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.goal_flags import GoalFlags, zones_of
 from elasticctl.cli.views.cost import rate_of_spec, spot_basis
-from elasticctl.settings.contexts import LOCAL
+from elasticctl.settings.contexts import LOCAL, Context
 
 SIMULATED = {"onDemand": 1.0, "spot": 0.3, "source": "simulated"}
 """What a worker costs on this machine, per hour, so that a goal can be tried there."""
@@ -37,6 +38,32 @@ def goal_of(request: GoalFlags, *, spot: bool = True) -> dict[str, Any]:
     if request.zones:
         goal["zones"] = list(zones_of(request.zones))
     return goal
+
+
+NO_POOLS = "none"
+
+
+def order_of(request: JobFlags, context: Context) -> PoolOrder | None:
+    """The order of pools that was typed, else the context's; None where something else chooses them.
+
+    Raises UsageError for what contradicts an order that was typed.
+    """
+    if not request.pools and request.pool_wait is not None and not context.pools:
+        raise UsageError("--pool-wait goes with an order of pools. FIX: add --pools spot,on-demand, for example")
+    if request.pool_wait == 0:
+        raise UsageError("--pool-wait 0s: must be longer than 0s")
+    others = {
+        "--on-demand": not request.spot,
+        "--queue, whose flavors have an order of their own,": bool(request.queue),
+        "a goal, which chooses pools by itself,": request.has_goal,
+    }
+    other = next((name for name, said in others.items() if said), "")
+    if request.pools == NO_POOLS or context.provider == LOCAL or (other and not request.pools):
+        return None
+    if other:
+        raise UsageError(f"--pools and {other} cannot be used together. FIX: leave one of them out")
+    text, wait_s = request.pools or context.pools, request.pool_wait or context.pool_wait_s or None
+    return parse_order(text, wait_s) if text else None
 
 
 def price_goal(spec: JobSpec) -> dict[str, Any]:

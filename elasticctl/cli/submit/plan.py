@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.api.errors import UsageError
+from elasticctl.api.goal import ON_DEMAND, PoolOrder, capacity_of
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
 from elasticctl.api.observed.outlook import goal_words
 from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec, OnNan
@@ -17,7 +18,7 @@ from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
-from elasticctl.cli.submit.goals import goal_of
+from elasticctl.cli.submit.goals import goal_of, order_of
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
 SETUP_VARIABLE = "ELASTICCTL_SETUP"
@@ -46,7 +47,9 @@ class JobSize:
 def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[str, ...]) -> JobSpec:
     """The job; its name, storage and working folder are for the caller to fill in."""
     kind = _gpu_kind(request, context)
-    placement = place(context.provider, kind, size.gpus_per_worker, spot=request.spot)
+    order = order_of(request, context)
+    spot = request.spot if order is None else any(capacity_of(pool) != ON_DEMAND for pool in order.order)
+    placement = place(context.provider, kind, size.gpus_per_worker, spot=spot)
     image = request.image or context.image
     _check_references(request, context)
     own_labels, local = dict(request.labels), context.provider == LOCAL
@@ -69,6 +72,7 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         max_workers=size.max_workers,
         automatic=size.automatic,
         goal=goal_of(request, spot=request.spot),
+        pools=order.as_spec() if order is not None else {},
         priority=request.priority,
         labels={**user_label(), **own_labels, **({QUEUE_LABEL: request.queue} if request.queue else {})},
         pod_labels=own_labels,
@@ -82,7 +86,7 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         launcher=request.launcher,
         gpus_per_worker=size.gpus_per_worker,
         gpu_type=kind.name if kind else "",
-        spot=request.spot,
+        spot=spot,
         provider=context.provider,
         image=image,
         service_account=request.service_account or context.service_account,
@@ -263,6 +267,8 @@ def plan_summary(spec: JobSpec, context: Context) -> str:
         each = plural(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
     bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
     market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
+    order = PoolOrder.from_spec(spec.pools)
+    market = f", {order.words}" if order is not None else market
     size = f"{plural(spec.workers, 'worker')} with {each} each ({bounds})"
     if spec.goal:
         market = ""
@@ -324,6 +330,7 @@ def unused_note(request: JobFlags, context: Context) -> str:
         "--memory": request.memory,
         "--shm": request.shm,
     }
+    flags |= {"--pools": request.pools}
     flags |= {"--node-selector": request.node_selector, "--toleration": request.tolerations}
     unused = [name for name, value in flags.items() if value]
     if context.provider != LOCAL or not unused:

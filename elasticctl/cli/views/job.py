@@ -22,7 +22,7 @@ from elasticctl.api.observed.history import (
     samples_per_s,
     steps_per_s,
 )
-from elasticctl.api.observed.outlook import outlook_text
+from elasticctl.api.observed.outlook import outlook_text, pools_text
 from elasticctl.api.observed.step_times import mean_times, times_text
 from elasticctl.api.observed.usage import idle_text, usage_text
 from elasticctl.api.observed.workers import count_workers
@@ -71,6 +71,7 @@ def status_table(
         ("Step time", times_text(mean_times(status.usage.workers)) if status.usage else ""),
         ("Idle", idle_text(status.usage, job.name)),
         ("Goal", outlook_text(job, now)),
+        ("Pools", pools_text(job, now)),
         ("Cost", cost_text(job, now)),
         ("Storage", hardware(job).storage),
         ("Failures", failures_text(job) if status.failures else ""),

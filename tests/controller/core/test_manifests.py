@@ -249,3 +249,51 @@ def test_a_worker_asks_for_the_machines_of_its_pool(provider: str) -> None:
         }
     plain = build_pod(a_job(), 0, ENDPOINT)
     assert ask_for_pool(plain, "spot")["spec"] == plain["spec"]
+
+
+def terms_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a pod requires of nodes: label -> values, of each term."""
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    expressions = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+    assert all(
+        one["operator"] == ("In" if one.get("values") else "DoesNotExist") for each in expressions for one in each
+    )
+    return [{one["key"]: one.get("values", []) for one in each} for each in expressions]
+
+
+TYPE, ZONE = "node.kubernetes.io/instance-type", "topology.kubernetes.io/zone"
+
+
+def test_what_a_pool_says_takes_the_place_of_what_the_template_says() -> None:
+    pod = build_pod(made("aws", "t4", True), 0, ENDPOINT)
+    for term in terms_of(ask_for_pool(pod, "onDemand:g5.xlarge/zone-b", insist=True)):
+        assert (term[TYPE], term[ZONE]) == (["g5.xlarge"], ["zone-b"])
+        assert ["SPOT"] not in term.values()
+        assert ["spot"] not in term.values()
+    spot = terms_of(ask_for_pool(pod, ":g5.xlarge", insist=True))
+    assert [term[TYPE] for term in spot] == [["g5.xlarge"]] * 2
+    assert {"eks.amazonaws.com/capacityType": ["SPOT"], TYPE: ["g5.xlarge"]} in spot, "of the template's capacity"
+    gke = build_pod(made("gcp", "t4", True), 0, ENDPOINT)
+    (other,) = terms_of(ask_for_pool(gke, "spot:g2-standard-8", insist=True))
+    assert other["cloud.google.com/gke-accelerator"] == ["nvidia-l4"]
+    (same,) = terms_of(ask_for_pool(gke, "spot:n1-standard-8", insist=True))
+    assert same["cloud.google.com/gke-accelerator"] == ["nvidia-tesla-t4"], "that can be attached to any n1"
+
+
+def test_a_capacity_that_the_template_does_not_name_is_asked_for_by_any_label_of_it() -> None:
+    pod = build_pod(a_job(), 0, ENDPOINT)
+    aws, karpenter, gke = "eks.amazonaws.com/capacityType", "karpenter.sh/capacity-type", "cloud.google.com/gke-spot"
+    spot = terms_of(ask_for_pool(pod, "spot/zone-a", insist=True))
+    assert spot == [
+        {ZONE: ["zone-a"], gke: ["true"]},
+        {ZONE: ["zone-a"], karpenter: ["spot"]},
+        {ZONE: ["zone-a"], aws: ["SPOT"]},
+    ]
+    on_demand = terms_of(ask_for_pool(pod, "onDemand", insist=True))
+    assert {karpenter: ["on-demand", "reserved"]} in on_demand
+    assert {aws: [], karpenter: [], gke: []} in on_demand, "GKE marks spot machines only"
+    assert terms_of(ask_for_pool(pod, "/zone-a", insist=True)) == [{ZONE: ["zone-a"]}]
+    selected = {**pod, "spec": {**pod["spec"], "nodeSelector": {karpenter: "spot", ZONE: "zone-b", "mine": "1"}}}
+    asked = ask_for_pool(selected, "onDemand/zone-a", insist=True)
+    assert asked["spec"]["nodeSelector"] == {karpenter: "on-demand", ZONE: "zone-a", "mine": "1"}
+    assert "affinity" not in asked["spec"]

@@ -58,6 +58,7 @@ class Node:
     """A machine for one worker. `lost`: the cluster knows that it is gone; `cut`: its kubelet reaches nobody."""
 
     name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
     up: bool = True
     lost: bool = False
     cut: bool = False
@@ -194,9 +195,9 @@ class Cluster:
 
     # Nodes
 
-    def add_node(self, name: str) -> None:
+    def add_node(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         """A machine comes."""
-        self.nodes[name] = Node(name)
+        self.nodes[name] = Node(name, labels or {})
         self.place_pods()
 
     def lose_node(self, name: str, known_s: float) -> None:
@@ -262,13 +263,13 @@ class Cluster:
     # Pods
 
     def place_pods(self) -> None:
-        """The scheduler: the first waiting pods get the free machines, but for those that they avoid."""
+        """The scheduler: the first waiting pods get the free machines of their kind, but for those that they avoid."""
         if self.away:
             return
         free = [n for n in self.nodes.values() if n.up and not n.cut and not n.lost and n.pod is None]
         for pod in tuple(self.waiting):
             avoided = _avoided(pod.manifest)
-            node = next((node for node in free if node.name not in avoided), None)
+            node = next((n for n in free if n.name not in avoided and _suits(pod.manifest, n.labels)), None)
             if node is None:
                 continue
             free.remove(node)
@@ -425,13 +426,26 @@ class Cluster:
         return to_rfc3339(float(int(EPOCH + self.loop.time() + later_s)))
 
 
+def _terms(pod: Mapping[str, Any]) -> list[Manifest]:
+    """What a pod requires of nodes: any of these."""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    found: list[Manifest] = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+    return found or [{}]
+
+
 def _avoided(pod: Mapping[str, Any]) -> set[str]:
     """The machines that a pod must not be placed on, by name."""
-    required = (
-        pod["spec"]
-        .get("affinity", {})
-        .get("nodeAffinity", {})
-        .get("requiredDuringSchedulingIgnoredDuringExecution", {})
-    )
-    fields = [field for term in required.get("nodeSelectorTerms", []) for field in term.get("matchFields", [])]
+    fields = [field for term in _terms(pod) for field in term.get("matchFields", [])]
     return {name for field in fields if field["operator"] == "NotIn" for name in field["values"]}
+
+
+def _suits(pod: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Has a machine the labels that a pod requires?"""
+    return any(all(_holds(one, labels) for one in term.get("matchExpressions", [])) for term in _terms(pod))
+
+
+def _holds(one: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value = labels.get(one["key"])
+    if one["operator"] == "In":
+        return value in one["values"]
+    return value is None if one["operator"] == "DoesNotExist" else value not in one["values"]

@@ -6,10 +6,11 @@ What holds at every moment is checked as it happens (`checks`); whoever runs a w
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elasticctl.api.goal import PoolOrder
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from tests.support.jobs import shell_job
@@ -32,7 +33,7 @@ AFTER_S = 60.0
 class Setup:
     """A job and the cluster it is submitted to. `lazy`: polls are held instead of being renewed every 20 s.
 
-    `elected`: the controller's process ends when it cannot renew its lease, as on Kubernetes.
+    `elected`: the controller's process ends when it cannot renew its lease, as on Kubernetes. `pools` is `spec.pools`.
     """
 
     workers: int = 3
@@ -47,6 +48,7 @@ class Setup:
     elected: bool = False
     script: Script = Script()
     timing: Timing = Timing()
+    pools: PoolOrder | None = None
 
 
 @dataclass(eq=False)
@@ -102,6 +104,7 @@ class World:
                 maxReplicas=setup.maximum,
                 backoffLimit=setup.backoff_limit,
                 policy={"backoffSeconds": 1.0, "backoffMaxSeconds": 60.0},
+                **({} if setup.pools is None else {"pools": setup.pools.as_spec()}),
             )
             self.cluster.put_job(manifest, self.job_uid)
 
@@ -151,11 +154,11 @@ class World:
             self.ledger.note_fault()
             self.cluster.lose_node(name, known_s)
 
-    def add_node(self) -> str:
+    def add_node(self, labels: Mapping[str, str] | None = None) -> str:
         """A machine comes."""
         self.nodes_made += 1
         name = f"node-{self.nodes_made - 1}"
-        self.cluster.add_node(name)
+        self.cluster.add_node(name, labels)
         return name
 
     def pod_on(self, name: str) -> Pod | None:

@@ -6,9 +6,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.goal import SPOT, capacity_of, zone_of
-from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL, INSTANCE_LABEL
-from elasticctl.api.objects import as_list, as_mapping
+from elasticctl.api.goal import SPOT, capacity_of, type_of, zone_of
+from elasticctl.api.gpu_types import (
+    AWS_CAPACITY_LABELS,
+    GKE_GPU_LABEL,
+    GKE_SPOT_LABEL,
+    INSTANCE_LABEL,
+    accelerator_of,
+)
+from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.spec import ANNOTATION_POOL
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -55,44 +61,86 @@ def require_node_types(pod: Manifest, types: Collection[str]) -> Manifest:
     return _with(pod, _REQUIRED, {"nodeSelectorTerms": typed})
 
 
-def ask_for_pool(pod: Manifest, pool: str) -> Manifest:
-    """Return the pod with a mark of its pool, and on the machines of that: of its capacity, where the template names a
-    capacity at all, and of its zone."""
-    spot, zone = capacity_of(pool) == SPOT, zone_of(pool)
+def ask_for_pool(pod: Manifest, pool: str, *, insist: bool = False) -> Manifest:
+    """Return the pod with a mark of its pool, and on the machines of that: of its capacity, type and zone.
+
+    What the pool says takes the place of what the template says of the same. Of a capacity that the template does not
+    name at all it is only if we `insist`; without, all machines are taken to be alike.
+    """
     metadata, spec = dict(as_mapping(pod.get("metadata"))), dict(pod["spec"])
     metadata["annotations"] = {**as_mapping(metadata.get("annotations")), ANNOTATION_POOL: pool}
-    labels = {label: (spot_value,) if spot else others for label, spot_value, others in AWS_CAPACITY_LABELS}
-    if spec.get("nodeSelector"):
-        selector = {key: labels.get(key, (value,))[0] for key, value in as_mapping(spec["nodeSelector"]).items()}
-        if GKE_SPOT_LABEL in selector and not spot:
-            del selector[GKE_SPOT_LABEL]  # on demand is its absence
-        spec["nodeSelector"] = selector
+    wanted = _labels_of(pool)
+    selector = as_mapping(spec.get("nodeSelector"))
+    terms = list(map(as_mapping, as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))))
+    named = {*selector, *(key for term in terms for key in _keys(term))}
+    if selector:
+        kept = {key: value for key, value in selector.items() if wanted.get(key, (value,))}  # no values: its absence
+        spec["nodeSelector"] = {key: wanted.get(key, (value,))[0] for key, value in kept.items()}
     pod = {**pod, "metadata": metadata, "spec": spec}
-    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
-    in_zone = [{"key": _ZONE, "operator": "In", "values": [zone]}] if zone else []
-    if not terms and not in_zone:
+    either = _any_label_of(pool) if insist and not named & {*_CAPACITY_LABELS} else [[]]
+    if not terms and either == [[]] and not wanted.keys() & {*_ADDED} - named:
         return pod
     asked = [
         {
             **term,
-            "matchExpressions": [
-                *(_of_capacity(as_mapping(one), labels, spot) for one in as_list(term.get("matchExpressions"))),
-                *in_zone,
+            _LABELS: [
+                *(_replaced(as_mapping(one), wanted) for one in as_list(term.get(_LABELS))),
+                *(_one(key, wanted[key]) for key in _ADDED if key in wanted and key not in {*selector, *_keys(term)}),
+                *capacity,
             ],
         }
-        for term in map(as_mapping, terms or [{}])
+        for term in terms or [{}]
+        for capacity in (either if term or not terms else [[]])
     ]
     return _with(pod, _REQUIRED, {"nodeSelectorTerms": asked})
 
 
-def _of_capacity(one: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], spot: bool) -> Mapping[str, Any]:
-    """A requirement about the capacity's label, with what the pool wants; any other as it is."""
+def _keys(term: Mapping[str, Any]) -> list[str]:
+    """The labels that a term names."""
+    return [as_text(as_mapping(one).get("key")) for one in as_list(term.get(_LABELS))]
+
+
+_LABELS = "matchExpressions"
+_ADDED = (INSTANCE_LABEL, _ZONE)
+"""Labels that a pool's machines have whatever the template says."""
+_CAPACITY_LABELS = (*(label for label, _, _ in AWS_CAPACITY_LABELS), GKE_SPOT_LABEL)
+
+
+def _labels_of(pool: str) -> dict[str, tuple[str, ...]]:
+    """What a pool says of a node's labels; no values: such a label must be absent."""
+    spot, named = capacity_of(pool) == SPOT, type_of(pool)
+    found: dict[str, tuple[str, ...]] = {}
+    if capacity_of(pool):
+        found = {label: (spot_value,) if spot else others for label, spot_value, others in AWS_CAPACITY_LABELS}
+        found[GKE_SPOT_LABEL] = ("true",) if spot else ()
+    if named:
+        found[INSTANCE_LABEL] = (named,)
+        accelerator = accelerator_of(named)
+        found |= {GKE_GPU_LABEL: (accelerator,)} if accelerator else {}
+    return found | ({_ZONE: (zone_of(pool),)} if zone_of(pool) else {})
+
+
+def _any_label_of(pool: str) -> list[list[Manifest]]:
+    """The requirements, any of which will do, of a capacity by whatever labels nodes have of it."""
+    if not capacity_of(pool):
+        return [[]]
+    wanted = _labels_of(pool)
+    if capacity_of(pool) == SPOT:
+        return [[_one(label, wanted[label])] for label in reversed(_CAPACITY_LABELS)]
+    named = [[_one(label, wanted[label])] for label, _, _ in reversed(AWS_CAPACITY_LABELS)]
+    return [*named, [_one(label, ()) for label in _CAPACITY_LABELS]]  # on GKE on demand is the absence of a label
+
+
+def _replaced(one: Mapping[str, Any], wanted: Mapping[str, tuple[str, ...]]) -> Mapping[str, Any]:
+    """A requirement about a label that the pool says something of, with that; any other as it is."""
     key = str(one.get("key"))
-    if key in labels:
-        return {"key": key, "operator": "In", "values": list(labels[key])}
-    if key == GKE_SPOT_LABEL:
-        return {"key": key, "operator": "In", "values": ["true"]} if spot else {"key": key, "operator": "DoesNotExist"}
-    return one
+    return _one(key, wanted[key]) if key in wanted else one
+
+
+def _one(key: str, values: Collection[str]) -> Manifest:
+    return (
+        {"key": key, "operator": "In", "values": list(values)} if values else {"key": key, "operator": "DoesNotExist"}
+    )
 
 
 def _by_node(pod: Manifest) -> Manifest:

@@ -125,6 +125,16 @@ class PodFlags(GoalFlags):
             "--toleration", parser=toleration, metavar="KEY[=VALUE][:EFFECT]", help="Tolerate nodes with this taint."
         ),
     ] = ()
+    pools: Annotated[
+        str,
+        options.text(
+            "Ask for machines in these pools, the best first: spot/us-east-1a,spot,on-demand; none: as the nodes are.",
+            "POOL,POOL...",
+        ),
+    ] = ""
+    pool_wait: Annotated[
+        int | None, options.time("With --pools: ask the next one after waiting this long; 10m by default.")
+    ] = None
     labels: Annotated[
         tuple[Assignment, ...],
         typer.Option("--label", parser=_own_label, metavar="KEY=VALUE", help="A label of the job, to select it by."),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from elasticctl.api.errors import NotFoundError, TemplateError, UsageError
+from elasticctl.api.goal import parse_order
 from elasticctl.api.gpu_types import gpu_type, place
 from elasticctl.api.text import did_you_mean, quote
 from elasticctl.cli.framework import options
@@ -53,6 +54,13 @@ class Fields:
         str | None, options.text("The GPU type that jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")
     ] = None
     gpus_per_node: Annotated[int | None, options.count("GPUs per node; 0: the smallest node type.", low=0)] = None
+    pools: Annotated[
+        str | None,
+        options.text("The pools that jobs ask for machines in, the best first: spot,on-demand.", "POOL,POOL..."),
+    ] = None
+    pool_wait: Annotated[
+        int | None, options.time("How long workers wait in one pool before the next is asked; 10m by default.")
+    ] = None
     notify_url_from: Annotated[
         str | None, options.text("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME.", "REF")
     ] = None
@@ -99,11 +107,16 @@ def set_context(name: Name, given: Fields) -> None:
     \b
       elasticctl config set-context prod --provider aws --storage s3://bucket/jobs
       elasticctl config set-context prod --gpu-type t4 --gpus-per-node 4
+      elasticctl config set-context prod --pools spot,on-demand --pool-wait 5m
     """
     known = contexts()
     fields: dict[str, Any] = {field: value for field, value in dataclasses.asdict(given).items() if value is not None}
     if fields.get("gpu_type"):
         fields["gpu_type"] = gpu_type(fields["gpu_type"]).name
+    if "pool_wait" in fields:
+        fields["pool_wait_s"] = fields.pop("pool_wait")
+    if fields.get("pools"):
+        parse_order(fields["pools"])
     if fields.get("storage"):
         fields["storage"] = storage_url(fields["storage"], os.getcwd())
     if "namespace" in fields:
