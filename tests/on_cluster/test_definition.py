@@ -157,6 +157,17 @@ def test_a_file_that_is_applied_again_keeps_what_the_controller_has_written(
     assert {(CONTROLLER, "status"), (CONTROLLER, "")} <= owners(api)
 
 
+@pytest.mark.parametrize("options", [(), ("--server-side",)])
+def test_a_file_without_suspend_leaves_it_to_the_queue(api: Connection, options: tuple[str, ...]) -> None:
+    path = STATUS.removesuffix("/status")
+    apply(job(), *options)
+    for suspend in (True, False):
+        patch = {"spec": {"suspend": suspend}}
+        connect(client=CONTROLLER).request("PATCH", path, patch, content_type=MERGE_PATCH)
+        apply(job(maxReplicas=3), *options)
+        assert api.request("GET", path)["spec"]["suspend"] is suspend
+
+
 def test_a_scaling_and_a_file_do_not_overwrite_each_other(api: Connection) -> None:
     apply(job(), "--server-side")
     KubeCluster(connect()).patch_job("default", NAME, replicas(3))
