@@ -40,16 +40,21 @@ _TAINTS = {
     "aws-node-termination-handler/rebalance-recommendation": "AWS recommends leaving its node",
     "cloud.google.com/impending-node-termination": "Google Cloud is reclaiming its node",
 }
+_CLOSES = ("NoSchedule", "NoExecute")
 _SHUTS_DOWN = "node is shutting down"
 """What a kubelet says in its Ready condition; its pods have less time then than their grace period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Why a worker has to go, and by when, in seconds since the epoch; None: it is not known by when."""
+    """Why a worker has to go, and by when, in seconds since the epoch; None: it is not known by when.
+
+    `closed`: its node takes no other pods meanwhile.
+    """
 
     reason: str
     deadline: float | None = None
+    closed: bool = False
 
     def leave_at(self, lead_s: float) -> float:
         """When it has to begin to leave at the latest, with `lead_s` seconds for that; infinite: at any time."""
@@ -61,8 +66,13 @@ def read_node(node: Manifest) -> Notice | None:
     ready = next((item for item in _conditions(node) if item.get("type") == "Ready"), {})
     if ready.get("status") == "False" and _SHUTS_DOWN in as_text(ready.get("message")):
         return Notice("its node is shutting down", 0.0)
-    keys = [as_text(as_mapping(taint).get("key")) for taint in as_list(as_mapping(node.get("spec")).get("taints"))]
-    return next((Notice(_TAINTS[key]) for key in keys if key in _TAINTS), None)
+    spec = as_mapping(node.get("spec"))
+    taints = [as_mapping(taint) for taint in as_list(spec.get("taints"))]
+    cordoned = spec.get("unschedulable") is True
+    for taint in taints:
+        if reason := _TAINTS.get(as_text(taint.get("key"))):
+            return Notice(reason, closed=cordoned or taint.get("effect") in _CLOSES)
+    return None
 
 
 def _conditions(node: Manifest) -> Iterable[Mapping[str, object]]:

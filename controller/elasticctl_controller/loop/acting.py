@@ -15,7 +15,13 @@ from elasticctl.api.errors import BusyError, ConflictError, CredentialsError, El
 from elasticctl.api.spec import ElasticJob, worker_name
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob, DeleteWorker
-from elasticctl_controller.core.goal.placement import ask_for_pool, avoid_nodes, prefer_node, require_node_types
+from elasticctl_controller.core.goal.placement import (
+    ask_for_pool,
+    asks_karpenter,
+    avoid_nodes,
+    prefer_node,
+    require_node_types,
+)
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import WARNING
@@ -87,8 +93,10 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
         pod = build_pod(job, action.index, workload.rendezvous_endpoint)
         pod = ask_for_pool(pod, action.pool, insist=job.pools is not None) if action.pool else pod
         pod = require_node_types(pod, job.node_types) if job.node_types else pod
-        pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
-        workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
+        if not asks_karpenter(pod):
+            pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
+            pod = prefer_node(pod, action.node) if action.node else pod
+        workload.create_pod(job, pod)
         worker = worker_name(job.name, action.index)
         log.info("job %s: created worker %s", job.key, worker, extra=log_fields(job, worker))
 

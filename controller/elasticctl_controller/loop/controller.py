@@ -45,7 +45,8 @@ REFUSED_PER_S = 20.0
 """... but of all jobs no more often than this, so that many of them do not use up the requests that others need."""
 TOKEN_RETRY_S = 60.0
 AVOID_S = 300.0
-"""How long after its notice no new worker is put on a node; the node is mostly gone by then."""
+"""How long after its notice no new worker is put on a node; the node is mostly gone by then. Nodes that take none
+anyway are not named to new workers: Karpenter brings no machine for a pod that names nodes."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
 log = logging.getLogger(__name__)
@@ -285,9 +286,10 @@ class Controller:
         view = self._rendezvous.view(job.key, job.uid)
         nodes, now = self._workload.node_notices(), self._clock()
         notices = {**{pod.uid: nodes[pod.node] for pod in pods if pod.node in nodes}, **view.notices}
+        closed = observed.lost_nodes | {node for node, notice in nodes.items() if notice.closed}
         left = {node: until for node, until in self._memory(job).left.items() if until > now}
         left |= {pod.node: now + AVOID_S for pod in pods if pod.node and pod.uid in notices}
-        self._memory(job).left = left
+        self._memory(job).left = left = {node: until for node, until in left.items() if node not in closed}
         return replace(
             observed,
             progress=view.progress,

@@ -42,7 +42,16 @@ def a_node(*taints: str, ready: str = "True", message: str = "") -> dict[str, An
 def test_a_node_that_is_taken_away_says_by_whom(taint: str, who: str) -> None:
     notice = read_node(a_node("nvidia.com/gpu", taint))
     assert notice is not None
-    assert (who in notice.reason, notice.deadline) == (True, None)
+    assert (who in notice.reason, notice.deadline, notice.closed) == (True, None, True)
+
+
+def test_a_node_that_still_takes_pods_is_told_from_one_that_does_not() -> None:
+    node = a_node("aws-node-termination-handler/rebalance-recommendation")
+    node["spec"]["taints"][0]["effect"] = "PreferNoSchedule"
+    assert [read_node(node), read_node({**node, "spec": {**node["spec"], "unschedulable": True}})] == [
+        Notice("AWS recommends leaving its node"),
+        Notice("AWS recommends leaving its node", closed=True),
+    ]
 
 
 @pytest.mark.parametrize("taint", ["nvidia.com/gpu", "node.kubernetes.io/unschedulable", "karpenter.sh/unregistered"])

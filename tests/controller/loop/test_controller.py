@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from elasticctl.api.status import JobStatus, ProgressStatus, TokenStatus
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.tokens import EVERY_S, OVERLAP_S
+from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
@@ -27,7 +29,7 @@ from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
-KEY = "default/job"
+KEY, CAPACITY = "default/job", "karpenter.sh/capacity-type"
 
 
 class Clock:
@@ -47,9 +49,13 @@ class Failing(LocalWorkload):
         self.calls: list[str] = []
         self.delivered: list[int] = []
         self.lost: frozenset[str] = frozenset()
+        self.notices: dict[str, Notice] = {}
 
     def lost_nodes(self) -> frozenset[str]:
         return self.lost
+
+    def node_notices(self) -> Mapping[str, Notice]:
+        return self.notices
 
     def _note(self, call: str) -> None:
         self.calls.append(call)
@@ -395,6 +401,26 @@ def test_a_job_past_its_time_to_live_is_deleted(bench: Bench) -> None:
     bench.clock.now += 61
     bench.controller.sync(KEY)
     assert bench.store.list_jobs() == []
+
+
+@pytest.mark.parametrize(("selector", "closed"), [({}, True), ({CAPACITY: "spot"}, False), ({}, False)])
+def test_a_node_to_leave_is_named_to_new_workers_only_where_that_is_needed(
+    bench: Bench, selector: dict[str, str], closed: bool
+) -> None:
+    """Karpenter brings no machine for a pod that names nodes, neither by field nor by label."""
+    job = shell_job("job", "true", 2)
+    job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["nodeSelector"] = selector
+    bench.store.create_job(job)
+    bench.settle()
+    bench.place_pods()
+    bench.run_pods()
+    bench.workload.notices = {"node-0": Notice("it goes", closed=closed)}
+    bench.settle()
+    bench.workload.lost = frozenset({"node-1"})
+    bench.settle()
+    (new,) = (pod for pod in bench.pods() if pod["status"]["phase"] == "Pending")
+    named = "node-0" in json.dumps(new["spec"].get("affinity", {}))
+    assert named == (not selector and not closed)
 
 
 def test_progress_alone_is_written_once_a_second(bench: Bench) -> None:

@@ -19,7 +19,15 @@ from elasticctl.api.spec import ANNOTATION_POOL
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_KARPENTER = "karpenter.sh/"
 _ZONE = "topology.kubernetes.io/zone"
+
+
+def asks_karpenter(pod: Manifest) -> bool:
+    """True for a pod that wants a machine of Karpenter's, which brings none for pods that name nodes in any way."""
+    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
+    keys = [as_mapping(one).get("key") for term in terms for one in as_list(as_mapping(term).get("matchExpressions"))]
+    return any(str(key).startswith(_KARPENTER) for key in (*keys, *as_mapping(pod["spec"].get("nodeSelector"))))
 
 
 def prefer_node(pod: Manifest, node: str) -> Manifest:
