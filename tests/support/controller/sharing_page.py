@@ -25,6 +25,8 @@ class Page:
     jobs: list[Claim]
     now: float
     given: dict[str, int] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
+    """The slots of what is given, by project."""
 
     def decide(self) -> dict[str, int]:
         """How many workers each job gets. "Repeating it changes nothing": it is repeated until that is so."""
@@ -46,14 +48,15 @@ class Page:
         self.reserved = {name: self.usable(name) for name in self.names}
         while True:
             self.given = {job.key: 0 for job in self.jobs}
+            self.used = dict.fromkeys(self.names, 0)
             self.admit()
-            unused = {name: max(0, kept - self.used(name)) for name, kept in self.reserved.items()}
+            unused = {name: max(0, kept - self.used[name]) for name, kept in self.reserved.items()}
             lent = {name: slots - min(slots, self.wanted(name)) for name, slots in unused.items()}
             if not any(lent.values()):
                 break
             self.reserved = {name: kept - lent[name] for name, kept in self.reserved.items()}
         self.grow()
-        self.reserved = {name: min(kept, self.used(name)) for name, kept in self.reserved.items()}
+        self.reserved = {name: min(kept, self.used[name]) for name, kept in self.reserved.items()}
         self.grow()
         return self.given
 
@@ -66,8 +69,9 @@ class Page:
     def limit(self, name: str) -> float:
         return self.project(name).limit.get(self.pool, inf)
 
-    def used(self, name: str) -> int:
-        return sum(self.given[job.key] * job.slots_per_worker for job in self.jobs if job.project == name)
+    def give(self, job: Claim, workers: int) -> None:
+        self.given[job.key] += workers
+        self.used[job.project] += workers * job.slots_per_worker
 
     def wanted(self, name: str) -> int:
         """What running jobs of the project could use beyond their minimum."""
@@ -94,21 +98,21 @@ class Page:
         return self.given[job.key] < job.granted and self.now < job.changed_at + SETTLED_S
 
     def is_within(self, job: Claim, slots: int) -> bool:
-        return self.used(job.project) + slots <= self.reserved[job.project]
+        return self.used[job.project] + slots <= self.reserved[job.project]
 
     def share(self, job: Claim, within: bool) -> float:
         """How much the project has of its guarantee, or has borrowed for its weight."""
-        used, guarantee = self.used(job.project), self.guaranteed(job.project)
+        used, guarantee = self.used[job.project], self.guaranteed(job.project)
         weight = max(self.project(job.project).weight, 1e-9)
         return used / max(1, guarantee) if within else max(0, used - guarantee) / weight
 
     def room(self, job: Claim, slots: int) -> bool:
         """Is there so much that is not reserved for others, within the limit?"""
-        free = self.slots - sum(self.used(name) for name in self.names)
+        free = self.slots - sum(self.used.values())
         if not self.is_within(job, slots):
-            kept = {name: max(0, reserved - self.used(name)) for name, reserved in self.reserved.items()}
+            kept = {name: max(0, reserved - self.used[name]) for name, reserved in self.reserved.items()}
             free -= sum(kept.values()) - kept[job.project]
-        return slots <= free and self.used(job.project) + slots <= self.limit(job.project)
+        return slots <= free and self.used[job.project] + slots <= self.limit(job.project)
 
     def admit(self) -> None:
         """2. Each job gets its minimum, or nothing."""
@@ -122,7 +126,7 @@ class Page:
             first = min(waiting, key=precedence)
             waiting.remove(first)
             if first.least <= self.fits[first.key] and self.room(first, first.least * first.slots_per_worker):
-                self.given[first.key] = first.least
+                self.give(first, first.least)
 
     def grow(self) -> None:
         """4. The rest, worker by worker: a project's turn first, and then one of its jobs'."""
@@ -131,7 +135,7 @@ class Page:
             firsts = [self.first_of(name, hungry) for name in sorted({job.project for job in hungry})]
             first = min(firsts, key=self.precedence_of_project)
             if self.room(first, first.slots_per_worker):
-                self.given[first.key] += 1
+                self.give(first, 1)
             else:
                 hungry.remove(first)
 
