@@ -15,6 +15,9 @@ BUILD  ?= docker
 TAG    ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=registry.example/team))/elasticctl-$(1):$(TAG)
 
+# Where it is set, each process that the tests start compiles our modules again, and each of those that run them the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
@@ -24,15 +27,16 @@ demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale 
 quick: $(VENV)/.dev  ## the tests that start no process and no server, with fewer examples: a minute
 	$(PYTEST) $(SPREAD) -m "not slow and not cluster and not browser"
 
-test: lint types unit  ## everything that needs no cluster, no browser and no package index; less than half an hour on two cores
+test: lint  ## everything that needs no cluster, no browser and no package index: twenty minutes on two cores
+	$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 
-types: $(VENV)/.dev
-	$(BIN)/mypy
+types: $(VENV)/.dev  ## beside the tests, which come first
+	nice $(BIN)/mypy
 
 unit: $(VENV)/.dev
 	$(call tests,$(HERE),$(SPREAD))
@@ -47,7 +51,7 @@ coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered
 
 test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the one that $CHROMIUM names
-	$(call tests,-m browser)
+	$(call tests,tests/dashboard -m browser)
 
 test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, each installed alone: needs a package index
 	$(PYTEST) -m packaging tests/test_packaging.py
