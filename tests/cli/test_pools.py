@@ -18,6 +18,7 @@ from elasticctl.api.status import JobStatus, Phase, WorkerStatus
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.copies import adapt_pools
 from elasticctl.cli.submit.plan import job_spec, plan_summary, size_of, unused_note
+from elasticctl.cli.views.job import capacity_text
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl.templates import find_template, render_manifest
@@ -109,6 +110,11 @@ def a_job(pools: PoolsStatus, **held: int) -> ElasticJob:
     )
     status = JobStatus(phase=Phase.RUNNING, workers=workers, pools=pools)
     return ElasticJob(name="digits", desired=3, max=3, pools=PoolOrder((SPOT, ON_DEMAND)), status=status)
+
+
+def test_the_capacity_is_what_workers_are_on() -> None:
+    assert capacity_text(a_job(PoolsStatus(SPOT), spot=1, onDemand=2)) == "spot, on-demand"
+    assert capacity_text(a_job(PoolsStatus(SPOT), onDemand=3)) == "on-demand"
 
 
 def clock(at: float) -> str:

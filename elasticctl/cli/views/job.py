@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ForbiddenError, NotFoundError
-from elasticctl.api.goal import ON_DEMAND, SPOT
+from elasticctl.api.goal import ON_DEMAND, SPOT, capacity_of
 from elasticctl.api.objects import at
 from elasticctl.api.observed.history import (
     activity_text,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _SHOWN_LAST = 3
 _BAR_WIDTH = 30
-CAPACITIES = {SPOT: "spot", ON_DEMAND: "on-demand"}
+_CAPACITIES = {SPOT: "spot", ON_DEMAND: "on-demand"}
 
 
 def status_table(
@@ -90,9 +90,16 @@ def borrowed(status: JobStatus) -> str:
 
 def _kind(job: ElasticJob) -> str:
     """`2 GPUs each, 8 in all, spot, borrowing 2`, or `CPU`."""
-    each, taken = hardware(job).gpus_per_worker, CAPACITIES.get(capacity(job.template), "")
+    each, taken = hardware(job).gpus_per_worker, capacity_text(job)
     kind = f"{plural(each, 'GPU')} each, {each * job.desired} in all" if each else "CPU"
     return ", ".join(part for part in (kind, taken, borrowed(job.status)) if part)
+
+
+def capacity_text(job: ElasticJob) -> str:
+    """`spot`, as the template says; of a job with an order of pools, what its workers are on or ask for."""
+    present = (worker for worker in job.status.workers if worker.cause is None and not worker.removal)
+    kinds = {capacity(job.template)} if job.pools is None else {capacity_of(worker.pool) for worker in present}
+    return ", ".join(words for kind, words in _CAPACITIES.items() if kind in kinds)
 
 
 def _last(lines: list[str], job: str) -> list[str]:

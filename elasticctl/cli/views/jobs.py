@@ -9,7 +9,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import activity_text, makes_steps, not_finite_text, remaining_s
 from elasticctl.api.observed.workers import count_workers
-from elasticctl.api.podtemplate import capacity, hardware
+from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, JobStatus, Phase
 from elasticctl.api.text import dollars, span
@@ -17,7 +17,7 @@ from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.framework.selection import JobFilter
 from elasticctl.cli.framework.target import Target
 from elasticctl.cli.views.history import causes, restarts
-from elasticctl.cli.views.job import CAPACITIES, ago, borrowed, part_of, rate, reason, waiting_text
+from elasticctl.cli.views.job import ago, borrowed, capacity_text, part_of, rate, reason, waiting_text
 
 _HEADER = (
     "NAME", "PHASE", "WORKERS", "GPUS", "CAPACITY", "STEP", "EPOCH", "RATE", "ETA", "CHECKPOINT", "RESTARTS", "COST",
@@ -74,7 +74,7 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
         status.phase.value,
         f"{count_workers(status).running}/{job.desired} ({job.bounds})",
         str(found.gpus_per_worker * job.desired) if found.gpus_per_worker else "",
-        CAPACITIES.get(capacity(job.template), ""),
+        capacity_text(job),
         part_of(progress.step, progress.total_steps),
         part_of(progress.epoch, progress.total_epochs),
         rate(status, now),
