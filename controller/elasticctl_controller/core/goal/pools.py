@@ -23,8 +23,9 @@ from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.workers import own_pods
 
-RETRY_S = 900.0
-"""A pool that has some machines, and not as many as wanted, is asked for more so often."""
+RETRY_S, RETRIES = 900.0, 2.5
+"""A pool that has some machines, and not as many as wanted, is asked for more after so long, or after so many times the
+patience with it, which is less where a start or the time left is short."""
 JOINED_S = 120.0
 """A worker that has run for so long is in its place, whether its group has let it in or not."""
 _SEEN_EVERY_H = 0.5
@@ -121,7 +122,7 @@ def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> P
     if pool.short_since is None:
         if waiting_s >= wait_s:
             pool = replace(pool, short=there, short_since=Timestamp(now))
-    elif there > pool.short or (there and now >= pool.short_since + RETRY_S):
+    elif there > pool.short or (there and now >= pool.short_since + min(RETRY_S, RETRIES * wait_s)):
         pool = replace(pool, short=0, short_since=None)
     elif there < pool.short:
         pool = replace(pool, short=there)
