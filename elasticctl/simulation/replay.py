@@ -20,7 +20,10 @@ Policy = Callable[[Situation], Decision]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done, by when (None: whenever), for how much at most (None: no limit)."""
+    """What is to be done, by when (None: whenever), for how much at most (None: no limit).
+
+    `blind`: the policy is told that it sees a pool only while it asks for machines there, as in a controller.
+    """
 
     work: float
     speeds: Speeds
@@ -29,6 +32,7 @@ class Plan:
     deadline_s: float | None = None
     budget_usd: float | None = None
     soon: bool = False
+    blind: bool = False
 
 
 @dataclass(slots=True)
@@ -104,6 +108,7 @@ class Replay:
                 Held(cohort.pool, cohort.workers, max(0.0, cohort.ready_s - self._now_s)) for cohort in self._cohorts
             ),
             soon=plan.soon,
+            blind=plan.blind,
             look_s=self._recording.gap_s,
         )
 

@@ -103,7 +103,7 @@ def prospects_of(
     budgets = [None] if budget_usd is None else [budget_usd * times for times in RICHER]
     limits = [(finish_by_s * times, budget) for times in LATER for budget in budgets]
     return prospects(
-        Plan(basis.work, speeds, costs, on_demand),
+        Plan(basis.work, speeds, costs, on_demand, blind=True),
         recording,
         limits,
         STARTS if budget_usd is None else STARTS_WITH_BUDGETS,
