@@ -9,10 +9,12 @@ from elasticctl.api.observed.history import (
     knows_groups,
     makes_steps,
     not_finite_text,
+    redone_after,
     redone_s,
     reports_steps,
     samples_per_s,
     standstill_s,
+    waited_s,
 )
 from elasticctl.api.observed.usage import idle_text
 from elasticctl.api.status import Cause, Interruption, Phase
@@ -277,15 +279,15 @@ def _used(case: Case) -> str:
 
 def _cost(items: list[Interruption], case: Case) -> str:
     """`: 12s until training went on, 40 steps done again`, and how many are not yet recovered from."""
-    waited = [item.recovery_s for item in items if item.recovery_s is not None]
-    redone = [item.steps_redone for item in items if item.steps_redone is not None]
+    took_s, redone = waited_s(items), redone_after(items)
+    still_open = sum(item.recovery_s is None for item in items)
     parts = []
-    if waited:
+    if took_s is not None:
         back = "training went on" if reports_steps(case.status) else "a group had formed again"
-        again = f", {plural(sum(redone), 'step')} done again" if redone else ""
-        parts.append(f"{span(sum(waited))} until {back}{again}")
-    if len(waited) < len(items) and knows_groups(case.status):
-        parts.append(f"{len(items) - len(waited)} not yet recovered from")
+        again = "" if redone is None else f", {plural(redone, 'step')} done again"
+        parts.append(f"{span(took_s)} until {back}{again}")
+    if still_open and knows_groups(case.status):
+        parts.append(f"{still_open} not yet recovered from")
     return f": {'; '.join(parts)}" if parts else ""
 
 

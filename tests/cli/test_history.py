@@ -33,6 +33,18 @@ def test_totals_are_two_calm_lines() -> None:
     ]
 
 
+def test_losses_that_training_got_over_together_cost_their_time_once() -> None:
+    lost = [
+        {"at": at(10 + i), "worker": f"digits-worker-{i}", "cause": "Killed", "recoveredAt": at(22)} for i in range(3)
+    ]
+    took = [{**loss, "recoveryS": 12.0 - i, "stepsRedone": 10} for i, loss in enumerate(lost)]
+    scaled = {"at": at(20), "fromWorkers": 3, "toWorkers": 4, "phase": "Done", "doneAt": at(25), "recoveryS": 5.0}
+    status = {"interruptions": took, "scalings": [scaled], "restarts": {"Killed": 3}, "stepsRedone": 10}
+    first, *_ = totals_lines(found(generations=GROUPS, **status), AT + 51)
+    assert first == "3 interruptions, 1 scaling: 15s until training went on, 10 steps done again"
+    assert totals(found(**status), AT + 51).recovery_s == 12.0
+
+
 def test_a_group_that_hung_did_not_move_forward_until_the_hang_was_found() -> None:
     hung = {**GROUPS[0], "lastStepAt": at(16)}
     progress = {"step": 120, "at": at(51)}

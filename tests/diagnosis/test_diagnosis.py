@@ -321,6 +321,10 @@ def test_interruptions_of_the_last_hour_and_their_cost() -> None:
         " 1 not yet recovered from."
     )
     assert "interrupted" not in named(case(interruptions=[known], now=AT + 7200))
+    together = [{**known, "worker": f"digits-worker-{i}"} for i in range(3)]
+    assert named(case(interruptions=together))["interrupted"].text.endswith(
+        "): 2.5s until training went on, 12 steps done again."
+    )
 
 
 def test_workers_that_are_killed_again_and_again_may_lack_memory() -> None:

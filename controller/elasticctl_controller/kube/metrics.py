@@ -19,7 +19,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.status import Interruption, JobStatus, Phase
+from elasticctl.api.observed.history import redone_after
+from elasticctl.api.status import JobStatus, Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -93,13 +94,10 @@ class Metrics:
                 self._losses.labels(cause).inc(more)
                 fresh -= more
         known = {(item.uid, item.at) for item in before.interruptions if item.recovery_s is not None}
-        for item in after.interruptions:
-            if item.recovery_s is not None and (item.uid, item.at) not in known:
-                self._observe_recovery(item)
-
-    def _observe_recovery(self, item: Interruption) -> None:
-        self._recoveries.observe(item.recovery_s or 0.0)
-        self._redone.inc(item.steps_redone or 0)
+        recovered = [i for i in after.interruptions if i.recovery_s is not None and (i.uid, i.at) not in known]
+        for item in recovered:
+            self._recoveries.observe(item.recovery_s or 0.0)
+        self._redone.inc(redone_after(recovered) or 0)
 
     def register_gauges(
         self, jobs: Callable[[], Iterable[Manifest]], depth: Callable[[], int], leads: Callable[[], bool]

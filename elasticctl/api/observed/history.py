@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Activity, Curve, GroupGeneration, JobStatus, Phase
+from elasticctl.api.status import Activity, Curve, GroupGeneration, Interruption, JobStatus, Phase, Scaling
 from elasticctl.api.text import span
 
 T = TypeVar("T")
@@ -29,6 +29,34 @@ def reports_steps(status: JobStatus) -> bool:
     """True once a rank has reported a step, or from which one it goes on; scripts that use nothing of ours never do."""
     stepped = any(g.first_step_at is not None or g.resumed_step is not None for g in status.generations)
     return stepped or status.progress.step is not None
+
+
+def waited_s(changes: Iterable[Interruption | Scaling]) -> float | None:
+    """Seconds for which training waited for one of these changes or several at once; None: nothing is known of any."""
+    waits = []
+    for change in changes:
+        back_at = change.recovered_at if isinstance(change, Interruption) else change.done_at
+        took_s = change.recovery_s
+        if took_s is not None and (back_at is not None or change.at is not None):
+            end = back_at if back_at is not None else (change.at or 0.0) + took_s
+            waits.append((end - took_s, end))
+    if not waits:
+        return None
+    total_s, until = 0.0, -math.inf
+    for since, end in sorted(waits):
+        total_s += max(0.0, end - max(since, until))
+        until = max(until, end)
+    return total_s
+
+
+def redone_after(interruptions: Iterable[Interruption]) -> int | None:
+    """Steps done again after these losses; None: not known. Losses that one group ended did so once, together."""
+    redone = {
+        item.recovered_at if item.recovered_at is not None else id(item): item.steps_redone
+        for item in interruptions
+        if item.steps_redone is not None
+    }
+    return sum(redone.values()) if redone else None
 
 
 def redone_s(status: JobStatus) -> float | None:

@@ -14,7 +14,7 @@ from elasticctl.api.codec import from_json
 from elasticctl.api.objects import as_text
 from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.cost import cost
-from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps
+from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps, waited_s
 from elasticctl.api.observed.outlook import step_words
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
@@ -160,9 +160,9 @@ def clock(at: float | None) -> str:
 class Totals:
     """`interruptions` and `steps_redone` are of the job's life, the other numbers of what its status still knows.
 
-    `recovery_s` is from each loss to the next step, added up, or to the next group of a script that has reported no
-    step; `scaling_s` is from each scaling until that many trained. `steps_redone` None: nobody knows. What it cost is
-    an estimate, as is what it would have cost on demand.
+    `recovery_s` is from losses to the next step, or to the next group of a script that has reported no step;
+    `scaling_s` is from scalings until that many trained. Time in which several overlap counts once. `steps_redone`
+    None: nobody knows. What it cost is an estimate, as is what it would have cost on demand.
     """
 
     interruptions: int
@@ -183,8 +183,8 @@ def totals(job: ElasticJob, now: float) -> Totals:
     return Totals(
         interruptions=restarts(status),
         scalings=len(status.scalings),
-        recovery_s=sum(item.recovery_s or 0.0 for item in status.interruptions),
-        scaling_s=sum(item.recovery_s or 0.0 for item in status.scalings),
+        recovery_s=waited_s(status.interruptions) or 0.0,
+        scaling_s=waited_s(status.scalings) or 0.0,
         steps_redone=status.steps_redone,
         goodput_share=part.share if part else None,
         wall_s=part.wall_s if part else None,
@@ -215,8 +215,8 @@ def _lost(status: JobStatus, found: Totals) -> str:
         return ""  # it brings its own rendezvous
     back = "training went on" if reports_steps(status) else "a group had formed again"
     redone = "unknown how many steps" if found.steps_redone is None else plural(found.steps_redone, "step")
-    took_s = [item.recovery_s for item in status.interruptions] + [item.recovery_s for item in status.scalings]
-    took = f"{span(found.recovery_s + found.scaling_s)} until {back}, " if set(took_s) - {None} else ""
+    took_s = waited_s((*status.interruptions, *status.scalings))
+    took = "" if took_s is None else f"{span(took_s)} until {back}, "
     return f": {took}{redone} done again"
 
 

@@ -89,6 +89,8 @@ def test_losses_are_counted_once_each_with_what_they_cost() -> None:
             replace(lost, recovery_s=4.0, steps_redone=7),
             Interruption(uid="b", at=2.0, recovery_s=0.5),
             Interruption(uid="c", at=2.0),
+            Interruption(uid="d", at=3.0, recovered_at=5.0, recovery_s=2.0, steps_redone=3),
+            Interruption(uid="e", at=4.0, recovered_at=5.0, recovery_s=1.0, steps_redone=3),
         ),
     )
     metrics.observe_status(corrected, recovered)
@@ -97,6 +99,6 @@ def test_losses_are_counted_once_each_with_what_they_cost() -> None:
     assert found["elasticctl_worker_losses_total{cause=Unresponsive}"] == 1
     assert "elasticctl_worker_losses_total{cause=NodeLost}" not in found
     assert found["elasticctl_worker_losses_total{cause=Drained}"] == 2
-    assert found["elasticctl_recovery_seconds_count"] == 2
-    assert found["elasticctl_recovery_seconds_sum"] == 4.5
-    assert found["elasticctl_steps_redone_total"] == 7
+    assert found["elasticctl_recovery_seconds_count"] == 4
+    assert found["elasticctl_recovery_seconds_sum"] == 7.5
+    assert found["elasticctl_steps_redone_total"] == 10  # those of the last two are the same
