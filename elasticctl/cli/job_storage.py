@@ -69,8 +69,11 @@ def storage_errors() -> Iterator[None]:
         raise JobStorageError(str(e)) from e
 
 
-def find_storage(wanted: str, where: Where) -> JobStorage:
-    """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one."""
+def find_storage(wanted: str, where: Where, *, whole: bool = False) -> JobStorage:
+    """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one.
+
+    `whole`: as in `Target.find`, where something is to be deleted.
+    """
     from elasticctl_store import storage
 
     check_near_url(wanted)
@@ -82,7 +85,7 @@ def find_storage(wanted: str, where: Where) -> JobStorage:
     from elasticctl.cli.framework.target import reach
     from elasticctl.cluster.job_storages import open_job_storage
 
-    job = ElasticJob.from_manifest(reach(where).find(wanted))
+    job = ElasticJob.from_manifest(reach(where).find(wanted, whole=whole))
     url = hardware(job).storage
     if not url:
         raise UsageError(f"{job.name} has no storage. FIX: give the URL of its checkpoints")

@@ -166,6 +166,27 @@ def test_a_short_name_that_comes_to_a_job_of_the_past_says_so(run: Run, local_cl
 
 
 @pytest.mark.usefixtures("jobs")
+def test_what_cannot_be_undone_takes_the_whole_name(run: Run, local_cluster: LocalCluster) -> None:
+    """A command that is repeated finds its job gone, and must not take another whose name begins like it."""
+    local_cluster.create_job(shell_job("old-one", "sleep 60"))
+    for words in (
+        ("cancel", "old"),
+        ("delete", "old", "-y"),
+        ("move", "old", "--to", "local"),
+        ("checkpoints", "rm", "old", "1", "-y"),
+        ("checkpoints", "prune", "old", "--keep-last", "1", "-y"),
+        ("checkpoints", "repair", "old", "-y"),
+    ):
+        done = run(*words)
+        assert (done.code, done.err.count("FIX: give a whole name, since this cannot be undone: old-one")) == (
+            3,
+            1,
+        ), words
+    found = local_cluster.get_job("default", "old-one")
+    assert not found["spec"].get("cancel")
+
+
+@pytest.mark.usefixtures("jobs")
 def test_a_taken_name_is_refused_before_anything_is_sent(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError, UsageError
-from elasticctl.api.text import did_you_mean, quote, span
+from elasticctl.api.text import did_you_mean, join_or, quote, span
 from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
@@ -35,10 +35,10 @@ class Target:
     namespace: str
     cluster: Cluster
 
-    def find(self, name: str) -> Manifest:
-        """The job called `name`, or the only one whose name begins so; NotFoundError otherwise.
+    def find(self, name: str, *, whole: bool = False) -> Manifest:
+        """The job called `name`, or the only one whose name begins so, unless it has to be `whole`.
 
-        Says so where a shortened name comes to a job that has ended.
+        Says so where a shortened name comes to a job that has ended. Raises NotFoundError where there is no such job.
         """
         try:
             return self.cluster.get_job(self.namespace, name)
@@ -46,12 +46,16 @@ class Target:
             jobs = {job["metadata"]["name"]: job for job in self.cluster.list_jobs(self.namespace)}
         names = list(jobs)
         fitting = [known for known in names if known.startswith(name)]
-        if len(fitting) == 1:
+        if len(fitting) == 1 and not whole:
             phase = _phase_of(jobs[fitting[0]])
             if phase in ENDED:
                 say(f"{quote(name)} is short for {fitting[0]}, which has ended ({phase})")
             return self.cluster.get_job(self.namespace, fitting[0])
         place = f"in context {self.context.name}, namespace {self.namespace}"
+        if fitting and whole:
+            raise NotFoundError(
+                f"no job {quote(name)} {place}. FIX: give a whole name, since this cannot be undone: {join_or(fitting)}"
+            )
         if fitting:
             raise NotFoundError(f"{quote(name)} matches several jobs {place}: {', '.join(fitting)}")
         raise NotFoundError(

@@ -176,7 +176,7 @@ def rm(
     where: Where,
 ) -> None:
     """Delete the checkpoints of these steps; without --force, the newest intact one stays."""
-    place = job_storage.find_storage(target, where)
+    place = job_storage.find_storage(target, where, whole=True)
     found = job_storage.list_checkpoints(place)
     if number is not None and len(set(steps)) > 1:
         raise UsageError("--number says which checkpoint of one step is meant. FIX: give one step")
@@ -204,7 +204,7 @@ def prune(
     """
     if bool(keep.metric) != bool(keep.keep_best):
         raise UsageError("--keep-best and --metric need each other. FIX: give both or neither")
-    place = job_storage.find_storage(target, where)
+    place = job_storage.find_storage(target, where, whole=True)
     found = job_storage.list_checkpoints(place)
     from elasticctl_store.checkpoints.entries import Retention
 
@@ -238,7 +238,7 @@ def repair(
     from elasticctl_store.checkpoints import repair as archive
     from elasticctl_store.checkpoints.retention import take_over
 
-    place = job_storage.find_storage(target, where)
+    place = job_storage.find_storage(target, where, whole=True)
     with job_storage.storage_errors():
         writer = take_over(place.storage)
         rebuilt = archive.rebuild(place.storage, writer, everything=True)

@@ -75,7 +75,7 @@ def cancel(
     target = reach(where)
 
     def end(name: str) -> None:
-        job = _patch_spec(target, name, {"cancel": True}, "cancelled")
+        job = _patch_spec(target, name, {"cancel": True}, "cancelled", whole=True)
         say(f"{job.name}: cancelled")
         hint(f"Next: delete it: elasticctl delete {job.name}")
 
@@ -91,7 +91,7 @@ def delete(*, jobs: options.Jobs = (), label: Labels = (), yes: options.Yes = Fa
     target = reach(where)
 
     def remove(name: str) -> None:
-        found = target.find(name)
+        found = target.find(name, whole=True)
         job = ElasticJob.from_manifest(found)
         if not (yes or job.status.phase.terminal or _confirm_delete(job)):
             say(f"{job.name}: not deleted")
@@ -156,12 +156,18 @@ def _end_move(target: Target, name: str) -> dict[str, Any] | None:
 
 
 def _patch_spec(
-    target: Target, name: str, spec: dict[str, Any], done: str, metadata: dict[str, Any] | None = None
+    target: Target,
+    name: str,
+    spec: dict[str, Any],
+    done: str,
+    metadata: dict[str, Any] | None = None,
+    *,
+    whole: bool = False,
 ) -> ElasticJob:
     """The job with its spec, and its `metadata`, changed; ConflictError once it has ended."""
     from elasticctl.api.spec import ElasticJob
 
-    job = ElasticJob.from_manifest(target.find(name))
+    job = ElasticJob.from_manifest(target.find(name, whole=whole))
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be {done}")
     if job.cancel and "cancel" not in spec:

@@ -51,7 +51,7 @@ def move(
     from elasticctl.api.spec import ElasticJob
 
     source = reach(where)
-    manifest = source.find(job)
+    manifest = source.find(job, whole=True)
     found = ElasticJob.from_manifest(manifest)
     source = dataclasses.replace(source, namespace=found.namespace)
     target = source if to == source.context.name else reach(Where(to, where.namespace))
