@@ -44,7 +44,7 @@ def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     container["env"][0]["value"] = folder.as_uri()
     monkeypatch.setattr(
         "elasticctl.cli.framework.target.reach",
-        lambda where: SimpleNamespace(find=lambda name: manifest, cluster=None, namespace="default"),
+        lambda where: SimpleNamespace(find=lambda name, whole=False: manifest, cluster=None, namespace="default"),
     )
     return manifest
 

@@ -172,7 +172,7 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
 ) -> None:
     s3.name_endpoint(monkeypatch)
     before = world.begun(s3.url)
-    done = run("move", "tra", "--context", "east", "--to", "west", "--storage", gs.url)
+    done = run("move", "train", "--context", "east", "--to", "west", "--storage", gs.url)
     assert done.code == 0, done.err
     said = done.err.splitlines()
     assert said[0] == f"train: from east ({s3.open().url}) to west ({gs.open().url})"

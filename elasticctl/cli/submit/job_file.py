@@ -66,15 +66,29 @@ class JobFile:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def options_of_files(known: Sequence[str]) -> tuple[str, ...]:
-    """The parameters of `submit` that files may set, of those it has."""
-    return tuple(name for name in known if name not in _NOT_OF_A_JOB)
+class Form(Enum):
+    """What an option takes: one value, any number of them, or a yes or no."""
+
+    VALUE = "one value"
+    VALUES = "a list"
+    YES_OR_NO = "true or false"
 
 
-def read_job_file(path: str, known: Sequence[str]) -> JobFile | None:
+def options_of_files(parameters: Iterable[Any]) -> Mapping[str, Form]:
+    """The parameters of `submit` that files may set, of those it has, and what each takes."""
+    return {str(one.name): _form(one) for one in parameters if one.name not in _NOT_OF_A_JOB}
+
+
+def _form(parameter: Any) -> Form:
+    if getattr(parameter, "is_flag", False):
+        return Form.YES_OR_NO
+    return Form.VALUES if getattr(parameter, "multiple", False) else Form.VALUE
+
+
+def read_job_file(path: str, known: Mapping[str, Form]) -> JobFile | None:
     """The job file at `path`; None for a manifest of an object, and for what cannot be read, which others report.
 
-    `known`: the parameters of `submit`. Raises UsageError for a field that is none.
+    `known`: the parameters of `submit`. Raises UsageError for a field that is none, and for what it cannot take.
     """
     try:
         text = Path(path).read_bytes()
@@ -86,7 +100,7 @@ def read_job_file(path: str, known: Sequence[str]) -> JobFile | None:
     return _parse(data, path, known, special=True)
 
 
-def read_project_file(folder: Path, known: Sequence[str]) -> JobFile:
+def read_project_file(folder: Path, known: Mapping[str, Form]) -> JobFile:
     """The nearest project file in `folder` and those above it, up to the root of the git repository or home.
 
     Raises UsageError for one that cannot be read.
@@ -202,7 +216,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
     return ours
 
 
-def _parse(data: Mapping[str, Any], path: str, known: Sequence[str], *, special: bool) -> JobFile:
+def _parse(data: Mapping[str, Any], path: str, known: Mapping[str, Form], *, special: bool) -> JobFile:
     base = Path(os.path.abspath(path)).parent
     options: dict[str, Any] = {}
     for name, value in data.items():
@@ -215,6 +229,7 @@ def _parse(data: Mapping[str, Any], path: str, known: Sequence[str], *, special:
                 f"{path}: unknown option {quote(name)}{near}. FIX: name options as `elasticctl submit` does"
             )
         typed = _typed(given, f"{path}: {name}", ":" if parameter == "mounts" else "=")
+        typed = _fitting(typed, known[parameter], f"{path}: {name}")
         options[parameter] = _below(base, typed, parameter) if parameter in _PATHS else typed
     if not special:
         return JobFile(options=options, path=path)
@@ -248,6 +263,17 @@ def _typed(value: Any, where: str, between: str) -> Any:
     if isinstance(value, list):
         return [_word(item, where) for item in value]
     return _word(value, where)
+
+
+def _fitting(typed: Any, form: Form, where: str) -> Any:
+    """What has been typed for an option that takes such a thing; one value will do for a list."""
+    if form is Form.VALUES and isinstance(typed, str):
+        return [typed]
+    if isinstance(typed, list) is not (form is Form.VALUES):
+        raise UsageError(f"{where}: must be {form.value}")
+    if isinstance(typed, bool) and form is not Form.YES_OR_NO:
+        raise UsageError(f"{where}: must be {form.value}, not {quote(typed)}. FIX: put it in quotes if it is a text")
+    return typed
 
 
 def _word(value: Any, where: str) -> str:

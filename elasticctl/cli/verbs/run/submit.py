@@ -151,7 +151,7 @@ class SubmitVerb(DryRunVerb):
         if not (ctx.resilient_parsing or {"-h", "--help"} & {*ours}):
             from elasticctl.cli.submit import job_file
 
-            known = job_file.options_of_files([str(param.name) for param in self.params])
+            known = job_file.options_of_files(self.params)
             path = _file_of(ours)
             found = job_file.read_job_file(path, known) if path else None
             ctx.meta[JOB_FILE] = found
@@ -308,7 +308,7 @@ def _save(ctx: typer.Context, path: str, command: Command) -> None:
     options = {**command.options, **(written.options if written is not None else {})}
     if command.env:
         options["env"] = [f"{name}={value}" for name, value in command.env]
-    known = job_file.options_of_files([str(param.name) for param in ctx.command.params])
+    known = job_file.options_of_files(ctx.command.params)
     for name in known:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
