@@ -96,6 +96,7 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
             "submit a.py --gpu-tpe t4",
             'submit has no option --gpu-tpe (did you mean "--gpu-type"?); the script\'s own arguments come after `--`.',
         ),
+        ("submit train.py --deadline 0s", "Invalid value for '--deadline': \"0s\" is too short: the least is 1s."),
     ],
 )
 def test_near_misses(run: Run, line: str, message: str) -> None:

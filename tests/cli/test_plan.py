@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import MAX_WORKERS
+from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.plan import (
     JobSize,
@@ -192,6 +194,17 @@ def test_ranks_that_crowd_a_machine_without_gpus_are_doubted() -> None:
     assert doubt(0, workers=16) == ""
     assert doubt(0, gpus_per_node=2) == ""  # as a line of torchrun says it, which knows no GPUs
     assert doubt(16, gpus=16) == ""
+
+
+@pytest.mark.parametrize("name", ["STORAGE", "START_FROM", "WORKSPACE", "WORKSPACE_FROM"])
+def test_no_variable_says_what_an_option_is_for(name: str, tmp_path: Path) -> None:
+    """The job would be given both, and what has been printed of it would not be so."""
+    file = tmp_path / "of-mine.env"
+    file.write_text(f"ELASTICCTL_{name}=/elsewhere\n")
+    asked = JobFlags(env=(Assignment(f"ELASTICCTL_{name}", "/elsewhere"),)), JobFlags(env_file=str(file))
+    for request in asked:
+        with pytest.raises(UsageError, match=f"ELASTICCTL_{name}: elasticctl sets this variable itself. FIX: "):
+            job_spec(request, LOCAL, JobSize(1, 1, None, 0, 1), ("true",))
 
 
 def test_a_cloud_job_needs_an_image() -> None:

@@ -109,9 +109,15 @@ def count(about: str, *, low: int = 1, letter: str = "N", default: bool = False)
     return typer.Option(parser=whole(low), metavar=letter, help=about, show_default=default)
 
 
-def time(about: str) -> Any:
+def time(about: str, *, low_s: int = 0) -> Any:
     """An option that takes a duration; what it is by default is for `about` to say, and not in seconds."""
-    return typer.Option(parser=duration, metavar="TIME", help=about, show_default=False)
+
+    def parse(text: str) -> int:
+        if (found := duration(text)) < low_s:
+            raise typer.BadParameter(f"{quote(text)} is too short: the least is {low_s}s.")
+        return found
+
+    return typer.Option(parser=parse, metavar="TIME", help=about, show_default=False)
 
 
 def assignments(flag: str, form: str, about: str) -> Any:

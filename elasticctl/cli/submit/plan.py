@@ -12,6 +12,12 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import ON_DEMAND, PoolOrder, capacity_of
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
 from elasticctl.api.observed.outlook import goal_words
+from elasticctl.api.podtemplate import (
+    START_FROM_VARIABLE,
+    STORAGE_VARIABLE,
+    WORKSPACE_FROM_VARIABLE,
+    WORKSPACE_VARIABLE,
+)
 from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec, OnNan
 from elasticctl.api.text import join_and, plural, plural_are, quote
 from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
@@ -26,6 +32,12 @@ SETUP_VARIABLE = "ELASTICCTL_SETUP"
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MAX_NAME = 51
 _MAX_MADE_NAME = 40
+_OWN_VARIABLES = {
+    STORAGE_VARIABLE: "give --storage URL",
+    START_FROM_VARIABLE: "use elasticctl rerun JOB --from-checkpoint STEP",
+    WORKSPACE_VARIABLE: "give --workspace DIR",
+    WORKSPACE_FROM_VARIABLE: "give --workspace DIR",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,7 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
     _check_references(request, context)
     own_labels, local = dict(request.labels), context.provider == LOCAL
     env = {**(read_env_file(request.env_file) if request.env_file else {}), **dict(request.env)}
+    _check_variables(env)
     if request.setup:
         env[SETUP_VARIABLE] = request.setup
     # On this machine a job runs in elasticctl's own environment.
@@ -351,6 +364,13 @@ def _check_references(request: JobFlags, context: Context) -> None:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UsageError(f"{flag}: {quote(twice)} is given twice")
+
+
+def _check_variables(env: Mapping[str, str]) -> None:
+    """Refuse those that tell the job what options tell it: two values would contradict each other."""
+    for name, fix in _OWN_VARIABLES.items():
+        if name in env:
+            raise UsageError(f"--env {name}: elasticctl sets this variable itself. FIX: {fix}")
 
 
 def _check(low: int | None, workers: int, high: int | None) -> None:

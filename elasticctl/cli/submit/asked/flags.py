@@ -95,7 +95,9 @@ class JobFlags(PodFlags):
     backoff_limit: Annotated[int, options.count("The number of script failures to tolerate.", low=0, default=True)] = (
         DEFAULT_BACKOFF_LIMIT
     )
-    deadline: Annotated[int | None, options.time("Fail the job if it takes longer than this: 90m, 12h.")] = None
+    deadline: Annotated[int | None, options.time("Fail the job if it takes longer than this: 90m, 12h.", low_s=1)] = (
+        None
+    )
     ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
     hang_timeout: Annotated[
         int | None,
