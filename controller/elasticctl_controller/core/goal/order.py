@@ -130,8 +130,11 @@ def _go_on_trying(
     """Replacements ask in a better pool; the worst workers train on until they are ready, and leave then."""
     worse = view.worse(pool)
     more = len(view.placed) - view.job.desired
-    asks = pool not in short and (more > 0 or not _way_back(view, observed)[1])
     all_came = not view.waiting and more >= len(worse)
+    until = _stamp(trying + view.order.wait_seconds)
+    if view.now >= until and not all_came and pool not in short:
+        short = {**short, pool: _stamp(view.now)}  # some could not even be created
+    asks = pool not in short and (more > 0 or not _way_back(view, observed)[1])
     if (all_came or not asks) and view.is_ready and has_stepped(view.status):
         observed = _move(observed, [*view.placed[: max(0, more)], *view.waiting])
         view = view.without(observed.moves)
@@ -140,7 +143,7 @@ def _go_on_trying(
     if not asks:
         observed = _move(observed, view.waiting)
     observed = replace(observed, moves_to={pod.uid: pool for pod in told}, pools=_for_all(view, pool))
-    return observed, replace(_asking(view, pool, short), trying=trying, then="")
+    return observed, replace(_asking(view, pool, short), trying=trying, then="", then_at=until if asks else None)
 
 
 def _ask(

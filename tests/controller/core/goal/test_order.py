@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, PoolOrder, PoolsStatus
 from elasticctl.api.status import Phase
+from elasticctl_controller.core.actions import CreateWorker
 from elasticctl_controller.core.goal.order import DO_NOT_DISRUPT, NOT_TO_DISRUPT, NOT_WORTH_IT
 from tests.support.controller.goal_world import TICK_S, GoalWorld, a_goal_job
 from tests.support.controller.samples import NOW
@@ -85,6 +87,29 @@ def test_a_try_in_vain_disturbs_nobody() -> None:
     assert 4 * 5 * HOUR_S / (WAIT_S + RETRY_S) * 0.7 < world.made - 8 < 4 * 5 * HOUR_S / (WAIT_S + RETRY_S) * 1.3
 
 
+class Quota(GoalWorld):
+    """A namespace in which there may be four pods."""
+
+    def _act(self, actions: Sequence[object]) -> None:
+        room = 4 - len(self.machines)
+        makes = [action for action in actions if isinstance(action, CreateWorker)]
+        super()._act([action for action in actions if action not in makes[max(0, room) :]])
+
+
+def test_a_try_ends_though_no_replacement_can_be_created() -> None:
+    world = a_world({SPOT: [0] * 9 + [4]})
+    world = Quota(world.job, world.spot, world.steps, world.rates)
+    world.run(NOW + WAIT_S + 120)
+    assert on(world) == {SPOT: 0, ON_DEMAND: 4}
+    tried = set()
+    while world.now < NOW + 3 * HOUR_S:
+        world.run(world.now + 30)
+        tried.add(pools_of(world).trying)
+    assert on(world) == {SPOT: 0, ON_DEMAND: 4}
+    assert None in tried
+    assert 3 * HOUR_S / (WAIT_S + RETRY_S) * 0.7 < len(tried - {None}) < 3 * HOUR_S / (WAIT_S + RETRY_S) * 1.3
+
+
 def test_as_many_go_back_as_there_are_machines() -> None:
     world = a_world({SPOT: [0] * 9 + [3]})
     world.run(NOW + 2 * HOUR_S)
@@ -143,7 +168,7 @@ def test_a_job_without_an_order_asks_in_no_pool() -> None:
 counts = st.lists(st.integers(0, 4), min_size=1, max_size=24)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(counts, counts, counts)
 def test_whatever_machines_there_are_no_more_train_than_wanted_for_long(
     a: list[int], b: list[int], c: list[int]
