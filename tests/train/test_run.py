@@ -148,6 +148,19 @@ def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.Monke
     assert next(read_commits(LocalStorage(tmp_path / "state"))).metrics == {"loss": 0.5, "accuracy": 0.75}
 
 
+def test_epochs_without_a_step_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A script whose author has forgotten `run.step()` trains, and would lose all of it."""
+    model = torch.nn.Linear(4, 1)
+    said = "had batches but no run.step()"
+    with Run(str(tmp_path), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        for epoch in run.epochs(4):
+            for number, _ in enumerate(run.loader(Augmented(), global_batch=6)):
+                if epoch == 0 and number == 1:
+                    run.step()  # the rest of this epoch is the remainder of an accumulation
+            assert caplog.text.count(said) == (epoch > 1)
+    assert f"epoch 1 {said}" in caplog.text
+
+
 def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp_path: Path) -> None:
     seen: Counter[int] = Counter()
     for stop_at in (2, None):

@@ -148,10 +148,17 @@ class Run:
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the epochs (from 0) that are not done yet; of a half-done one the loader yields the rest."""
         self._session.progress.total_epochs = total
+        warned = False
         while self._session.cursor.epoch < total:
-            epoch = self._session.cursor.epoch
+            epoch, steps = self._session.cursor.epoch, self._session.cursor.step
             yield epoch
-            self._feed.take()
+            if self._feed.take() and self._session.cursor.step == steps and self.is_main and not warned:
+                warned = True
+                log.warning(
+                    "epoch %d had batches but no run.step(): its steps are not counted, and nothing is saved before the"
+                    " end. FIX: call run.step() after each optimizer.step()",
+                    epoch,
+                )
             self._feed.mark = self._mark = self._begun = None
             self._session.cursor = self._session.cursor.next_epoch()
 
