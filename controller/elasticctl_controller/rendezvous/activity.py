@@ -55,7 +55,8 @@ def _of_waiting(group: Group) -> Activity | None:
     missing = group.minimum - len(group.joined)
     since = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
     if missing > 0:
-        return Activity("waiting", None if since is None else Timestamp(since), f"for {plural(missing, 'worker')} to join")
+        whom = f"for {plural(missing, 'worker')} to join"
+        return Activity("waiting", None if since is None else Timestamp(since), whom)
     preparing = _first_to_say(group, PREPARING)
     if preparing is not None:
         return Activity(PREPARING, Timestamp(preparing))
