@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.clusterload import until
 from benchmarks.deadlines.tape import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape
 from elasticctl.api.codec import Manifest
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
@@ -21,7 +22,7 @@ KIND = "node.kubernetes.io/instance-type"
 MACHINE = "g4dn.xlarge"
 """With one GPU."""
 PRICES = {"spot": SPOT_USD, "on-demand": ON_DEMAND_USD}
-_LOOK_S = 0.5
+_LOOK_S, _CLEARED_S = 0.5, 60.0
 
 
 def node_pool(capacity: str, most: int) -> Manifest:
@@ -54,7 +55,9 @@ class Cloud:
 
     def prepare(self) -> None:
         """Have two pools in the place of Karpenter's own, the one of spot machines without any yet."""
-        self._api.request("DELETE", f"{POOLS}/default")
+        for pool in self._api.request("GET", POOLS)["items"]:
+            self._api.request("DELETE", f"{POOLS}/{pool['metadata']['name']}", {"propagationPolicy": "Foreground"})
+        until(lambda: not self._api.request("GET", POOLS)["items"], _CLEARED_S, "a cluster without node pools")
         for capacity, most in (("spot", 0), ("on-demand", 2 * self._most)):
             self._api.request("POST", POOLS, node_pool(capacity, most))
 

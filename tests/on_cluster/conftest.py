@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 
 from benchmarks.replicas import Replicas, prepare
 from elasticctl.kubeapi.connection import Connection, connect
-from tests.on_cluster.commands import elasticctl, kubectl
+from tests.on_cluster.commands import LAB_HOME, elasticctl, kubectl, lab, need_lab
+from tests.on_cluster.waiting import wait_until
 
 R = TypeVar("R", bound=Replicas)
+CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,6 +61,22 @@ def replicas(crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         found.start()
         found.leader()
         yield found
+
+
+@pytest.fixture(scope="module")
+def karpenter(api: Connection) -> Iterator[None]:
+    """Karpenter, which is gone afterwards with its definitions and all nodes that it has brought."""
+    need_lab()
+    lab("karpenter")
+    try:
+        yield
+    finally:
+        kubectl("delete", "nodepools,nodeclaims", "--all", "--wait=false")
+        wait_until(lambda: not api.request("GET", CLAIMS)["items"], 120, every_s=0.5)
+        os.kill(int((LAB_HOME / "pid" / "karpenter").read_text().split()[0]), signal.SIGTERM)
+        definitions = [name for name in kubectl("get", "crd", "-o", "name").split() if "karpenter" in name]
+        kubectl("delete", "--wait=false", *definitions)
+        wait_until(lambda: "karpenter" not in kubectl("get", "crd", "-o", "name"), 60, every_s=0.5)
 
 
 @contextmanager

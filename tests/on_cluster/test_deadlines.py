@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -21,11 +20,12 @@ from elasticctl.api.yamltext import dump_yaml
 from elasticctl.kubeapi.connection import Connection
 from elasticctl.planning.terms import Costs
 from elasticctl.simulation.traces import parse_trace
-from tests.on_cluster.commands import LAB, elasticctl, lab, need_lab
+from tests.on_cluster.commands import LAB, elasticctl, kubectl
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE, Trainer
 from tests.on_cluster.waiting import wait_until
 
-TRACES = Path(os.environ.get("ELASTICCTL_TEST_TRACES", ""))
+TRACES = Path(os.environ.get("ELASTICCTL_TEST_TRACES") or "/nowhere")
+"""A folder with the traces published with "Can't Be Late"."""
 STAYS = "karpenter.sh/do-not-disrupt"
 MOST, STEP_S, WORK_S = 3, 0.4, 120
 GRACE_S = 10
@@ -40,18 +40,11 @@ RUNS = (
 """A trace, from which hour on, and minutes until the deadline."""
 
 
-@pytest.fixture(scope="module")
-def karpenter(api: Connection) -> None:
-    """Karpenter, with the lab as its cloud."""
-    need_lab()
-    if not TRACES.is_dir():
-        pytest.skip("$ELASTICCTL_TEST_TRACES is not set: no traces")
-    lab("karpenter")
-
-
 @pytest.fixture(params=RUNS, ids=[name[13:] for name, _, _ in RUNS])
 def run(request: pytest.FixtureRequest) -> tuple[Tape, int]:
     """A tape and a deadline, in minutes."""
+    if not TRACES.is_dir():
+        pytest.skip("$ELASTICCTL_TEST_TRACES is not set: no traces")
     name, from_h, minutes = request.param
     trace = parse_trace((TRACES / f"{name}.json").read_text("utf-8"), name)
     return Tape.of(trace, MOST, from_h), minutes
@@ -95,9 +88,8 @@ def folder() -> Path:
 
 
 @pytest.mark.usefixtures("cli_home", "karpenter")
-def test_the_deadline_is_met_at_the_cost_that_was_foretold(
-    api: Connection, replicas: Replicas, run: tuple[Tape, int], folder: Path
-) -> None:
+def test_the_deadline_is_met(api: Connection, replicas: Replicas, run: tuple[Tape, int], folder: Path) -> None:
+    """What it costs is printed beside what was foretold; docs/performance.md says why the two differ."""
     tape, minutes = run
     rates = {size: (size / MOST) ** train.EXPONENT / STEP_S for size in range(1, MOST + 1)}
     cloud = Cloud(api, [LAB], tape, MOST)
@@ -116,7 +108,7 @@ def test_the_deadline_is_met_at_the_cost_that_was_foretold(
         cloud.stop()
         said = elasticctl("status", trainer.name), elasticctl("history", trainer.name)
         print(*(one.out for one in said), sep="\n")
-        print(json.dumps(trainer.api.request("GET", trainer._path())["status"]))
+        print(kubectl("get", "elasticjob", trainer.name, "-o", "json"))
         print("killed:", cloud.killed, "foretold:", foretold)
     plan = job.status.plan
     assert plan is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ import pytest
 from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
-from tests.on_cluster.commands import LAB_HOME, kubectl, lab, need_lab
+from tests.on_cluster.commands import lab
 from tests.on_cluster.trainer import TRAIN, Trainer
 from tests.on_cluster.waiting import wait_until
 
@@ -24,22 +22,6 @@ POOL = "/apis/karpenter.sh/v1/nodepools/default"
 STAYS = "karpenter.sh/do-not-disrupt"
 CAPACITY = "karpenter.sh/capacity-type"
 NOTICE_S = 30
-
-
-@pytest.fixture(scope="module")
-def karpenter(api: Connection) -> Iterator[None]:
-    """Karpenter, which is gone afterwards with its definitions and all nodes that it has brought."""
-    need_lab()
-    lab("karpenter")
-    try:
-        yield
-    finally:
-        kubectl("delete", "nodepools,nodeclaims", "--all", "--wait=false")
-        wait_until(lambda: not api.request("GET", CLAIMS)["items"], 120, every_s=0.5)
-        os.kill(int((LAB_HOME / "pid" / "karpenter").read_text().split()[0]), signal.SIGTERM)
-        definitions = [name for name in kubectl("get", "crd", "-o", "name").split() if "karpenter" in name]
-        kubectl("delete", "--wait=false", *definitions)
-        wait_until(lambda: "karpenter" not in kubectl("get", "crd", "-o", "name"), 60, every_s=0.5)
 
 
 @pytest.fixture(scope="module")
