@@ -31,7 +31,7 @@ STALE_AFTER = 3.0
 """A checkpoint is overdue if the last one is older than this many times the usual interval."""
 FIRST_CHECKPOINT_S = 900.0
 """The first checkpoint is expected by then: `auto` saves at least every ten minutes."""
-SAVES_WAIT = "saves wait for "
+UNSAVED = "nothing is saved: "
 """How an activity's detail begins while training goes on and nothing is saved."""
 MUCH_REDONE = 0.05
 """If more than this share of all steps had to be redone, saving more often pays."""
@@ -201,11 +201,11 @@ def no_checkpoint(case: Case) -> Finding | None:
 def not_saved(case: Case) -> Finding | None:
     """It trains on without saving, because its storage does not take what it saves."""
     activity = case.status.activity
-    if not _trains(case) or activity is None or not activity.detail.startswith(SAVES_WAIT):
+    if not _trains(case) or activity is None or not activity.detail.startswith(UNSAVED):
         return None
     last = case.status.checkpoint.step
     since = "no checkpoint has been committed yet" if last is None else f"the last checkpoint is from step {last}"
-    text = f"It is still training, but nothing is being saved: {shorten(activity.detail)}; {since}."
+    text = f"It is still training, but {shorten(activity.detail)}; {since}."
     step = NextStep("look for errors while saving", f"elasticctl logs {case.name} --worker 0 --since 10m")
     return Finding("not-saved", Severity.WARNING, text, (step,))
 

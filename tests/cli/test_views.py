@@ -176,7 +176,11 @@ def test_a_job_that_stands_still_has_no_pace_and_no_end_in_sight() -> None:
 @pytest.mark.parametrize(
     ("doing", "detail", "text"),
     [
-        ("training", "saves wait for file:///s: no answer", "training for 30s; saves wait for file:///s: no answer"),
+        (
+            "training",
+            "nothing is saved: file:///s: no answer",
+            "training for 30s; nothing is saved: file:///s: no answer",
+        ),
         ("draining", "job-worker-1 joined", "draining: job-worker-1 joined (30s so far)"),
         ("loading", "step 657", "loading step 657 (30s so far)"),
         ("waiting", "for 2 workers to join", "waiting for 2 workers to join (30s so far)"),

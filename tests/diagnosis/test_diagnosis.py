@@ -183,11 +183,15 @@ def test_a_worker_that_waited_for_a_place_starts_when_it_has_one() -> None:
 
 
 def test_a_storage_that_takes_nothing_is_not_all_fine() -> None:
-    activity = {"doing": "training", "since": at(1), "detail": "saves wait for file:///state: No space left on device"}
+    activity = {
+        "doing": "training",
+        "since": at(1),
+        "detail": "nothing is saved: file:///state: No space left on device",
+    }
     found = named(case(activity=activity))["not-saved"]
     assert (found.severity, found.text) == (
         Severity.WARNING,
-        "It is still training, but nothing is being saved: saves wait for file:///state: No space left on device;"
+        "It is still training, but nothing is saved: file:///state: No space left on device;"
         " the last checkpoint is from step 100.",
     )
 

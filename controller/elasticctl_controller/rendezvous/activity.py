@@ -37,7 +37,7 @@ def _of_training(group: Group) -> Activity:
     if newest is None:
         return Activity("running")
     if newest.first_step_at is not None:
-        return Activity("training", newest.first_step_at, f"saves wait for {group.unsaved}" if group.unsaved else "")
+        return Activity("training", newest.first_step_at, f"nothing is saved: {group.unsaved}" if group.unsaved else "")
     if newest.resumed_step is not None:
         return Activity("first step", newest.formed_at)
     if not group.history.reports or newest.formed_at is None:  # a restarted service does not know about steps

@@ -550,7 +550,7 @@ def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_
 def test_saves_that_wait_are_in_the_status(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": 3}]})
-    for reason, detail in (("s3://b: 503 for 4m", "saves wait for s3://b: 503 for 4m"), ("", "")):
+    for reason, detail in (("s3://b: 503 for 4m", "nothing is saved: s3://b: 503 for 4m"), ("", "")):
         client.call("report", {"messages": [{"kind": "unsaved", "generation": 1, "step": 3, "reason": reason}]})
         activity = lab.site.service.view(KEY, JOB_UID).activity
         assert activity is not None
