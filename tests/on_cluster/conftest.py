@@ -20,13 +20,19 @@ R = TypeVar("R", bound=Replicas)
 CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 
 
+WITHOUT_IMAGES = ("test_contract.py", "test_definition.py", "test_endings.py", "test_gangs.py")
+"""They come first, while .ci/cluster still builds the images of what is installed."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs a cluster, and some minutes."""
     here = f"{Path(__file__).parent}{os.sep}"
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(600))
+    own = [item for item in items if str(item.path).startswith(here)]
+    for item in own:
+        item.add_marker(pytest.mark.cluster)
+        item.add_marker(pytest.mark.timeout(600))
+    if len(own) == len(items):
+        items.sort(key=lambda item: item.path.name not in WITHOUT_IMAGES)
 
 
 @pytest.fixture(scope="session")
