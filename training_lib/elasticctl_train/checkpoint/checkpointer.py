@@ -200,7 +200,7 @@ class Checkpointer:
 
         Makes this rank's buffers, one or with a local tier two. Arguments as for `save`. Raises StateError.
         """
-        self._saves.join()
+        self._join()
         self._snapshots.prepare(state, local or {}, rank_0_only)
 
     def save(
@@ -222,7 +222,7 @@ class Checkpointer:
         `agree` or `settle`: ranks other than 0 hear there of the commit, and until then the local tier keeps the
         snapshot of the one before.
         """
-        self._saves.join()
+        self._join()
         started_s = time.monotonic()
         self._saves.begin(self._snapshots.take(state, local or {}, rank_0_only, until_step), label, started_s)
 
@@ -238,7 +238,7 @@ class Checkpointer:
         """As `save`, but for the memory of launchers only; `is_copy_granted` says when."""
         if self.copies is None:
             raise SaveError("no launcher takes copies")
-        self._saves.join()
+        self._join()
         started_s = time.monotonic()
         share = self._snapshots.take(state, local or {}, rank_0_only, until_step)
         self.copies.begin(label.step, time.monotonic() - started_s)
@@ -251,6 +251,7 @@ class Checkpointer:
         that is due while one is in flight on any rank is skipped and counted. Raises FencedError on every rank when a
         newer run has taken over.
         """
+        self._snapshots.confirm()
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
         saves, copies = self._saves, self.copies
         wants_copy = copies is not None and copies.is_due() and self._world.rank == 0
@@ -302,7 +303,7 @@ class Checkpointer:
         """
         pause_s, saves = _ROUND_S, self._saves
         while True:
-            saves.join(pause_s)
+            self._join(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_ROUND_S)
             busy, failed, fenced, committed, away, wanted, damaged = self._world.highest(
                 saves.busy,
@@ -337,9 +338,14 @@ class Checkpointer:
 
     def abandon(self, grace_s: float) -> None:
         """Give a save in flight `grace_s` seconds, then give it up: for a run that is failing. No message is sent."""
-        self._saves.join(grace_s)
+        self._join(grace_s)
         self._saves.abandon()
         self._hurry()
+
+    def _join(self, timeout_s: float | None = None) -> None:
+        """Wait for the save in flight, which may be waiting for this thread: see `LateCopy`."""
+        self._snapshots.hasten()
+        self._saves.join(timeout_s)
 
     def _hurry(self) -> None:
         if self._committer is not None:

@@ -285,6 +285,9 @@ class Share:
         state = self.state if self.plan.document["rank"] == 0 else None
         if lost := self._not_finite(parameters):
             said["not_finite"] = lost
+        for copy in self.copied:
+            if isinstance(copy, LateCopy):
+                copy.check()
         storage.put(key, [seal({**self.plan.document, **said, "state": state, "local": self.local})])
         return (file,) if base is None else (file, base)
 

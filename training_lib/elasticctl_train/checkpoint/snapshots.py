@@ -72,9 +72,20 @@ class Snapshots:
             return shares.Share(plan, buffer, flat.state, flat.local, copied)
 
     def finish(self) -> None:
-        """Have copied what was to be copied later."""
+        """Have copied what was to be copied later; for the thread that writes the share."""
+        if self._late is not None:
+            self._late.finish_beside()
+
+    def hasten(self) -> None:
+        """By the thread that trains: have all copied when this returns, and confirm it."""
         if self._late is not None:
             self._late.finish()
+            self._late.confirm()
+
+    def confirm(self) -> None:
+        """By the thread that trains: what was copied beside it was, up to now, as it had to be, or was not."""
+        if self._late is not None:
+            self._late.confirm()
 
     def stored(self, share: shares.Share, files: Sequence[ObjectRef]) -> None:
         """The share has been stored as these files: the tier may offer them, once they are committed too."""
@@ -95,7 +106,7 @@ class Snapshots:
             self._buffers.turn()
 
     def _heed_steps(self) -> None:
-        """From now on, and for as long as this lives, `finish` before every step of every optimizer."""
+        """From now on, and for as long as this lives, `hasten` before every step of every optimizer."""
         if not self._heeds_steps:
             self._heeds_steps = True
             myself = weakref.ref(self)
@@ -103,7 +114,7 @@ class Snapshots:
             def before_step(*_: object) -> None:
                 found = myself()
                 if found is not None:
-                    found.finish()
+                    found.hasten()
 
             weakref.finalize(self, register_optimizer_step_pre_hook(before_step).remove).atexit = False
 

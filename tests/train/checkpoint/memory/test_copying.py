@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_store import parallel
+from elasticctl_store.errors import SaveError
 from elasticctl_store.parallel import each
 from elasticctl_train.checkpoint.memory import copying
 from elasticctl_train.checkpoint.memory.copying import Background, Copier, CopyTarget
@@ -88,6 +90,54 @@ def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
     background.join()
     assert found == [max(before, 5)] * 5
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
+def test_training_waits_for_no_thread_that_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: set[int] = set()
+    move = ctypes.memmove
+
+    def note(to: int, source: int, size_bytes: int) -> None:
+        found.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        move(to, source, size_bytes)
+
+    source = torch.randn(copying.LATE_CHUNK_BYTES)
+    target = torch.empty_like(source)
+    late = COPIER.copy([CopyTarget.of(target)], [source], [True])
+    assert late is not None
+    monkeypatch.setattr(ctypes, "memmove", note)
+    saving = Background("test-nice", 5)
+    saving.start(late.finish_beside)
+    saving.join()
+    assert found == {os.getpriority(os.PRIO_PROCESS, 0)}
+    assert bits(target) == bits(source)
+    late.confirm()
+    late.check()
+
+
+def test_an_operation_that_has_written_but_is_not_over_is_noticed() -> None:
+    """Its version grows at its end, by when all may have been copied: so it counts what the version is after that."""
+    source = torch.zeros(copying.LATE_CHUNK_BYTES)
+    target = torch.empty_like(source)
+    late = COPIER.copy([CopyTarget.of(target)], [source], [True])
+    assert late is not None
+    source.numpy()[:] = 1  # the first half of what an operation does
+    late.finish()
+    source.add_(0)  # and the second
+    late.confirm()
+    assert late.is_torn
+    with pytest.raises(SaveError):
+        late.check()
+
+
+def test_without_a_word_from_training_an_operation_is_over_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "CONFIRM_S", 0.1)
+    source = torch.zeros(copying.LATE_CHUNK_BYTES)
+    late = COPIER.copy([CopyTarget.of(torch.empty_like(source))], [source], [True])
+    assert late is not None
+    late.check()
+    assert not late.is_torn
+    assert late.waited_s >= 0.1
 
 
 def test_the_thread_ends_with_its_object() -> None:

@@ -26,6 +26,7 @@ from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import is_sealed, load_document
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.memory.copying import LateCopy
 from elasticctl_train.checkpoint.memory.local_tier import VARIABLE as TIER_VARIABLE
 from elasticctl_train.checkpoint.memory.local_tier import Offer
 from elasticctl_train.checkpoint.shares import Share
@@ -64,7 +65,7 @@ class Copies:
         self.step = 0
         self.every_steps = 0
         self._number = 0
-        self._cost_s = self._write_s = 0.0
+        self._cost_s = self._write_s = self._waited_s = 0.0
         self._sending_since: float | None = None
         self._due_s = time.monotonic()
 
@@ -94,7 +95,7 @@ class Copies:
         self.lack = str(answer.get("lack") or "")
         if answer.get("sending"):
             return False
-        self._write_s = time.monotonic() - self._sending_since
+        self._write_s = max(0.0, time.monotonic() - self._sending_since - self._waited_s)
         self._sending_since = None
         return True
 
@@ -118,6 +119,7 @@ class Copies:
                 raise OSError(refused)
             key = entries.share_key(folder, world.rank, world.size)
             (file,) = share.write(self.storage, key)
+            self._waited_s = sum(copy.waited_s for copy in share.copied if isinstance(copy, LateCopy))
             document = self.storage.get(key)
             self._ask(
                 {

@@ -7,6 +7,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ CHUNK_BYTES = 2 << 20
 SMALL_BYTES = 128 << 10  # less is copied faster than the threads can take turns
 HELP_FROM_BYTES = 8 << 20  # of which each helper is to have as much
 MOST_THREADS = 8  # more gain little: the memory of a socket is as fast as some eight processors
+CONFIRM_S = 2.0  # no operation on a tensor that exists already takes so long
 LATE_CHUNK_BYTES = 256 << 10  # training may wait for a thread that leaves it the processors to end one
 
 Job = Callable[[], None]
@@ -94,6 +96,7 @@ class Copier:
     def __init__(self) -> None:
         helpers = min(parallel.per_rank(), MOST_THREADS) - 1
         self._helpers = [Background(f"elasticctl-copy-{number}") for number in range(helpers)]
+        self._beside = Background("elasticctl-late-copy")
 
     def copy(
         self, targets: Sequence[CopyTarget], sources: Sequence[torch.Tensor], may_wait: Sequence[bool] | None = None
@@ -128,21 +131,27 @@ class Copier:
         _work_off(large)
         for helper in helpers:
             helper.join()
-        return LateCopy(late) if late else None
+        return LateCopy(late, self._beside) if late else None
 
 
 class LateCopy:
     """Copies that are made beside training, or by whoever cannot wait any more: several threads do them together.
 
-    Whether a tensor was written to meanwhile is known from its version, which every operation on it raises.
+    The thread `beside` is none that gives way: training may come to wait for a chunk that it has begun.
+
+    Whether a tensor was written to meanwhile is known from its version, which every operation on it raises, but only
+    once it has written: while one is under way, the version tells nothing. So whoever trains has to look (`confirm`),
+    between two operations. Where it does not come to that, an operation is taken to be over after `CONFIRM_S`.
     """
 
-    def __init__(self, copies: Sequence[Late]) -> None:
+    def __init__(self, copies: Sequence[Late], beside: Background) -> None:
+        self._beside = beside
         self._chunks = deque(part for chunk, *_ in copies for part in _chunks(*chunk, LATE_CHUNK_BYTES))
         self._tensors = [(to, source, version, source.untyped_storage()) for _, to, source, version in copies]  # kept
         self._lock = threading.Lock()
         self._copying = 0
-        self._done = threading.Event()
+        self._done, self._confirmed = threading.Event(), threading.Event()
+        self.waited_s = 0.0
         self.is_torn = False
 
     def finish(self) -> None:
@@ -159,13 +168,37 @@ class LateCopy:
                 self._copying -= 1
                 is_last = not self._copying and not self._chunks
             if is_last:
-                self.is_torn = any(source._version != version for _, source, version, _ in self._tensors)
-                self._tensors.clear()
                 self._done.set()
 
+    def confirm(self) -> None:
+        """By the thread that trains, which writes to nothing now: if all is copied, see whether that was in time."""
+        if self._done.is_set():
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            if not self._confirmed.is_set():
+                self.is_torn = any(source._version != version for _, source, version, _ in self._tensors)
+                self._tensors.clear()
+                self._confirmed.set()
+
+    def finish_beside(self) -> None:
+        """As `finish`, for one thread that gives way: another one copies."""
+        if not self._done.is_set():
+            self._beside.start(self.finish)
+            self._beside.join()
+
     def synchronize(self) -> None:
-        """As `finish`; raises SaveError if something was written to before it was copied, and should not have been."""
-        self.finish()
+        """As `finish_beside`."""
+        self.finish_beside()
+
+    def check(self) -> None:
+        """Wait until it is known whether all was copied in time; raises SaveError where something was not."""
+        self.finish_beside()
+        began_s = time.monotonic()
+        self._confirmed.wait(CONFIRM_S)
+        self.waited_s = time.monotonic() - began_s
+        self._look()
         if self.is_torn:
             raise SaveError("the optimizer's state was written to outside of its step, before it was copied")
 
