@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.submit.asked.plain_script import lines_without_checkpoints
+from elasticctl.cli.submit.asked.plain_script import lines_of_lone_ranks, lines_without_checkpoints
 from elasticctl.cli.submit.commands import Command
 
 TRAINS = "import torch\nfor batch in range(3):\n    loss.backward()\n"
@@ -51,6 +51,33 @@ def test_others_are_left_alone(folder: Path, text: str) -> None:
     (folder / "helpers/io.py").write_text("def keep(model):\n    torch.save(model, 'x')\n")
     (folder / "train.py").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert not warned(Command("train.py"))
+
+
+def test_ranks_that_nobody_joins_train_alone(folder: Path) -> None:
+    (folder / "helpers").mkdir()
+    (folder / "helpers/io.py").write_text("import numpy\n")
+    (folder / "train.py").write_text(f"import os.path\nfrom torch import nn\nfrom helpers import io\n{TRAINS}")
+    assert lines_of_lone_ranks(Command("train.py"), 3)[0].startswith("train.py does not join its ranks: each of the 3 ")
+    assert not lines_of_lone_ranks(Command("train.py"), 1)
+    assert not lines_of_lone_ranks(Command("run.sh"), 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nprint('no training')\n",
+        f"{TRAINS}torch.distributed.init_process_group()\n",
+        f"from elasticctl_train import Run\n{TRAINS}",
+        f"import accelerate\n{TRAINS}",
+        f"from helpers import ranks\n{TRAINS}",
+        f"{TRAINS}this is no Python\n",
+    ],
+)
+def test_ranks_that_may_be_joined_are_left_alone(folder: Path, text: str) -> None:
+    (folder / "helpers").mkdir()
+    (folder / "helpers/ranks.py").write_text("import torch.distributed as d\nd.init_process_group('gloo')\n")
+    (folder / "train.py").write_text(text)
+    assert not lines_of_lone_ranks(Command("train.py"), 3)
 
 
 def test_what_is_not_there_is_for_others_to_say() -> None:

@@ -51,7 +51,7 @@ class Draft:
 
 def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
     """A job that runs a command; says the plan. Raises UsageError, SpecError or TemplateError."""
-    from elasticctl.cli.submit.asked.plain_script import lines_without_checkpoints
+    from elasticctl.cli.submit.asked.plain_script import lines_of_lone_ranks, lines_without_checkpoints
     from elasticctl.cli.submit.commands import refuse_notebook, refuse_other_groups
     from elasticctl.cli.submit.goals import check_goal, price_goal
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
@@ -69,7 +69,9 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
         command = dataclasses.replace(command, notes=(*command.notes, plan.LAUNCHER_NOTE))
     else:
         refuse_other_groups(command)
-        command = dataclasses.replace(command, notes=(*command.notes, *lines_without_checkpoints(command)))
+        lone = lines_of_lone_ranks(command, size.workers * size.ranks_per_worker)
+        lacks = lone or lines_without_checkpoints(command)
+        command = dataclasses.replace(command, notes=(*command.notes, *lacks))
     workspace = _plan_workspace(command, request, context)
     spec = dataclasses.replace(spec, command=_words(command, context, workspace))
     if workspace is not None:

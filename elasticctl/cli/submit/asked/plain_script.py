@@ -1,9 +1,13 @@
-"""Scripts that train and save nothing: each loss sends them back to step 0, which is said before it happens."""
+"""What a script lacks that trains as in a notebook, said before it runs: checkpoints, and a group of its ranks.
+
+Without checkpoints, each loss sends it back to step 0. Without a group, each rank trains alone.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +22,9 @@ _SAVES = re.compile(
     re.IGNORECASE,
 )
 """Any of these may mean that the script keeps its state somehow; only where none is found something is said."""
+_JOINS = re.compile(r"elasticctl|init_process_group|init_device_mesh|rendezvous", re.IGNORECASE)
+_ALONE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "torchaudio", "numpy", "tqdm"}
+"""Packages that make no group by themselves. Others may, and then nothing is said."""
 _MOST_FILES = 100
 _MOST_BYTES = 1 << 20
 _FIX = (
@@ -44,6 +51,31 @@ def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
         " change that (docs/training.md):",
         *_FIX,
     )
+
+
+def lines_of_lone_ranks(command: Command, ranks: int) -> tuple[str, ...]:
+    """What to say of a Python script that trains, is to have several ranks, and does not join them.
+
+    () where it does or where that cannot be known.
+    """
+    script = _python_script(command) if ranks > 1 else None
+    if script is None:
+        return ()
+    texts = list(_sources(script))
+    if not any(map(_TRAINS.search, texts)) or any(map(_JOINS.search, texts)):
+        return ()
+    imported = {name.partition(".")[0] for text in texts for name in _imported(ast.parse(text))}
+    if not all(name in _ALONE or _is_beside(name, script) for name in imported):
+        return ()
+    return (
+        f"{script.name} does not join its ranks: each of the {ranks} trains a model of its own, on all of the data."
+        " FIX: train with Run (docs/training.md), or give --workers 1",
+    )
+
+
+def _is_beside(name: str, script: Path) -> bool:
+    roots = script.parent.resolve(), Path.cwd()
+    return any((root / name).is_dir() or (root / f"{name}.py").is_file() for root in roots)
 
 
 def _python_script(command: Command) -> Path | None:
