@@ -29,7 +29,7 @@ from benchmarks.commandline import count
 from benchmarks.deadlines.clairvoyant import most_there, with_changes, without_changes
 from benchmarks.deadlines.contenders import RIGID
 from benchmarks.results import Spread
-from elasticctl.planning.decide import decide
+from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.terms import Costs, Speeds
 from elasticctl.simulation.replay import Plan, Policy, Replay
 from elasticctl.simulation.traces import Recording, Trace, parse_trace

@@ -40,6 +40,14 @@ pytest_plugins = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """What a test leaves to the environment is not to be the contexts of whoever runs it."""
+    if HOME_VARIABLE not in os.environ:
+        folder = os.environ[HOME_VARIABLE] = tempfile.mkdtemp(prefix="ec-", dir="/tmp")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for ELASTICCTL_HOME, with a short path (sockets go there): what is started in it must end with it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.planning.belief import Seen
-from elasticctl.planning.decide import decide
+from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.terms import Costs, Speeds
 from elasticctl.simulation.replay import Outcome, Plan, Replay
 from elasticctl.simulation.traces import Recording, Trace

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from benchmarks.week.trace import Settings
 from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingRules
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 
 POOL = "gpu"
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 
 from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingDecision, Worker
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 
 POOL = "gpu"
 SLOTS_PER_NODE = 8

@@ -63,7 +63,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a worker ended; one per worker, decided by `elasticctl_controller.core.classify`.
+    """Why a worker ended; one per worker, decided by `elasticctl_controller.core.causes`.
 
     Decided once, but that an unresponsive one becomes `NODE_LOST` when its node is found lost.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elasticctl.planning.decide import aim_h, table_for, weights_of
+from elasticctl.planning.choose_workers import aim_h, table_for, weights_of
 from elasticctl.planning.safety import out_s
 from elasticctl.planning.terms import Decision, Reason, Situation
 

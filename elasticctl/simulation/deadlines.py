@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elasticctl.planning.decide import decide
+from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.terms import Decision, Situation
 from elasticctl.simulation.replay import Outcome, Plan, Replay
 from elasticctl.simulation.traces import Recording

@@ -83,6 +83,7 @@ def test_the_plan_says_where_it_asks() -> None:
     assert "context prod, spot, then on demand, state in" in plan_summary(spec, AWS)
 
 
+@pytest.mark.usefixtures("private_home")
 def test_a_context_keeps_an_order(run: Run) -> None:
     set_context = ("config", "set-context", "prod", "--provider", "aws")
     assert run(*set_context, "--pools", "spot,on-demand", "--pool-wait", "5m").code == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elasticctl.planning.belief import Seen
-from elasticctl.planning.decide import decide
+from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.outlook import Outlook, passing, rules_for, state_of
 from elasticctl.planning.terms import ON_DEMAND, Choice, Costs, Held, Market, Pool, Reason, Speeds
 from tests.support.planning import situation

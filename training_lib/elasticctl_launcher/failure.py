@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.hangs.watch import GROUP_HANGS, Hang
+from elasticctl_launcher.hangs.watch_ranks import GROUP_HANGS, Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line
 

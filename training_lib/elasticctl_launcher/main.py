@@ -22,7 +22,7 @@ from types import FrameType
 
 from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
-from elasticctl_launcher.hangs.look import POD_VARIABLE, look_at_ranks
+from elasticctl_launcher.hangs.show_stacks import POD_VARIABLE, look_at_ranks
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.drain import DEFAULT_GRACE_S, Limits
 from elasticctl_launcher.ranks.setup import set_up

@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFailure
-from elasticctl_launcher.hangs.watch import Hang
+from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.notifications import (
     Notification,
     RankDeclined,

@@ -17,7 +17,7 @@ from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
-from elasticctl_controller.core.classify import is_lost
+from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.goal.goals import plan_workers
 from elasticctl_controller.core.goal.order import follow_order

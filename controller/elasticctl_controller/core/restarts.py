@@ -28,7 +28,7 @@ from elasticctl.api.status import (
     ScalingPhase,
 )
 from elasticctl.api.text import shorten, span
-from elasticctl_controller.core.classify import APPLICATION, COLLATERAL
+from elasticctl_controller.core.causes import APPLICATION, COLLATERAL
 from elasticctl_controller.core.group.blame import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 

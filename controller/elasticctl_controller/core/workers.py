@@ -14,7 +14,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.actions import Observed
-from elasticctl_controller.core.classify import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
+from elasticctl_controller.core.causes import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
 SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'

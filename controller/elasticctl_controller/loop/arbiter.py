@@ -32,7 +32,7 @@ from elasticctl_controller.core.sharing.claims import (
     pool_of,
     undecided_grant,
 )
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 from elasticctl_controller.core.workers import is_active
 
 GATHER_S = 0.05

@@ -18,7 +18,7 @@ from elasticctl.api.codec import Timestamp, camel, from_json, to_rfc3339
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, RankFailure
 from elasticctl.api.usage import WorkerUsage
-from elasticctl_controller.core.classify import parse_failure
+from elasticctl_controller.core.causes import parse_failure
 from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingDecision, SharingRules, Worker
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 
 RULES = SharingRules(patience_s=600.0, settle_s=60.0)
 NOTICE_S = 10.0

@@ -15,8 +15,8 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from elasticctl_launcher.bootstrap import COLLECTIVES_VARIABLE
 from elasticctl_launcher.hangs.collectives import read_collective
-from elasticctl_launcher.hangs.look import note_ranks
-from elasticctl_launcher.hangs.watch import HangWatch
+from elasticctl_launcher.hangs.show_stacks import note_ranks
+from elasticctl_launcher.hangs.watch_ranks import HangWatch
 from elasticctl_launcher.notifications import (
     Notification,
     RankDeclined,

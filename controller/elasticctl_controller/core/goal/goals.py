@@ -17,8 +17,8 @@ from elasticctl.api.observed.history import steps_per_s_by_size
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.planning import terms
+from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.curve import Point, ScalingCurve
-from elasticctl.planning.decide import decide
 from elasticctl.planning.expect import Expected, expect
 from elasticctl.planning.safety import least_usd
 from elasticctl.planning.terms import Held, Pool, Reason, Situation, Speeds

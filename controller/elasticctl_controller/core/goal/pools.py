@@ -20,7 +20,7 @@ from elasticctl.api.status import JobStatus
 from elasticctl.planning.belief import Seen
 from elasticctl.planning.terms import AGES_H, Costs, Market
 from elasticctl_controller.core.actions import Observed
-from elasticctl_controller.core.classify import is_lost
+from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.workers import own_pods
 
 RETRY_S, RETRIES = 900.0, 2.5

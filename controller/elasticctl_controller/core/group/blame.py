@@ -15,7 +15,7 @@ from elasticctl.api.observed.standstill import RankPlace, describe_standstill
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
 from elasticctl.api.text import plural
-from elasticctl_controller.core.classify import APPLICATION
+from elasticctl_controller.core.causes import APPLICATION
 
 PERMANENT_EXIT_CODES = range(1, 128)
 """restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried."""

@@ -29,7 +29,7 @@ from elasticctl_controller.core.sharing.claims import (
     pool_of,
     undecided_grant,
 )
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 from tests.support.controller.samples import NOW, a_job
 
 NOTHING = LastGrant(0, 0.0)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, Reason, SharingDecision
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 from tests.support.controller.sharing_page import Page
 

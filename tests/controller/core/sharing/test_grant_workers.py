@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_controller.core.sharing import decide as decision
+from elasticctl_controller.core.sharing import grant_workers
 from elasticctl_controller.core.sharing.claims import (
     Claim,
     Node,
@@ -20,7 +20,7 @@ from elasticctl_controller.core.sharing.claims import (
     SharingRules,
     Worker,
 )
-from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.grant_workers import decide
 from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 
 NOW = 10_000.0
@@ -329,10 +329,10 @@ def test_what_cannot_be_placed_is_given_to_others() -> None:
     assert sizes(decided(a_pool(3, 3), claims)) == {"a/big": 0, "a/x": 6}
 
 
-@pytest.mark.parametrize(("packings", "third"), [(decision.PACKINGS, 2), (1, 0)])
+@pytest.mark.parametrize(("packings", "third"), [(grant_workers.PACKINGS, 2), (1, 0)])
 def test_what_does_not_fit_the_nodes_goes_without(packings, third, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six slots for two workers and one of two slots each, of which two fit; who takes the rest is decided again."""
-    monkeypatch.setattr(decision, "PACKINGS", packings)
+    monkeypatch.setattr(grant_workers, "PACKINGS", packings)
     claims = [
         a_claim("a/x", 2, slots_per_worker=2),
         a_claim("a/y", 1, slots_per_worker=2, submitted_at=1.0),
@@ -354,7 +354,7 @@ def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -
 
 def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has something gets nothing, and the other way round: a division that never comes to rest."""
-    divide = decision.divide
+    divide = grant_workers.divide
 
     def restless(*args: Any) -> Any:
         outcome = divide(*args)
@@ -362,7 +362,7 @@ def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.Monke
             one.given = 0 if one.claim.granted else one.claim.least
         return outcome
 
-    monkeypatch.setattr(decision, "divide", restless)
+    monkeypatch.setattr(grant_workers, "divide", restless)
     found = decided(a_pool(4), [a_claim("a/x", 2, granted=2), a_claim("a/y", 3)])
     assert sizes(found) == {"a/x": 2, "a/y": 0}
     assert [grant.leave for grant in found.grants.values()] == [(), ()]

@@ -12,7 +12,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import Cause, WorkerStatus
-from elasticctl_controller.core.classify import (
+from elasticctl_controller.core.causes import (
     MAX_LINE_CHARS,
     MAX_LINES,
     Loss,
