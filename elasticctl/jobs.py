@@ -72,6 +72,8 @@ class JobOptions(TypedDict, total=False):
     memory: str
     shm: str
     node_selector: Mapping[str, str]
+    pools: str
+    pool_wait: int | str
     tolerations: Sequence[str]
     labels: Mapping[str, str]
     annotations: Mapping[str, str]

@@ -39,6 +39,8 @@ def test_options_are_read_as_those_that_are_typed() -> None:
             "cpus": 0.5,
             "memory": "16GiB",
             "spot": False,
+            "pools": "spot,on-demand",
+            "pool_wait": "5m",
             "env": {"LR": 0.1, "A": "b=c"},
             "secrets": ["hub:TOKEN"],
             "mounts": ["data:/data"],
@@ -50,6 +52,7 @@ def test_options_are_read_as_those_that_are_typed() -> None:
     assert (read.gpus, read.deadline, read.ttl, read.cpus, read.memory) == (8, 43_200, 60, "0.5", "16Gi")
     assert (read.finish_by, read.budget, read.prefer) == ("36h", 37.5, "time")
     assert (read.spot, read.on_nan, read.workspace, read.storage) == (False, "stop", "src", "")
+    assert (read.pools, read.pool_wait) == ("spot,on-demand", 300)
     assert read.env == (Assignment("LR", "0.1"), Assignment("A", "b=c"))
     assert read.secrets == (SecretRef("hub", "TOKEN", "TOKEN"),)
     assert read.mounts == (Mount("data", "/data"),)

@@ -38,7 +38,8 @@ START_ERROR_EXIT_CODE = 127
 
 
 def main(pod_dir: str) -> int:
-    """Run the worker described in `pod_dir` to its end."""
+    """Run the worker described in `pod_dir` to its end. The umask is the worker's: what the shim leaves is private."""
+    umask = os.umask(0o077)
     os.chdir(pod_dir)
     with open("start.json", encoding="utf-8") as file:
         start = {**json.load(file), "env": json.load(sys.stdin)}
@@ -49,7 +50,7 @@ def main(pod_dir: str) -> int:
     log = Log("log")
     output, worker_output = os.pipe()
     try:
-        worker = _start(start, worker_output)
+        worker = _start(start, worker_output, umask)
     except (OSError, ValueError, subprocess.SubprocessError) as e:
         message = f"cannot start {start['argv'][0]!r}: {_why(e, start)}"
         log.add(message.encode() + b"\n")
@@ -116,7 +117,7 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _start(start: dict[str, Any], output: int) -> subprocess.Popen[bytes]:
+def _start(start: dict[str, Any], output: int, umask: int) -> subprocess.Popen[bytes]:
     shim = os.getpid()
 
     def in_child() -> None:
@@ -132,6 +133,7 @@ def _start(start: dict[str, Any], output: int) -> subprocess.Popen[bytes]:
         stdout=output,
         stderr=output,
         start_new_session=True,
+        umask=umask,
         preexec_fn=in_child,
     )
 
