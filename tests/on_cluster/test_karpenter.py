@@ -72,38 +72,6 @@ def nodes_in(api: Connection) -> list[Manifest]:
     return found
 
 
-def test_workers_fall_back_to_on_demand_machines_and_go_back_when_there_are_spot_ones(
-    karpenter: None, replicas: Replicas, api: Connection
-) -> None:
-    offer(api, "on-demand")
-    job = Trainer(api, "orders")
-    job.delete()
-    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
-    order = [{"capacity": "spot"}, {"capacity": "onDemand"}]
-    one_gpu = {"spec": {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}}
-    limits = {"nvidia.com/gpu": 1}
-    pools = {"order": order, "waitSeconds": 30, "retrySeconds": 30}
-    job.submit_script(script, 2, limits=limits, pod=one_gpu, pools=pools)
-    try:
-        wait_until(lambda: (waits := job.job().status.pools) is not None and waits.then == "onDemand", 60)
-        job.wait_training(2)
-        assert capacities_of(job, api) == ["on-demand"] * 2
-        offer(api, "spot", "on-demand")
-        wait_until(lambda: capacities_of(job, api) == ["spot"] * 2, 300, every_s=0.5)
-        job.wait_training(2)
-        status = job.job().status
-        assert status.interruptions == status.scalings == ()
-        newest = status.generations[-1]
-        pairs = itertools.pairwise(status.generations)
-        redone = sum(max(0, (old.last_step or 0) - (new.resumed_step or 0)) for old, new in pairs)
-        print(f"generation {newest.generation}; steps redone: {redone}")
-        assert redone == 0
-        assert newest.generation <= 5, "a group for each that joins, and one without those that leave"
-    finally:
-        job.delete()
-        offer(api, "spot", "on-demand")
-
-
 def test_a_job_gets_the_nodes_that_it_lacks_and_trains(trainer: Trainer, api: Connection) -> None:
     began = time.monotonic()
     trainer.wait_training(2)
@@ -150,3 +118,35 @@ def test_a_reclaim_with_notice_costs_no_step_and_moves_no_other_worker(trainer: 
     lost = trainer.ends_of({name: uids[name]})
     assert [item.steps_redone for item in lost] == [0], lost
     print(f"{lost[0].recovery_s} s from the loss to the next step")
+
+
+def test_workers_fall_back_to_on_demand_machines_and_go_back_when_there_are_spot_ones(
+    karpenter: None, replicas: Replicas, api: Connection
+) -> None:
+    offer(api, "on-demand")
+    job = Trainer(api, "orders")
+    job.delete()
+    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
+    order = [{"capacity": "spot"}, {"capacity": "onDemand"}]
+    one_gpu = {"spec": {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}}
+    limits = {"nvidia.com/gpu": 1}
+    pools = {"order": order, "waitSeconds": 30, "retrySeconds": 30}
+    job.submit_script(script, 2, limits=limits, pod=one_gpu, pools=pools)
+    try:
+        wait_until(lambda: (waits := job.job().status.pools) is not None and waits.then == "onDemand", 60)
+        job.wait_training(2)
+        assert capacities_of(job, api) == ["on-demand"] * 2
+        offer(api, "spot", "on-demand")
+        wait_until(lambda: capacities_of(job, api) == ["spot"] * 2, 300, every_s=0.5)
+        job.wait_training(2)
+        status = job.job().status
+        assert status.interruptions == status.scalings == ()
+        newest = status.generations[-1]
+        pairs = itertools.pairwise(status.generations)
+        redone = sum(max(0, (old.last_step or 0) - (new.resumed_step or 0)) for old, new in pairs)
+        print(f"generation {newest.generation}; steps redone: {redone}")
+        assert redone == 0
+        assert newest.generation <= 5, "a group for each that joins, and one without those that leave"
+    finally:
+        job.delete()
+        offer(api, "spot", "on-demand")
