@@ -62,6 +62,7 @@ DOING: Mapping[LauncherState, Doing] = {
     LauncherState.FAILING: Doing.STOPPING,
 }
 """What the service is told in each state; the rendezvous itself tells about joining and starting."""
+
 log = logging.getLogger(__name__)
 
 

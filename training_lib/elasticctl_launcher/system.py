@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from elasticctl_store.parallel import CGROUP
+
 REAP_EVERY_S = 5.0
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def raise_file_limit() -> None:
@@ -75,7 +76,7 @@ class MemoryKills:
     `membership` is the file that names the group, `root` where groups are mounted.
     """
 
-    def __init__(self, root: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> None:
+    def __init__(self, root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> None:
         self._file = _find_kill_counter(root, membership)
 
     def count(self) -> int:

@@ -17,13 +17,14 @@ from typing import TypeVar
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def available(cgroup: Path = CGROUP) -> int:
-    """The processors that this process is bound to, where the system knows such a thing (Linux), else all; at least 1.
+def bound() -> int:
+    """How many processors this process is bound to, where the system knows such a thing (Linux), else all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    No more than its container may use: threads beyond that only have all of them held up.
-    """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(count, quota(cgroup))))
+
+def available(cgroup: Path = CGROUP) -> int:
+    """Of those, no more than its container may use: threads beyond that only have all of them held up; at least 1."""
+    return max(1, int(min(bound(), quota(cgroup))))
 
 
 def quota(cgroup: Path = CGROUP) -> float:

@@ -27,6 +27,7 @@ from typing import Any
 
 from elasticctl_launcher.peers.wire import CopiedFile, PeerError, receive_files, send_files
 from elasticctl_store.checkpoints.entries import DATA, save_of
+from elasticctl_store.parallel import CGROUP
 
 KEPT_SAVES = 2
 """While one is being made, the one before has to be whole."""
@@ -36,7 +37,6 @@ CONNECT_TIMEOUT_S = 5.0
 ALONE = "this is the only worker"
 MARGIN_BYTES = 256 << 20
 """Of memory, left to others."""
-CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 log = logging.getLogger(__name__)

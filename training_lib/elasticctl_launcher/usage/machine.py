@@ -7,7 +7,6 @@ receives is not known.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ def _memory_of_machine(proc: Path) -> int | None:
 
 def _cpus(cgroup: Path | None) -> float:
     """How many processors there are for this process."""
-    count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    count = float(parallel.bound())
     return count if cgroup is None else min(count, parallel.quota(cgroup))
 
 

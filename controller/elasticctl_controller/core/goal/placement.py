@@ -25,9 +25,8 @@ _ZONE = "topology.kubernetes.io/zone"
 
 def asks_karpenter(pod: Manifest) -> bool:
     """True for a pod that wants a machine of Karpenter's, which brings none for pods that name nodes in any way."""
-    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
-    keys = [as_mapping(one).get("key") for term in terms for one in as_list(as_mapping(term).get("matchExpressions"))]
-    return any(str(key).startswith(_KARPENTER) for key in (*keys, *as_mapping(pod["spec"].get("nodeSelector"))))
+    keys = [key for term in _terms(pod) for key in _keys(term)]
+    return any(key.startswith(_KARPENTER) for key in (*keys, *as_mapping(pod["spec"].get("nodeSelector"))))
 
 
 def prefer_node(pod: Manifest, node: str) -> Manifest:
@@ -44,12 +43,12 @@ def avoid_nodes(pod: Manifest, nodes: Collection[str]) -> Manifest:
     """
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     label = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
-    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
+    terms = _terms(pod)
     elsewhere = [
         {
-            **as_mapping(term),
-            "matchExpressions": [*as_list(as_mapping(term).get("matchExpressions")), label],
-            "matchFields": [*as_list(as_mapping(term).get("matchFields")), *fields],
+            **term,
+            _LABELS: [*as_list(term.get(_LABELS)), label],
+            "matchFields": [*as_list(term.get("matchFields")), *fields],
         }
         for term in terms or [{}]
         if term or not terms  # an empty one matches no node, and is not to match others now
@@ -60,9 +59,9 @@ def avoid_nodes(pod: Manifest, nodes: Collection[str]) -> Manifest:
 def require_node_types(pod: Manifest, types: Collection[str]) -> Manifest:
     """Return the pod with the requirement to be on a node of one of these types, whatever else it requires."""
     label = {"key": INSTANCE_LABEL, "operator": "In", "values": list(types)}
-    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
+    terms = _terms(pod)
     typed = [
-        {**as_mapping(term), "matchExpressions": [*as_list(as_mapping(term).get("matchExpressions")), label]}
+        {**term, _LABELS: [*as_list(term.get(_LABELS)), label]}
         for term in terms or [{}]
         if term or not terms  # an empty one matches no node, and is not to match others now
     ]
@@ -79,7 +78,7 @@ def ask_for_pool(pod: Manifest, pool: str, *, insist: bool = False) -> Manifest:
     metadata["annotations"] = {**as_mapping(metadata.get("annotations")), ANNOTATION_POOL: pool}
     wanted = _labels_of(pool)
     selector = as_mapping(spec.get("nodeSelector"))
-    terms = list(map(as_mapping, as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))))
+    terms = _terms(pod)
     named = {*selector, *(key for term in terms for key in _keys(term))}
     if selector:
         kept = {key: value for key, value in selector.items() if wanted.get(key, (value,))}  # no values: its absence
@@ -101,6 +100,11 @@ def ask_for_pool(pod: Manifest, pool: str, *, insist: bool = False) -> Manifest:
         for capacity in (either if term or not terms else [[]])
     ]
     return _with(pod, _REQUIRED, {"nodeSelectorTerms": asked})
+
+
+def _terms(pod: Manifest) -> list[Mapping[str, Any]]:
+    """What the pod requires of its node: any one of these."""
+    return list(map(as_mapping, as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))))
 
 
 def _keys(term: Mapping[str, Any]) -> list[str]:
