@@ -114,7 +114,7 @@ class ElasticDataParallel(DistributedDataParallel):
 
     def share_buffers(self) -> None:
         """A step has been made: take over rank 0's buffers. All ranks must call. Raises RuntimeError."""
-        if self.forward_sync_buffers and self.modules_buffers and self._watch.size > 1:
+        if self.broadcast_buffers and self.modules_buffers and self._watch.size > 1:
             self._sync_buffers()  # type: ignore[no-untyped-call]
             self._has_buffers_of_rank_0 = True
 
