@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from elasticctl_launcher import spot_notice, worker_output
+from elasticctl_launcher.bootstrap import imports_that_stay
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
 from elasticctl_launcher.hangs.show_stacks import POD_VARIABLE, look_at_ranks
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
@@ -97,10 +98,11 @@ def _train(
     starter = RankStarter(command, shared_environment(), modules_to_preload(options.preload, command))
     starter.warm(options.nproc_per_node)
     # Imported here: usage errors are reported, and the spares' own import has begun, before the seconds torch takes.
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    with imports_that_stay():
+        from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    from elasticctl_launcher.rendezvous import handler_from_environment
-    from elasticctl_launcher.restart_ranks import Agent
+        from elasticctl_launcher.rendezvous import handler_from_environment
+        from elasticctl_launcher.restart_ranks import Agent
 
     handler = handler_from_environment(heartbeat.client, options.nproc_per_node, options.join_timeout, heartbeat)
     spec = WorkerSpec(

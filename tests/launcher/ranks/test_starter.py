@@ -301,6 +301,14 @@ def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[Ran
     assert took_s["warm"] < took_s["fresh"] / 2, took_s
 
 
+def test_what_a_spare_has_imported_is_not_searched_for_garbage(tmp_path: Path, starters: list[RankStarter]) -> None:
+    (tmp_path / "t.py").write_text("import gc; print(gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()))")
+    starter = RankStarter([sys.executable, str(tmp_path / "t.py")], environment(), ["json"])
+    starters.append(starter)
+    starter.warm(1)
+    assert run(starter.start(ranks_environment())) == (0, "True True\n")
+
+
 @pytest.mark.parametrize(
     ("url", "module"),
     [("s3://bucket/job", "boto3"), ("gs://bucket/job", "google.auth"), ("file:///state", ""), ("/state", ""), ("", "")],
