@@ -199,14 +199,14 @@ class Run:
         Where the launcher gives notice that the group has to change, does not return: all ranks commit the same step
         and wait to be stopped. Raises FencedError when a newer run has taken over the storage URL.
         """
-        samples, cursor = self._feed.take(), self._session.cursor
+        samples, is_uneven = self._feed.take_step()
         if self._stay is not None and (why := self._stay.obstacle()):
             self._stop_staying(why)
         if self._stay is not None and self._stay.is_lost:
-            self._move()
+            self._move(is_uneven=is_uneven)
             return
         self._mark = self._feed.mark
-        cursor = self._session.cursor = cursor.next_step(samples)
+        cursor = self._session.cursor = self._session.cursor.next_step(samples)
         if self._stay is None:
             self._session.step(cursor, samples, loss)
         elif not self._stay.complete(lambda: self._session.step(cursor, samples, loss)):
@@ -258,11 +258,11 @@ class Run:
         self._session.stop_staying(why)
         self._stay, self._feed.on_fetch = None, None
 
-    def _move(self) -> None:
+    def _move(self, *, is_uneven: bool = False) -> None:
         """Go on in the next group, from the end of the last step that any of its ranks has made."""
         if self._stay is None:
             raise RuntimeError("this process does not stay when its group changes")
-        handed = self._stay.enter_next(self._session.cursor, lambda: self._snapshot().state)
+        handed = self._stay.enter_next(self._session.cursor, lambda: self._snapshot().state, is_uneven=is_uneven)
         if handed is not None:
             self._session.cursor = self._take(handed)
         world = self._stay.group.world

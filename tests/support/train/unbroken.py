@@ -110,12 +110,13 @@ def main() -> None:
             if (FOLDER / f"stop-before-{epoch}").exists():
                 break
             seen: list[int] = []
-            for number, (batch, targets, names) in enumerate(run.loader(dataset, global_batch=BATCH, shuffle=True)):
+            loader = run.loader(dataset, global_batch=BATCH, shuffle=True)
+            for number, (batch, targets, names) in enumerate(loader):
                 NOW[0] = run.steps_done
                 OWN[0] += 1
                 seen += names.tolist()[: run.own_samples]
                 loss = nn.functional.mse_loss(run.model(batch), targets)
-                is_last = (number + 1) % accumulate == 0
+                is_last = (number + 1) % accumulate == 0 or number + 1 == len(loader)
                 row = {
                     "step": run.steps_done + 1,
                     "epoch": epoch,

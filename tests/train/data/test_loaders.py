@@ -49,6 +49,24 @@ def test_a_loader_goes_on_from_the_position(workers: int) -> None:
     assert list(loader(position=40)) == []
 
 
+def test_whoever_numbers_the_batches_of_a_pass_knows_the_last_one_though_some_came_twice() -> None:
+    """As scripts do that make a step every few batches and at the end of the epoch."""
+    feed, place = Feed(), [Cursor()]
+    batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, 0, lambda: place[0], {})
+    assert len(batches) == 5
+    seen = []
+    for number, batch in enumerate(batches):
+        seen.append(batch.tolist()[0])
+        if number == 2:  # these two are lost, in a group that is over
+            place[0] = Cursor(position=8)
+            feed.move(0, 1)
+        is_last = number + 1 == len(batches)
+        assert is_last == (number == 6)
+    assert seen == [0, 8, 16, 8, 16, 24, 32]
+    place[0] = Cursor(epoch=1)
+    assert len([len(batches) for _ in batches]) == len(batches) == 5
+
+
 class Pids(Numbers):
     """Yields the process that fetched the sample."""
 

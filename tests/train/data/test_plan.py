@@ -95,3 +95,13 @@ def test_a_begun_epoch_needs_the_same_data(plan: EpochPlan, said: str) -> None:
         data.check(plan, begun)
     data.check(plan, begun.next_epoch())
     data.check(EpochPlan(100, 16, True, 7), begun)
+
+
+def test_a_step_of_fewer_batches_than_others_is_known() -> None:
+    feed = Feed()
+    steps = []
+    for batches in (3, 3, 2, 1, 3):
+        for _ in range(batches):
+            feed.hand_over(range(8))
+        steps.append(feed.take_step())
+    assert steps == [(24, True), (24, False), (16, True), (8, False), (24, False)], "of the first it is not known"

@@ -107,3 +107,26 @@ def test_what_a_lost_peer_breaks_is_the_pass_and_not_the_script_where_somebody_h
     server.set_timeout(timedelta(seconds=240))
     end = 9 if how == "dies" else -signal.SIGKILL
     assert ranks.run(lose_a_peer, 2, server.port, how, survives) == [0, end]
+
+
+def train_beside_a_newcomer() -> None:
+    """Rank 0 has made passes already, in which its model has registered a buffer; rank 1 is new."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    watch = PeerWatch(2, lambda error: None, Channel(training=dist.group.WORLD))
+    norm = torch.nn.BatchNorm1d(3).double()
+    model = ElasticDataParallel(norm, watch, init_sync=False)
+    if rank == 0:
+        norm.register_buffer("table", torch.ones(5))
+        model.reform()
+    for step in (1, 2):
+        model(torch.full((4, 3), float(rank)).double()).sum().backward()
+        model.share_buffers()
+        assert norm.num_batches_tracked == step
+        assert not norm.running_mean.any(), "rank 0's"
+    dist.barrier()
+
+
+def test_a_newcomer_shares_no_buffers_that_it_has_not_made_yet() -> None:
+    """Such as tables of positions that grow: with them, ranks would wait for each other in different collectives."""
+    assert ranks.run(train_beside_a_newcomer, 2, timeout_s=120) == [0, 0]

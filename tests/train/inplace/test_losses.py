@@ -100,6 +100,17 @@ def test_accumulated_gradients_and_saves_in_between(lab: Lab) -> None:
     assert len(workers.ledger().pids) <= 6
 
 
+def test_the_smaller_step_at_the_end_of_an_epoch(lab: Lab) -> None:
+    """The script counts batches to know when to make a step: of six, and of the four that are left."""
+    lab.minimum = 3
+    workers = Workers(lab, 3, 4, FAULTS="backward:2:w0 forward:5:w1", ACCUMULATE="6")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 8
+    generations = lab.site.service.view("default/job", "job-uid").generations
+    assert generations[1].resumed_from == "memory", "a step of six begins again where it began"
+
+
 def test_two_at_once_and_one_while_the_group_forms_again(lab: Lab) -> None:
     workers = Workers(lab, 4, ENDLESS, STEP_S="0.02")
     workers.begin(10)

@@ -132,6 +132,50 @@ def test_that_a_rank_begins_with_the_parameters_of_another_is_not_the_scripts_do
     assert not bench.last.changes_early
 
 
+def test_buffers_that_a_pass_replaces_are_put_back(bench: Bench) -> None:
+    """As modules do that write `self.scale = ...`, and that make a buffer in their first pass."""
+    norm = bench.model[1]
+    norm.register_buffer("scale", torch.ones(4))
+    norm.register_buffer("later", None)
+    bench.last.begin()
+    norm.scale = norm.scale * 0.9
+    norm.later = torch.ones(2)
+    norm.register_buffer("cache", torch.ones(3))
+    bench.lose()
+    assert bench.last.restore()
+    assert torch.equal(norm.scale, torch.ones(4))
+    assert norm.later is None
+    assert torch.equal(norm.cache, torch.ones(3))
+    bench.last.begin()
+    norm.cache = torch.ones(5)
+    assert bench.last.restore()
+    assert torch.equal(norm.cache, torch.ones(3)), "what comes later is kept too"
+
+
+def test_parameters_that_a_lost_step_has_given_an_optimizer_are_taken_back(bench: Bench) -> None:
+    """The script gives them again as it repeats the step."""
+    more = {"params": list(bench.large.parameters()), "lr": 0.5}
+    bench.optimizer.add_param_group(dict(more))
+    bench.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1)))
+    bench.lose()
+    assert bench.last.restore()
+    (group,) = bench.optimizer.param_groups
+    assert len(group["params"]) == 4
+    bench.optimizer.add_param_group(more)
+
+
+def test_a_step_that_is_left_out_returns_what_its_closure_does(bench: Bench) -> None:
+    def closure() -> torch.Tensor:
+        bench.backward()
+        return torch.ones(())
+
+    before = bench.model[0].weight.clone()
+    bench.lose()
+    assert bench.optimizer.step(closure).item() == 1  # type: ignore[attr-defined]
+    assert bench.optimizer.step() is None
+    assert torch.equal(bench.model[0].weight, before)
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)

@@ -158,6 +158,7 @@ class ElasticDataLoader(DataLoader[Any]):
 class ElasticLoader:
     """What is left of an epoch, from where training is when a pass begins; `len` is that of the newest pass.
 
+    Batches that come again because a step was lost count each time, for whoever numbers those of a pass counts so too.
     Tells `feed` of each batch as it is handed over.
     """
 
@@ -171,21 +172,23 @@ class ElasticLoader:
     ) -> None:
         """`make` makes torch's loader of a plan from a position on; `begin` is called as a pass begins."""
         self._make, self._feed, self._begin = make, feed, begin
+        self._passed = 0
         self._go_to(plan, position)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return self._passed + len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        is_done = False
+        is_done, handed = False, 0
         while not is_done:
             cursor = self._begin()
             place = cursor.epoch, cursor.position, self._feed.moves
             if place != self._place:
                 self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
-            is_done = True
+            is_done, self._passed = True, handed
             for batch, samples in self._feed.watch_fetches(partial(zip, self._batches, self._loader, strict=True)):
                 self._feed.hand_over(batch)
+                handed += 1
                 yield samples
                 if self._feed.moves != place[-1]:
                     is_done = False

@@ -101,6 +101,7 @@ class Feed:
 
     `pending` samples were handed over since the last step; `own` of the newest global batch of `total` are this rank's.
     `mark` is the state of a stream behind that batch, where it has one to tell. `moves` counts those to another group.
+    `batches` were handed over since the last step, `usual_batches` make most steps.
     `on_fetched(took_s)` is called once a batch has been fetched.
     """
 
@@ -111,6 +112,8 @@ class Feed:
     total: int = 0
     mark: Any = None
     moves: int = 0
+    batches: int = 0
+    usual_batches: int = 0
     on_fetch: Callable[[], None] | None = None
     on_fetched: Callable[[float], None] | None = None
 
@@ -143,12 +146,19 @@ class Feed:
     def hand_over(self, batch: range) -> None:
         """Note that this rank's slice of a global batch goes to the training loop now."""
         self.pending += len(batch)
+        self.batches += 1
         self.own, self.total = len(slice_of(batch, self.rank, self.world_size)), len(batch)
 
     def take(self) -> int:
         """The samples handed over since the last call."""
-        pending, self.pending = self.pending, 0
+        pending, self.pending, self.batches = self.pending, 0, 0
         return pending
+
+    def take_step(self) -> tuple[int, bool]:
+        """As `take`, for a step; and is it made of several batches, but not of as many as others?"""
+        batches, usual = self.batches, self.usual_batches
+        self.usual_batches = max(batches, usual)
+        return self.take(), batches > 1 and batches != usual
 
     @property
     def weight(self) -> float:

@@ -92,11 +92,14 @@ class ElasticDataParallel(DistributedDataParallel):
     """
 
     _watch: PeerWatch
+    _shared: frozenset[str]
     _has_buffers_of_rank_0 = False
 
     def __init__(self, module: torch.nn.Module, watch: PeerWatch, *, init_sync: bool) -> None:
         """`init_sync`: begin with rank 0's parameters; without it they have to be equal on all ranks already."""
         self.__dict__["_watch"] = watch  # before Module's own constructor, which would refuse
+        if "_shared" not in self.__dict__:
+            self.__dict__["_shared"] = frozenset(name for name, _ in module.named_buffers())
         super().__init__(module, process_group=watch.group, init_sync=init_sync)
         numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self._reduced())}
         self.register_comm_hook(Means(watch, numbers), Means.hand_in)
@@ -133,6 +136,11 @@ class ElasticDataParallel(DistributedDataParallel):
             parts = _unflatten_dense_tensors(flat, alike)  # type: ignore[no-untyped-call]
             for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part)
+
+    def _assign_modules_buffers(self) -> None:
+        """Share those that the model had at first: a newcomer has not made yet what passes have registered since."""
+        found = {name: buffer for name, buffer in self.module.named_buffers() if name in self._shared}
+        self.modules_buffers, self.named_module_buffers = list(found.values()), found
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
         has_them = self._has_buffers_of_rank_0

@@ -53,7 +53,7 @@ class StepGate:
         @functools.wraps(make_step)  # with what a scheduler has marked it with
         def step(*args: Any, **kwargs: Any) -> Any:
             if self._watch.lost:
-                return None
+                return _call_closure(*args, **kwargs)
             if not self._made:
                 self._on_first()
             self._made += 1
@@ -73,14 +73,15 @@ class LastStep:
     def __init__(
         self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: Mapping[str, Stateful]
     ) -> None:
-        self._buffers = list(model.buffers())
+        self._homes = [module._buffers for module in model.modules()]
         self._parameters = list(model.parameters())
         self._optimizers = optimizers
         self._small = {name: part for name, part in others.items() if _size_bytes(part) <= _SMALL_BYTES}
         self._large = {name: part for name, part in others.items() if name not in self._small}
         self._is_begun = self._is_early = False
+        self._buffers: list[dict[str, torch.Tensor | None]] = []
         self._kept_buffers: list[torch.Tensor] = []
-        self._kept_settings: list[dict[str, Any]] = []
+        self._kept_groups: list[list[tuple[dict[str, Any], dict[str, Any]]]] = []
         self._kept: dict[str, Any] = {}
         self._begun = 0
         self._watched: list[torch.Tensor] = []
@@ -94,11 +95,10 @@ class LastStep:
         """A step begins: this is the end of the one before. With `is_lost` it is known to be in vain."""
         if self._begun < _LOOKS:
             self._watch_large()
-        if self._buffers:
-            self._keep_buffers()
+        self._keep_buffers()
         self._rng = self._generators.take()
         self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._small.items()}
-        self._kept_settings = [_settings(group) for group in self._groups()]
+        self._kept_groups = [[(group, _settings(group)) for group in each.param_groups] for each in self._optimizers]
         self._versions = [tensor._version for tensor in self._watched]
         self._is_begun, self._is_early, self._samples = True, False, None
         self._first_samples = self._sample() if self._begun < _LOOKS else None
@@ -125,7 +125,7 @@ class LastStep:
 
     def end(self) -> None:
         """The step has been made."""
-        self._is_begun, self._rng, self._kept, self._kept_settings, self._samples = False, {}, {}, [], None
+        self._is_begun, self._rng, self._kept, self._kept_groups, self._samples = False, {}, {}, [], None
 
     def restore(self) -> bool:
         """Go back to where the step began; False if the script has changed what cannot be put back."""
@@ -133,25 +133,36 @@ class LastStep:
             return True
         is_whole = not self._is_early and _same(self._samples, self._sample())
         with torch.no_grad():
-            for kept, buffer in zip(self._kept_buffers, self._buffers, strict=True):
-                buffer.copy_(kept)
+            self._put_buffers_back()
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
         rng.restore(self._rng)
         for name, state in self._kept.items():
             {**self._small, **self._large}[name].load_state_dict(state)
-        for group, settings in zip(self._groups(), self._kept_settings, strict=True):
-            group.update(settings)
+        for optimizer, groups in zip(self._optimizers, self._kept_groups, strict=True):
+            optimizer.param_groups[:] = [group for group, _ in groups]  # the script may have added some
+            for group, settings in groups:
+                group.update(settings)
         self.end()
         return is_whole
 
     def _keep_buffers(self) -> None:
-        if not self._kept_buffers:
-            self._kept_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
+        """Copy them, and know which tensors they are: a pass may put others in their places."""
+        self._buffers = [dict(home) for home in self._homes]
+        now = _tensors(self._buffers)
+        if len(now) != len(self._kept_buffers) or not all(map(_is_alike, now, self._kept_buffers)):
+            self._kept_buffers = [torch.empty_like(buffer) for buffer in now]
         with torch.no_grad():
-            for kept, buffer in zip(self._kept_buffers, self._buffers, strict=True):
+            for kept, buffer in zip(self._kept_buffers, now, strict=True):
                 kept.copy_(buffer)
+
+    def _put_buffers_back(self) -> None:
+        """What has been registered since stays."""
+        for home, before in zip(self._homes, self._buffers, strict=True):
+            home.update(before)
+        for kept, buffer in zip(self._kept_buffers, _tensors(self._buffers), strict=True):
+            buffer.copy_(kept)
 
     def _watch_large(self) -> None:
         """Know the tensors of the large parts, to see whether they are written to; not of one that makes new ones."""
@@ -159,10 +170,6 @@ class LastStep:
         known = [tensor.data_ptr() for tensor in self._watched]
         self._begun += 1
         self._watched = leaves if self._begun == 1 or known == [leaf.data_ptr() for leaf in leaves] else []
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """The optimizers' groups of parameters; loading a state makes them anew."""
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def _sample(self) -> list[torch.Tensor]:
         """Some elements of each parameter, as bytes."""
@@ -173,12 +180,31 @@ def _same(before: Sequence[torch.Tensor] | None, now: Sequence[torch.Tensor]) ->
     return before is None or all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
 
 
+def _call_closure(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> Any:
+    """What a step returns that is left out: as much as the script may expect of it."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _tensors(homes: Sequence[Mapping[str, torch.Tensor | None]]) -> list[torch.Tensor]:
+    return [buffer for home in homes for buffer in home.values() if buffer is not None]
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of what an optimizer's group says of its parameters."""
+    """A copy of what an optimizer's group holds, with the very same parameters."""
     return {
-        key: value if isinstance(value, int | float | None) else copy.deepcopy(value)
+        key: list(value)
+        if key == "params"
+        else value
+        if isinstance(value, int | float | None)
+        else copy.deepcopy(value)
         for key, value in group.items()
-        if key != "params"
     }
 
 

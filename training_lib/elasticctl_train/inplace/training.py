@@ -81,9 +81,15 @@ class InPlace:
         self._note(agreement)
         return taken
 
-    def enter_next(self, cursor: Cursor, state: Callable[[], Mapping[str, Any]]) -> State | None:
-        """Enter the next group, from the end of the last step; returns a newer state, if another rank has one."""
-        is_whole = self._last.restore() and not self._gate.is_torn
+    def enter_next(
+        self, cursor: Cursor, state: Callable[[], Mapping[str, Any]], *, is_uneven: bool = False
+    ) -> State | None:
+        """Enter the next group, from the end of the last step; returns a newer state, if another rank has one.
+
+        `is_uneven`: the step that was lost is made of fewer batches than others. A script that counts batches to know
+        when to make a step would make the next one too early.
+        """
+        is_whole = self._last.restore() and not self._gate.is_torn and not is_uneven
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
