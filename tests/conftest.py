@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -46,6 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if HOME_VARIABLE not in os.environ:
         folder = os.environ[HOME_VARIABLE] = tempfile.mkdtemp(prefix="ec-", dir="/tmp")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests and all that they import are no garbage: looking for some takes seconds of each process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
