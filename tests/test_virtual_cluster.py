@@ -112,6 +112,34 @@ def test_a_machine_that_is_cut_off_while_no_service_runs_is_no_hang_of_its_peers
     assert not fails(CUT_OFF_UNHEARD)
 
 
+JUDGED_UNSTORED = Story(
+    35521,
+    Setup(
+        workers=1,
+        maximum=2,
+        nodes=1,
+        pod_start_s=0.5,
+        script=Script(
+            import_s=0.5,
+            load_s=0.1,
+            first_step_s=0.5,
+            steps=574,
+            save_every_s=172.2,
+            save_s=5.0,
+            stop_s=5.0,
+            teardown_s=1.0,
+            bug=Bug(Fault.KILLS_ITSELF),
+        ),
+    ),
+    (Incident(11.103374, What.CRASH_SERVICE, for_s=3600.0),),
+)
+
+
+def test_a_failure_that_a_service_had_judged_and_could_not_store_counts() -> None:
+    """The next generation had formed, and failed too while no service ran."""
+    assert not fails(JUDGED_UNSTORED)
+
+
 def test_a_story_is_the_same_each_time() -> None:
     """Else a seed that fails could not be looked into."""
     first, second = tell(draw(11)), tell(draw(11))

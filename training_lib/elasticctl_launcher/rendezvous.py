@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -83,8 +83,8 @@ class WorkerIdentity:
 class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
-    `failed()` is the report of the failure for which this worker joins again, if nothing excuses it: a service that
-    was restarted before it could store it would not know. `prepared`: this worker's ranks have been started
+    `failed()` are the reports of failures after which this worker was told to start again: a service that was
+    restarted before it could store them would not know. `prepared`: this worker's ranks have been started
     already, or need not; a caller that sets it to False handles RanksWanted. `stays()`: those of its last
     generation can go on in their processes, and need no start. `serves_commands`: it has none, but runs what
     another worker tells it, so no change of the group stops anything.
@@ -107,7 +107,7 @@ class ServiceRendezvous(RendezvousHandler):
         self.poll: Poll = heartbeat.poll if heartbeat else lambda verb, body: client.call(verb, body, POLL_TIMEOUT_S)
         self.generation = 0
         self.prepared = True
-        self.failed: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self.failed: Callable[[], Sequence[Mapping[str, Any]]] = tuple
         self.serves_commands = False
         self.stays: Callable[[], bool] = lambda: False
         self.stale = threading.Event()
@@ -202,8 +202,7 @@ class ServiceRendezvous(RendezvousHandler):
         backoff = Backoff()
         while time.monotonic() < deadline:
             try:
-                failed = self.failed()
-                answer = self.poll("join", {**body, "failed": failed} if failed else body)
+                answer = self.poll("join", {**body, "failed": self.failed()})
             except ServiceAway:
                 time.sleep(backoff.next_s())
                 continue
@@ -249,10 +248,11 @@ class ServiceRendezvous(RendezvousHandler):
                     continue
                 backoff.reset()
                 state = answer.get("state")
-                body.pop("members", None)
+                for told in ("members", "failed"):
+                    body.pop(told, None)
                 if state == "unknown":
                     body["members"] = self.members  # only then: some 100 bytes a member, from every agent
-                    body.update(stays=self.stays(), serves_commands=self.serves_commands)
+                    body.update(stays=self.stays(), serves_commands=self.serves_commands, failed=self.failed())
                 if state in ("current", "unknown") or self._watched != generation:
                     continue
                 self.stale_reason = str(answer.get("reason", ""))

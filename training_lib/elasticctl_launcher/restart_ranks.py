@@ -92,10 +92,10 @@ class Agent(TorchAgent):
         handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
         handler.on_leave = self._note_leave_due
         handler.stays = self._ranks.can_stay
-        handler.failed = lambda: self._verdicts.counted(self.failure)
         self._got_sigterm = False
         self._sigterm_raises = False
         self._verdicts = Verdicts(self._service)
+        handler.failed = self._verdicts.counted
         self._others, self._is_prepared = 0, False
         self._leaving = Leaving(self._service, limits.grace_s)
         self.state = LauncherState.JOINING

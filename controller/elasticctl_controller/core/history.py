@@ -80,8 +80,21 @@ class TrainingHistory:
         """True once a rank has reported a step."""
         return self.progress is not None or any(item.last_step is not None for item in self.generations)
 
+    def has_failed(self, generation: int) -> bool:
+        """True for a generation that is known to have ended by a failure."""
+        return any(item.generation == generation and item.failure is not None for item in self.generations)
+
     def note_failure(self, generation: int, failure: RankFailure) -> None:
-        """A generation has ended by this failure, and its ranks have started again, or are about to."""
+        """A generation has ended by this failure, and its ranks have started again, or are about to.
+
+        One that formed and ended while nothing could be stored is not known yet: it is taken to have had the workers
+        of the one before.
+        """
+        before = [item for item in self.generations if item.generation <= generation]
+        if not before or before[-1].generation < generation:
+            workers = before[-1].workers if before else ()
+            self.generations.insert(len(before), GroupGeneration(generation, workers, "service restarted"))
+            del self.generations[:-MAX_GENERATIONS]
         # Its lines are in the workers' logs: twenty such failures would fill the job's status.
         short = replace(failure, last_lines=failure.last_lines[-5:])
         is_newest = self.newest is not None and self.newest.generation == generation

@@ -29,6 +29,7 @@ MAX_MEMBERS = 10_000
 MAX_SLOTS = 4096
 MAX_RANKS = 100_000
 MAX_GPUS = 32
+MAX_FAILURES = 8
 MAX_PLACE = 80
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
@@ -158,11 +159,18 @@ def read_end(body: Mapping[str, Any], uid: str, name: str, now: float) -> RanksE
     )
 
 
-def recall_failure(group: Group, body: Mapping[str, Any], member: Member, generation: int, now: float) -> None:
-    """A member that joins again may tell of the failure for which it does."""
+def recall_failures(group: Group, body: Mapping[str, Any], uid: str, generation: int, now: float) -> None:
+    """A worker of this generation may tell of failures after which it was told to start again.
+
+    An older launcher tells of the last only.
+    """
     failed = body.get("failed")
-    if isinstance(failed, Mapping):
-        group.recall(read_end(failed, member.uid, member.name, now), generation, now)
+    for told in failed[-MAX_FAILURES:] if isinstance(failed, list) else [failed]:
+        if not isinstance(told, Mapping):
+            continue
+        of = _whole(told.get("generation"))
+        if of is not None and of <= generation:
+            group.recall(read_end(told, uid, group.alive.get(uid, uid), now), of, now, newest=generation)
 
 
 def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:

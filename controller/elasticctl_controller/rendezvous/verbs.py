@@ -24,7 +24,7 @@ from elasticctl_controller.rendezvous.requests import (
     read_seconds,
     read_text,
     read_world,
-    recall_failure,
+    recall_failures,
 )
 
 SEEN_S = 1.0
@@ -70,9 +70,9 @@ class Verbs:
                 return {"state": "over"}
             if member.uid not in group.alive:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
+            recall_failures(group, body, member.uid, generation, now)
             if unprepared and group.has_to_prepare(member, generation, now):
                 return {"state": "prepare", "ranks": group.ranks_of_others(member)}
-            recall_failure(group, body, member, generation, now)
             serves_commands = body.get("serves_commands") is True
             group.join(member, generation, now, stay=body.get("stays") is True, serves_commands=serves_commands)
             note_sign(group, body, now)
@@ -119,6 +119,7 @@ class Verbs:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
                 serves_commands = body.get("serves_commands") is True
                 group.adopt(world, now, stay=body.get("stays") is True, serves_commands=serves_commands)
+                recall_failures(group, body, uid, generation, now)
                 is_news = True
         if is_news:
             self._groups.note_change(caller.key)
@@ -180,6 +181,7 @@ class Verbs:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._groups.changing(caller) as (group, now):
             note_sign(group, body, now)
+            recall_failures(group, body, uid, generation, now)
             group.fail(read_end(body, uid, group.alive.get(uid, uid), now), generation, now)
 
         def answer(group: Group) -> dict[str, Any] | None:

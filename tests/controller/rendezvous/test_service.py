@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import CheckpointStatus, JobStatus, TokenStatus
+from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, TokenStatus
 from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Caller, Limiter, Refused
 from elasticctl_controller.rendezvous.service import GroupView, steady_clock
 from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
@@ -530,6 +530,27 @@ def test_a_storage_that_does_not_answer_is_in_the_status_and_no_newcomer_is_let_
     activity = lab.site.service.view(KEY, JOB_UID).activity
     assert activity is not None
     assert activity.doing == "training"
+
+
+def test_a_worker_that_starts_its_ranks_first_has_told_of_its_failure_before_the_others_go_on(
+    lab: Lab, client: ServiceClient
+) -> None:
+    """The service was restarted when it had judged the failure, and before it could store it."""
+    form(client, "a-0", "a-1")
+    stored = GroupGeneration(1, ("a-0", "a-1"), resumed_step=0, stays=True)
+    lab.restart_service(JobStatus(generation=1, generations=(stored,)))
+    lab.add("a-0", "a-1")
+    group = lab.site.service.groups.by_key[KEY]
+    failed = {"generation": 1, "ended_s_ago": 1.0, "failure": {"error": "the bug", "signal": "SIGKILL"}}
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(client.call, "join", {**agent("a-1", 1), "stays": True}, 30)
+        wait_until(lambda: "uid-a-1" in group.joined)
+        own = {**agent("a-0", 1), "prepared": False, "failed": [failed]}
+        assert client.call("join", own, 30)["state"] == "prepare"
+        assert other.result(30)["generation"] == 2
+    failure = group.history.generations[0].failure
+    assert failure is not None
+    assert (failure.error, group.failures) == ("the bug", 1)
 
 
 def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_stay(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-import pytest
 
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
 from elasticctl_launcher.service.client import ServiceClient
@@ -15,6 +14,7 @@ from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.states import LauncherEvent
 
 LOST_PEERS = WorkerFailure.of_lost_peers("w0", 3, "connection reset")
+OWN = WorkerFailure(APPLICATION, "w0", 3, 1, error="ValueError: the bug")
 
 
 class Service:
@@ -41,25 +41,34 @@ class Service:
 
 def test_a_failure_that_another_member_explains_does_not_count() -> None:
     service = Service(verdict="rejoin", excused=True)
-    assert service.judge(LOST_PEERS) is LauncherEvent.TOLD_TO_REJOIN
+    assert service.judge(OWN) is LauncherEvent.TOLD_TO_REJOIN
     assert service.asked[0]["uid"] == "uid-0"
-    assert service.verdicts.has_reported(LOST_PEERS)
-    assert service.verdicts.counted(LOST_PEERS) is None
-    service.verdicts.forget()
-    assert service.verdicts.counted(LOST_PEERS) == LOST_PEERS.to_report()
+    assert service.verdicts.has_reported(OWN)
+    assert service.verdicts.counted() == []
 
 
-def test_a_failure_that_nobody_explains_counts() -> None:
+def test_failures_that_nobody_explains_are_told_with_the_next() -> None:
     service = Service(verdict="rejoin")
-    assert service.judge(LOST_PEERS) is LauncherEvent.TOLD_TO_REJOIN
-    assert service.verdicts.counted(LOST_PEERS) == LOST_PEERS.to_report()
+    for failure in (OWN, replace(OWN, generation=4), replace(LOST_PEERS, generation=5)):
+        assert service.judge(failure) is LauncherEvent.TOLD_TO_REJOIN
+    assert [[each["generation"] for each in body["failed"]] for body in service.asked] == [[], [3], [3, 4]]
+    assert [each["generation"] for each in service.verdicts.counted()] == [3, 4], "nor one that a lost peer caused"
 
 
-@pytest.mark.parametrize("other", [None, WorkerFailure.of_lost_peers("w0", 3, "connection reset")])
-def test_a_failure_that_was_not_reported_does_not_count(other: WorkerFailure | None) -> None:
+def test_a_worker_whose_peers_have_not_finished_has_not_failed_again() -> None:
     service = Service(verdict="rejoin")
-    service.judge(LOST_PEERS)
-    assert service.verdicts.counted(other) is None
+    service.judge(OWN)
+    finish = Question("finish", dict, lambda answer: "rejoin", "done", service.answered.put)
+    finish.answer = "rejoin"
+    assert service.verdicts.take(finish) is LauncherEvent.TOLD_TO_REJOIN
+    assert len(service.verdicts.counted()) == 1
+
+
+def test_no_more_failures_are_told_than_may_be_news() -> None:
+    service = Service(verdict="rejoin")
+    for generation in range(1, 12):
+        service.judge(replace(OWN, generation=generation))
+    assert [each["generation"] for each in service.verdicts.counted()] == list(range(4, 12))
 
 
 def test_a_worker_that_is_to_blame_fails_with_what_the_service_has_found() -> None:

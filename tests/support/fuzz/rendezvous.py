@@ -29,7 +29,8 @@ _COMMITTED = {"kind": "committed", "committed": 1, "url": "file:///a", "size_byt
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "join": {**_LIFE, **_MEMBERS[0], "prepared": False,
              "failed": {"generation": 1, "of_peers": False, "ended_s_ago": 1.5, "failure": {"error": "x"}}},
-    "watch": {**_LIFE, "members": _MEMBERS, "draining": True},
+    "watch": {**_LIFE, "members": _MEMBERS, "draining": True,
+              "failed": [{"generation": 0, "permanent": True, "ended_s_ago": 9.5, "failure": {"error": "x"}}]},
     "finish": _LIFE,
     "notice": {"uid": "uid-a", "reason": "spot", "stays": True, "in_s": 30.0},
     "leave": {"uid": "uid-a", "reason": "drained"},

@@ -88,6 +88,7 @@ class Launcher:
         self.ranks: Ranks | None = None
         self.training: Training | None = None
         self.failure: Exit | None = None
+        self.counted: list[tuple[int, int, Exit]] = []
         self._beats_from, self._beat_before = 0.0, -1.0
         self._pause_s = RETRY_MIN_S
         self._pending: list[LauncherEvent] = []
@@ -197,6 +198,7 @@ class Launcher:
         body = {"uid": self.uid, "name": self.name, "host": host, "port": 1234, "slots": 1}
         body["prepared"] = self._is_prepared or self._can_stay()
         body["stays"] = self._can_stay()
+        body["failed"] = [self._report_of(*failed) for failed in self.counted]
         self._ask("join", lambda: {**body, "generation": self.generation, **self._words()}, self._joined)
 
     def _joined(self, answer: Answer) -> None:
@@ -357,6 +359,8 @@ class Launcher:
         if verdict == "pending":
             self._judge()
         else:
+            if verdict == "rejoin" and not told.get("excused") and self.failure and self.failure.own:
+                self.counted = [*self.counted, (self.generation, self.members.index(self.uid), self.failure)][-8:]
             self._happen(_E.TOLD_TO_REJOIN if verdict == "rejoin" else _E.TOLD_TO_EXIT)
 
     def _restart(self) -> None:
@@ -436,20 +440,22 @@ class Launcher:
     # Messages
 
     def _report_of_failure(self) -> dict[str, Any]:
-        how = self.failure
-        assert how is not None
+        assert self.failure is not None
+        told = self._report_of(self.generation, self.members.index(self.uid), self.failure)
+        return {**told, "failed": [self._report_of(*failed) for failed in self.counted], **self._words()}
+
+    def _report_of(self, generation: int, rank: int, how: Exit) -> dict[str, Any]:
         bug = self.world.script.bug
-        failure = {"rank": self.members.index(self.uid), "exit_code": how.code, "error": how.error}
+        failure = {"rank": rank, "exit_code": how.code, "error": how.error}
         failure |= {"signal": "SIGKILL" if how.code == 137 else "", "last_lines": [how.error]}
         failure["verdict"] = "collateral" if how.of_peers else "killed" if how.code == 137 else "application"
         return {
             "uid": self.uid,
-            "generation": self.generation,
+            "generation": generation,
             "of_peers": how.of_peers,
             "permanent": how.own and bug is not None and bug.permanent,
             "ended_s_ago": self.loop.time() - how.at,
             "failure": failure,
-            **self._words(),
         }
 
     def _begin_watch(self) -> None:
@@ -466,6 +472,7 @@ class Launcher:
         if with_members:
             launchers = [self.world.launchers[uid] for uid in self.members]
             body["stays"] = self._can_stay()
+            body["failed"] = [self._report_of(*failed) for failed in self.counted]
             body["members"] = [
                 {"uid": one.uid, "name": one.name, "host": one.node, "port": 1234, "slots": 1} for one in launchers
             ]

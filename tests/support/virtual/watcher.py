@@ -120,12 +120,20 @@ class Watcher:
         world, training = self.world, self.world.now_training
         if world.status.phase.terminal:
             return
+        if training is not None and self._has_just_ended(training):
+            return
         if training is None or not (self._is_busy(training) or world.figures.last_step_at > self.quiet_s):
             states = [(one.name, one.state.value, one.doing) for one in world.launchers.values() if one.runs]
             raise BrokenPromise(
                 f"no steps are made though everything is in order: {world.status.phase}, {world.status.reason}, "
                 f"{world.status.activity}, launchers {states}"
             )
+
+    def _has_just_ended(self, training: Training) -> bool:
+        """Have its workers made the last step and ended so short a time ago that the controller need not know yet?"""
+        ended = [self.world.ledger.ended.get(uid) for uid in training.members]
+        since = self.world.loop.time() - LAG_S
+        return training.step == self.world.script.steps and all(at is not None and at > since for at in ended)
 
     def _is_busy(self, training: Training) -> bool:
         exporting = any(ranks.where.value == "exporting" for ranks in training.ranks.values())

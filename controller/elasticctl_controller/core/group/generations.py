@@ -157,6 +157,7 @@ def _form_generation(group: GroupRecord, now: float) -> None:
     members = sorted(group.joined.values(), key=lambda m: (ranks.get(m.uid, len(ranks)), len(m.name), m.name))
     opened_at = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
     group.generation += 1
+    group.begun = group.begun or group.generation
     group.history.add(
         GroupGeneration(
             generation=group.generation,

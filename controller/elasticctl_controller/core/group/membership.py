@@ -17,6 +17,7 @@ blame (`failures`); the ranks are started again, within the job's budget, unless
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from elasticctl_controller.core.notices import Notice
 
 EXPORTING, FINISHING = "exporting", "finishing"
 """What a launcher says while ranks that have done the last step still run, and once they have exited with 0."""
+MAX_RECALLED = 20
+"""Of generations of whose failures workers tell: a service that cannot store anything does not let many more begin."""
 _BEFORE_THE_LAST_STEP = ("preparing", "waiting", "starting", "running", "draining")
 
 
@@ -167,6 +170,7 @@ class Group(GroupRecord):
         if not self.adopts(world.generation):
             return
         self.advance(GroupEvent.GROUP_REPORTED, now, world=world)
+        self.begun = self.begun or world.generation
         self.generation, self.obstacle, self.unsaved = world.generation, "", ""  # ranks that still wait say so again
         self.stays |= stay
         self.serves_commands |= serves_commands
@@ -235,29 +239,36 @@ class Group(GroupRecord):
         elif self.judged is not None and self.judged.generation == generation:
             found = self.judged.end if self.judged.exits else first_to_blame((self.judged.end, end))
             self.judged = replace(self.judged, end=found, exits=self.judged.exits or not may_restart(self, found))
-        elif (
-            self.world is None
-            and generation == self.unseen
-            and end.uid in self.alive
-            and not (end.of_peers or unheard_beside(self, end))
-        ):
+        elif self.world is None and generation == self.unseen and self._is_news(end, generation):
+            self.recalled.add(generation)
             self.failures += 1  # it broke while there was no service; who else was lost then, nobody can tell
             self.judged = Judgement(generation, end, exits=not may_restart(self, end))
 
-    def recall(self, end: RanksEnd, generation: int, now: float) -> None:
-        """A member that joins again says why: its failure counts if it was judged by a service that could not store it.
+    def recall(self, end: RanksEnd, generation: int, now: float, *, newest: int = 0) -> None:
+        """A worker, which has been in the generation `newest` since, says that it failed in an earlier one.
 
-        That service has let it join again, so this one does too.
+        The failure counts if it was judged by a service that could not store it. That service has let the worker join
+        again, so this one does too.
         """
-        self._note_unseen(generation)
+        self._note_unseen(max(generation, newest))
         if generation and generation == self.unseen:
             self.fail(end, generation, now)
             self.judged = None if self.judged is None else replace(self.judged, exits=False)
+        elif max(1, self.stored) <= generation < (self.begun or math.inf) and self._is_news(end, generation):
+            self.recalled.add(generation)
+            self.failures += 1
+            self.history.note_failure(generation, end.failure)
+
+    def _is_news(self, end: RanksEnd, generation: int) -> bool:
+        """Is this the first that is heard of a failure of a live worker's own, of before this service began?"""
+        known = generation in self.recalled or self.history.has_failed(generation)
+        known = known or len(self.recalled) >= MAX_RECALLED
+        return not known and end.uid in self.alive and not (end.of_peers or unheard_beside(self, end))
 
     def _note_unseen(self, generation: int) -> None:
         """A member of this generation calls; it may have ended while there was no service."""
         if self.adopts(generation):
-            self.unseen = generation
+            self.unseen = max(self.unseen, generation)
 
     def verdict(self, uid: str, generation: int) -> str:
         """What an agent whose ranks failed is to do: "exit" or "rejoin"; "" while that is not decided."""

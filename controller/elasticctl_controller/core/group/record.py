@@ -59,8 +59,10 @@ class GroupRecord:
     replaced. This service knows the job since `known_at`; one that was restarted has yet to hear who the `members`
     are, and until then has `remembered`: the uids of those that are stored, and of those that have called.
     `failures` have been counted since the last checkpoint; `judged` is the last of them, until the next generation
-    forms. `unseen` is a generation that may have ended while there was no service, `unexplained` one that broke,
-    and all who told of it had lost a peer. `growth` says why newcomers that are ready are not taken in yet,
+    forms. `unseen` is a generation that may have ended while there was no service; nothing that followed the
+    generation `stored` was known when this service began, and `begun` is the first that it has formed or heard of
+    while it ran (0: none yet). `recalled` are those in between of whose failures it was told. `unexplained` is one
+    that broke, and all who told of it had lost a peer. `growth` says why newcomers that are ready are not taken in yet,
     `obstacle` what ranks say that they wait for, such as a storage that does not answer, and `unsaved` why they
     train on without saving; `places` are those of ranks that do not move, by rank.
 
@@ -93,6 +95,9 @@ class GroupRecord:
     failures: int = 0
     judged: Judgement | None = None
     unseen: int = 0
+    stored: int = 0
+    begun: int = 0
+    recalled: set[int] = field(default_factory=set)
     unexplained: int = 0
     growth: str = ""
     obstacle: str = ""
@@ -114,6 +119,7 @@ class GroupRecord:
             situation=RestoredGroup() if status.generation else StartingGroup(),
             remembered={w.uid for w in status.workers if w.cause is None and any(is_member(w, g) for g in newest)},
             generation=status.generation,
+            stored=status.generation,
             failures=status.failures_since_commit or 0,
             stays=next((known.stays for known in reversed(status.generations) if known.stays is not None), False),
             notices=Notices.restored(status.workers),

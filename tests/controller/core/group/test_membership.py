@@ -12,7 +12,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.blame import GroupRules, RanksEnd
-from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S
+from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, excuse_failure
 from elasticctl_controller.core.group.generations import FIRST_SETTLE_S
 from elasticctl_controller.core.group.group_states import (
     FormingGroup,
@@ -23,7 +23,7 @@ from elasticctl_controller.core.group.group_states import (
     Member,
     transition,
 )
-from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.membership import MAX_RECALLED, Group
 from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
 from elasticctl_controller.core.group.record import ADOPT_S
 from elasticctl_controller.core.group.silence import SILENT_S
@@ -778,6 +778,65 @@ def test_a_failure_that_was_judged_but_not_stored_counts_when_its_worker_joins_a
     failure = group.history.generations[0].failure
     assert failure is not None
     assert failure.error == "ValueError: the bug"
+
+
+BUG = RankFailure("application", "job-worker-0", 0, 1, error="ValueError: the bug", at=Timestamp(45.0))
+
+
+@pytest.mark.parametrize("calls", ["watches", "fails", "joins", "joins late"])
+def test_failures_that_an_earlier_service_judged_and_did_not_store_count_whatever_has_formed_since(calls: str) -> None:
+    """It was restarted when two more generations had formed: 4 is the last that is stored."""
+    group = restored(0, 1)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    ends = [(generation, RanksEnd("u0", "job-worker-0", 45.0, BUG)) for generation in (3, 4, 5)]
+
+    def recall() -> None:
+        for generation, end in ends:
+            group.recall(end, generation, 51.0, newest=6)
+
+    if calls == "watches":
+        group.adopt(GroupWorld(6, (member(0), member(1))), 50.5)
+        recall()
+        assert [item.generation for item in group.history.generations] == [4, 5, 6]
+    elif calls == "fails":
+        recall()
+        group.fail(RanksEnd("u0", "job-worker-0", 50.0, BUG), 6, 51.0)
+        assert group.history.has_failed(6) is False, "it is noted when the next one forms"
+    elif calls == "joins":
+        recall()
+    group.join(member(1), 6, 51.0)
+    if calls == "joins late":
+        group.settle(51.0 + ADOPT_S)
+        assert names(group) == ["job-worker-1"]
+        recall()
+    else:
+        group.join(member(0), 6, 51.0)
+    for _ in range(2):  # a launcher that has had no answer says so again
+        recall()
+    assert group.generation == 7
+    assert [item.generation for item in group.history.generations if item.failure is not None] == (
+        [4, 5, 6] if calls == "fails" else [4, 5]
+    ), "the failure of the third was stored, or excused"
+    assert group.failures == (3 if calls == "fails" else 2)
+
+
+def test_a_failure_that_a_loss_has_excused_is_not_counted_when_it_is_told_again() -> None:
+    group = restored(0, 1)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    group.join(member(1), 4, 50.5)
+    group.recall(RanksEnd("u0", "job-worker-0", 45.0, BUG), 4, 51.0)
+    assert group.failures == 1
+    excuse_failure(group)
+    group.recall(RanksEnd("u0", "job-worker-0", 45.0, BUG), 4, 52.0)
+    assert group.failures == 0
+
+
+def test_a_worker_cannot_fill_the_history_with_failures_of_generations_that_never_were() -> None:
+    group = restored(0, 1)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    for generation in range(1000, 2000):
+        group.recall(RanksEnd("u0", "job-worker-0", 45.0, BUG), generation, 51.0, newest=3000)
+    assert len(group.recalled) == len(group.history.generations) == MAX_RECALLED
 
 
 def test_a_service_that_knows_the_failure_does_not_count_it_again() -> None:
