@@ -9,7 +9,7 @@ from typing import Any
 from elasticctl.api.goal import ON_DEMAND, SPOT
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
 from elasticctl.api.objects import as_list, as_mapping, at, selects
-from elasticctl.api.spec import KIND, WORKER_CONTAINER, ElasticJob, Manifest, worker_labels
+from elasticctl.api.spec import KIND, LABEL_MANAGED, MANAGER, WORKER_CONTAINER, ElasticJob, Manifest, worker_labels
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
@@ -134,8 +134,13 @@ def covering_budgets(job: ElasticJob, budgets: Iterable[Manifest]) -> list[Manif
     """The PodDisruptionBudgets, not the job's own, that select its workers: of two, Kubernetes evicts nobody."""
     labels = {**as_mapping(at(job.template, "metadata", "labels")), **worker_labels(job.name, 0)}
     return [
-        budget
-        for budget in budgets
-        if selects(at(budget, "spec", "selector"), labels)
-        and not any(at(owner, "kind") == KIND for owner in as_list(at(budget, "metadata", "ownerReferences")))
+        budget for budget in budgets if selects(at(budget, "spec", "selector"), labels) and not _is_of_a_job(budget)
     ]
+
+
+def _is_of_a_job(budget: Manifest) -> bool:
+    """Is it a job's, or has it been until the job was deleted without what it owned?"""
+    owners = as_list(at(budget, "metadata", "ownerReferences"))
+    if not owners:
+        return bool(at(budget, "metadata", "labels", LABEL_MANAGED) == MANAGER)
+    return any(at(owner, "kind") == KIND for owner in owners)

@@ -20,6 +20,8 @@ from elasticctl.api.spec import (
     KIND,
     LABEL_GROUP,
     LABEL_JOB,
+    LABEL_MANAGED,
+    MANAGER,
     WORKER_CONTAINER,
     ElasticJob,
     OnNan,
@@ -47,8 +49,6 @@ DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": 
 SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
 _LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
-LABEL_MANAGED = "app.kubernetes.io/managed-by"
-MANAGER = "elasticctl"
 
 
 def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest:
@@ -333,7 +333,8 @@ def build_pod_group(job: ElasticJob) -> Manifest:
 def build_budget(job: ElasticJob) -> Manifest:
     """The PodDisruptionBudget: draining nodes leaves the job its minimum of workers.
 
-    One worker may always be evicted: otherwise a job at its minimum would block a drain for as long as it runs.
+    One worker may always be evicted: otherwise a job at its minimum would block a drain for as long as it runs. So may
+    those that are not ready: they do not count as available, and one that never gets ready would block it as well.
     """
     return {
         "apiVersion": "policy/v1",
@@ -342,6 +343,7 @@ def build_budget(job: ElasticJob) -> Manifest:
         "spec": {
             "minAvailable": max(0, min(job.min, job.desired - 1)),
             "selector": {"matchLabels": _labels(job)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from elasticctl.api.errors import (
     BusyError,
-    ClusterError,
     ConflictError,
     ElasticctlError,
     ExpiredError,
@@ -118,12 +117,12 @@ class LimitedApi:
     ) -> dict[str, Any]:
         """Make one request and repeat it while the server is busy; raises what `Connection.request` raises.
 
-        Raises ClusterError, with nothing sent, when this process may not act.
+        Raises UnreachableError, with nothing sent, when this process may not act.
         """
         for tries_left in reversed(range(MAX_TRIES)):
             self._bucket.take()
             if method != "GET" and not self._may_act():
-                raise ClusterError(f"{method} {path} was not sent: this replica does not lead")
+                raise UnreachableError(f"{method} {path} was not sent: this replica does not lead")
             try:
                 answer = self._connection.request(method, path, body, params, content_type=content_type)
             except ElasticctlError as e:

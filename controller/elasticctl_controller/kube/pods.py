@@ -19,7 +19,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, ForbiddenError, NotFoundError
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import covering_budgets
-from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, ElasticJob
+from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAGED, MANAGER, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.limiter import LimitedApi
@@ -264,7 +264,8 @@ class OwnedObjects:
             if manifest["kind"] in _MUTABLE and not _contains(found["spec"], manifest["spec"]):
                 self._api.request("PATCH", path, {"spec": manifest["spec"]}, content_type=MERGE_PATCH)
             return
-        if not any((owner.get("kind"), owner.get("name")) == (KIND, job.name) for owner in owners):
+        of_earlier = any((owner.get("kind"), owner.get("name")) == (KIND, job.name) for owner in owners)
+        if not of_earlier and not (not owners and _is_orphan(job, found)):
             raise ClusterError(
                 f"{what} does not belong to this job, which needs its name. FIX: rename the job or delete the object"
             )
@@ -272,6 +273,12 @@ class OwnedObjects:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         self._api.request("DELETE", path, options)
         raise ConflictError(f"{what} was left by an earlier job {job.name} and is being deleted")
+
+
+def _is_orphan(job: ElasticJob, found: Manifest) -> bool:
+    """Did an earlier job own this, until it was deleted with `--cascade=orphan`?"""
+    labels = found["metadata"].get("labels", {})
+    return (labels.get(LABEL_MANAGED), labels.get(LABEL_JOB)) == (MANAGER, job.name)
 
 
 def _without(job: ElasticJob, kind: str) -> str:

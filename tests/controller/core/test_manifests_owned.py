@@ -24,6 +24,7 @@ from tests.support.controller.samples import a_job
 def test_a_drain_leaves_the_minimum_and_is_never_held_up_for_ever(low: int, desired: int, kept: int) -> None:
     budget = build_budget(a_job(min=low, desired=desired))
     assert budget["spec"]["minAvailable"] == kept
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a probe that fails blocks no drain"
     assert budget["spec"]["selector"] == {"matchLabels": {"group-name": "elastic.pytorch.org", "job-name": "digits"}}
     assert budget["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
 

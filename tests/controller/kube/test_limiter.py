@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.api.errors import BusyError, ClusterError, ConflictError, NotFoundError
+from elasticctl.api.errors import BusyError, ConflictError, NotFoundError, UnreachableError
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from tests.support.control import ControlApi
 
@@ -105,7 +105,7 @@ def test_patience_has_an_end(control: ControlApi) -> None:
 def test_who_does_not_lead_reads_and_writes_nothing(control: ControlApi) -> None:
     api, _, _ = limited(control, leads=False)
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        with pytest.raises(ClusterError, match="does not lead"):
+        with pytest.raises(UnreachableError, match="does not lead"):
             api.request(method, f"{PODS}/a", {})
     assert control.requests == []
     assert api.request("GET", PODS)["items"] == []
