@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp, from_json
-from elasticctl.api.observed.workers import Pod
+from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, Pod
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import Cause, RankFailure, WorkerStatus
 
@@ -135,6 +135,8 @@ def _from_cluster(pod: Pod, lost: bool) -> Cause | None:
         # The kubelet's words for the pod's own ephemeral storage or emptyDir limit.
         own_limit = "exceed" in pod.message and "limit" in pod.message
         return Cause.APPLICATION if own_limit else Cause.EVICTED
+    if pod.reason == DEADLINE_EXCEEDED:
+        return Cause.APPLICATION  # the template's own limit: no machine was taken away
     if pod.reason in _SHUTDOWN_REASONS:
         return Cause.PREEMPTED
     if pod.reason.startswith("OutOf") or pod.reason == "UnexpectedAdmissionError":

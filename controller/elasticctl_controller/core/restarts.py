@@ -242,18 +242,20 @@ def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
 def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backoff:
     """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt.
 
-    What the platform took away lengthens nothing.
+    What the platform took away lengthens nothing, once it had started: a template that names a node which is not there
+    would be tried again for ever.
     """
     backoff = status.backoff
+    taken = end.cause in _OF_PLATFORM and end.worker.started_at is not None
     in_a_row = min(backoff.failures, MAX_FAILURES_IN_A_ROW)
     if _begins_anew(status, end):
         in_a_row = 1
-    elif end.cause not in _OF_PLATFORM and (
+    elif not taken and (
         backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S
     ):
         in_a_row = min(in_a_row + 1, MAX_FAILURES_IN_A_ROW)
     in_a_row = max(in_a_row, 1)
-    doublings = 0 if end.cause in _OF_PLATFORM else in_a_row - 1
+    doublings = 0 if taken else in_a_row - 1
     pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0**doublings)
     before = min(backoff.until or 0.0, end.at + policy.backoff_max_seconds)
     return Backoff(failures=in_a_row, until=Timestamp(max(before, end.at + pause_s)))

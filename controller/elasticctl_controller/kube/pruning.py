@@ -46,7 +46,7 @@ def prune_pod(pod: Manifest) -> Manifest:
             **_pick(status, _POD_STATUS),
             "conditions": _conditions(status, _CONDITIONS),
             "containerStatuses": statuses,
-            **_waiting_before(status),
+            **_before(spec, status),
         },
     }
 
@@ -131,11 +131,23 @@ def _container_status(status: Mapping[str, Any]) -> Manifest:
     return {**_pick(status, ("name",)), "state": kept}
 
 
-def _waiting_before(status: Mapping[str, Any]) -> Manifest:
-    """The init containers that cannot start, if there are any."""
-    statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("initContainerStatuses"))]
-    waiting = [item for item in statuses if "waiting" in item["state"]]
-    return {"initContainerStatuses": waiting} if waiting else {}
+def _before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
+    """The init containers that cannot start, run or have failed, if there are any; of those beside the worker, if
+    they cannot start."""
+    given = [as_mapping(item) for item in as_list(spec.get("initContainers"))]
+    beside = [item.get("name") for item in given if item.get("restartPolicy") == "Always"]
+    kept = []
+    for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
+        state = as_mapping(item.get("state"))
+        failed = as_mapping(state.get("terminated")).get("exitCode", 0) != 0
+        if state.get("waiting") or (item.get("name") not in beside and (state.get("running") or failed)):
+            kept.append({**_pick(item, ("name",)), "state": {**_container_status(item)["state"], **_running(state)}})
+    return {"initContainerStatuses": kept} if kept else {}
+
+
+def _running(state: Mapping[str, Any]) -> Manifest:
+    running = state.get("running")
+    return {"running": _pick(running, ("startedAt",))} if isinstance(running, Mapping) else {}
 
 
 def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manifest]:

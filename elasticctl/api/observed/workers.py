@@ -6,7 +6,7 @@ their group makes steps, and *training* from then on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +26,19 @@ from elasticctl.api.status import GroupGeneration, JobStatus, Phase, WorkerStatu
 
 UNSCHEDULABLE, GATED = "Unschedulable", "SchedulingGated"
 """Kubernetes' reasons of a pod without a node."""
+INITIALIZING = "Initializing"
+"""The reason of a pod whose init containers run: it starts once they have ended."""
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+"""Kubernetes' reason of a pod that ran for longer than its own `activeDeadlineSeconds`."""
 FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER = "FailedCreate", "NameTaken", "NoScheduler"
 """Reasons of the condition WorkersWaiting that the controller finds: the API server refuses a pod, a stranger's has its
 name, the scheduler that it names has not looked at it."""
+STILL_ENDING = "StillEnding"
+"""Another: pods of former workers, whose names are needed, have not ended yet."""
 UNTOLD = (FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER)
 """Of these Kubernetes keeps no event about a pod."""
+MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedMapVolume")
+"""Reasons of events, and so of the condition, of which the pod itself says nothing."""
 _WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
 _BY_EVICTION = "EvictionByEvictionAPI"
 """Kubernetes' reason of a pod that was asked to go through its API, as `kubectl drain` and autoscalers do."""
@@ -69,6 +77,8 @@ class Pod:
     node: str = ""
     scheduler: str = ""
     considered: bool = False
+    finalizer: str = ""
+    """What keeps its name once it has ended."""
     wait: PodWait | None = None
     exit_code: int | None = None
     reason: str = ""
@@ -93,7 +103,9 @@ class Pod:
         )
         spec = as_mapping(manifest.get("spec"))
         ended = as_mapping(as_mapping(_worker_status(spec, status).get("state")).get("terminated"))
-        exit_code = ended.get("exitCode")
+        ended = ended or _failed_before(spec, status)
+        exit_code, reason = ended.get("exitCode"), as_text(status.get("reason")) or as_text(ended.get("reason"))
+        said, told = as_text(ended.get("message")), as_text(status.get("message"))
         disruption = _condition(status, "DisruptionTarget")
         is_target = disruption.get("status") == "True"
         preempted = ANNOTATION_PREEMPTED in as_mapping(meta.get("annotations"))
@@ -111,10 +123,11 @@ class Pod:
             node=as_text(spec.get("nodeName")),
             scheduler=as_text(spec.get("schedulerName")),
             considered=bool(_condition(status, "PodScheduled")),
+            finalizer=next((as_text(item) for item in as_list(meta.get("finalizers"))), ""),
             wait=read_wait(manifest),
             exit_code=exit_code if isinstance(exit_code, int) else None,
-            reason=as_text(status.get("reason")) or as_text(ended.get("reason")),
-            message=as_text(ended.get("message")) or as_text(status.get("message")),
+            reason=reason,
+            message=(told or said) if reason == DEADLINE_EXCEEDED else (said or told),
             disruption_target=preempted or is_target,
             drained=is_target and not preempted and disruption.get("reason") == _BY_EVICTION,
             has_stopped=_has_stopped(spec, status),
@@ -137,6 +150,11 @@ def read_wait(pod: Mapping[str, Any]) -> PodWait | None:
             waiting = as_mapping(as_mapping(as_mapping(container).get("state")).get("waiting"))
             if as_text(waiting.get("reason")) not in _WAITING_IS_NORMAL:
                 return PodWait(as_text(waiting.get("reason")), as_text(waiting.get("message")))
+    for name, state in _init_states(spec, status):
+        if isinstance(state.get("running"), Mapping):
+            since = as_text(as_mapping(state["running"]).get("startedAt"))
+            words = f"init container {name} has been running"
+            return PodWait(INITIALIZING, f"{words} since {since}" if since else words)
     reason = as_text(status.get("reason"))
     return PodWait(reason, as_text(status.get("message"))) if reason else None
 
@@ -206,6 +224,28 @@ def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
     wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
     statuses = [as_mapping(item) for item in as_list(status.get("containerStatuses"))]
     return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
+
+
+def _init_states(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The init containers, without those that run beside the others, by name and state."""
+    given = [as_mapping(item) for item in as_list(spec.get("initContainers"))]
+    beside = [item.get("name") for item in given if item.get("restartPolicy") == "Always"]
+    for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
+        if item.get("name") not in beside:
+            yield as_text(item.get("name")), as_mapping(item.get("state"))
+
+
+def _failed_before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The end of the init container by which a pod failed before its worker started, with a message that says so."""
+    if _phase(status) is not PodPhase.FAILED:
+        return {}
+    for name, state in _init_states(spec, status):
+        ended = as_mapping(state.get("terminated"))
+        if ended and ended.get("exitCode") != 0:
+            said = as_text(ended.get("message")).strip()
+            words = f"init container {name} exited with code {ended.get('exitCode')}"
+            return {**ended, "message": f"{words}: {said}" if said else words}
+    return {}
 
 
 def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:

@@ -124,6 +124,37 @@ def test_what_keeps_a_pod_from_starting() -> None:
     assert waits({}) is None
 
 
+def test_a_pod_whose_init_containers_run_says_so_but_for_those_beside_the_worker() -> None:
+    state = {"running": {"startedAt": "2026-11-26T05:51:14Z"}}
+    statuses = [{"name": "mesh", "state": {"running": {}}}, {"name": "data", "state": state}]
+    beside = [{"name": "mesh", "restartPolicy": "Always"}, {"name": "data"}]
+    found = waits({"initContainerStatuses": statuses}, initContainers=beside)
+    assert found == PodWait("Initializing", "init container data has been running since 2026-11-26T05:51:14Z")
+    assert waits({"initContainerStatuses": statuses[:1]}, initContainers=beside) is None
+
+
+def test_an_init_container_that_fails_is_the_workers_end() -> None:
+    end = {"exitCode": 7, "reason": "Error", "message": "no data set\n", "finishedAt": "2026-11-26T05:51:14Z"}
+    failed = {
+        "phase": "Failed",
+        "initContainerStatuses": [
+            {"name": "ready", "state": {"terminated": {"exitCode": 0}}},
+            {"name": "data", "state": {"terminated": end}},
+        ],
+        "containerStatuses": [{"name": "elasticjob-worker", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+    pod = Pod.from_manifest({"status": failed})
+    assert (pod.exit_code, pod.message) == (7, "init container data exited with code 7: no data set")
+    assert Pod.from_manifest({"status": {**failed, "phase": "Pending"}}).exit_code is None
+
+
+def test_a_pod_beyond_its_own_deadline_says_that_whatever_its_worker_said() -> None:
+    ended = {"name": "w", "state": {"terminated": {"exitCode": 143, "message": "got SIGTERM"}}}
+    words = "Pod was active on the node longer than the specified deadline"
+    status = {"phase": "Failed", "reason": "DeadlineExceeded", "message": words, "containerStatuses": [ended]}
+    assert Pod.from_manifest({"status": status}).message == words
+
+
 def status(*workers: tuple[str, str], **fields: Any) -> JobStatus:
     """A running job's, of these workers by phase and node; the first three are its group."""
     roster = [

@@ -58,6 +58,7 @@ ENDS = [
         an_end(1, None, reason="Evicted", message="Pod ephemeral local storage usage exceeds the total limit"),
         Cause.APPLICATION,
     ),
+    ("over its own deadline", an_end(1, 137, reason="DeadlineExceeded"), Cause.APPLICATION),
     # 4. nodes, and deletions that are not ours
     ("unknown", a_pod(1, PodPhase.UNKNOWN), Cause.NODE_LOST),
     ("deleted by hand", a_pod(1, deleting=True), Cause.DELETED),

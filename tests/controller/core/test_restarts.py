@@ -308,3 +308,17 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_named_as_that():
     failure = RankFailure("killed", "digits-worker-1", 1, 137, "SIGKILL", "out of memory", at=Timestamp(NOW - 3))
     job = a_pass(a_running_job(), GroupGeneration(1, failure=failure))
     assert (job.status.restarts, job.status.failures) == ({"OOMKilled": 1}, 1)
+
+
+def test_a_node_that_is_not_there_is_not_tried_again_and_again():
+    """A template may name one; a worker that had started there would be replaced at once."""
+    job, now, pauses = a_job(desired=1, max=1, backoff_limit=0), NOW, []
+    for number in range(4):
+        pod = a_pod(0, PodPhase.PENDING, uid=f"u{number}", started_at=None, created_at=Timestamp(now))
+        job, _ = a_step(job, [pod], now)
+        job, _ = a_step(job, [pod], now + 1, lost_nodes=frozenset({"node-0"}))
+        assert job.status.backoff.until is not None
+        pauses.append(job.status.backoff.until - now - 1)
+        now = job.status.backoff.until
+    assert pauses == [1, 2, 4, 8]
+    assert (job.status.restarts, job.status.failures) == ({"NodeLost": 4}, 0)

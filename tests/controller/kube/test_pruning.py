@@ -67,6 +67,19 @@ def test_a_pod_reads_the_same_and_is_a_fraction() -> None:
     assert len(json.dumps(prune_pod(pod))) < 1500 < len(json.dumps(pod)) / 6
 
 
+def test_what_init_containers_do_reads_the_same() -> None:
+    states: list[dict[str, Any]] = [{"waiting": {"reason": "ErrImagePull"}}, {"running": {"startedAt": "now"}}]
+    states += [{"terminated": {"exitCode": code, "message": "no data"}} for code in (0, 7)]
+    for phase in ("Pending", "Failed"):
+        for state in states:
+            for container in ({"name": "data"}, {"name": "data", "restartPolicy": "Always"}):
+                status = {"phase": phase, "initContainerStatuses": [{"name": "data", "state": state}]}
+                pod = {"metadata": {"name": "a"}, "spec": {"initContainers": [container]}, "status": status}
+                if container.get("restartPolicy") and "waiting" not in state:
+                    assert "initContainerStatuses" not in prune_pod(pod)["status"]
+                assert Pod.from_manifest(prune_pod(pod)) == Pod.from_manifest(pod)
+
+
 def test_a_node_reads_the_same() -> None:
     conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "Unknown"}]
     taints = [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute", "value": "x"}]
