@@ -112,8 +112,9 @@ class Case:
 
     @property
     def running(self) -> int:
-        """How many workers run."""
-        return sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in self.pods)
+        """How many workers run, and are to stay."""
+        staying = (pod for pod in self.pods if at(pod, "metadata", "deletionTimestamp") is None)
+        return sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in staying)
 
     def pod_waits(self) -> Iterator[WorkerWait]:
         """The pods that have not started, with the reason that the cluster gives."""

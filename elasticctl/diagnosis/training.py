@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from elasticctl.api.objects import as_list, at
 from elasticctl.api.observed.history import (
     activity_text,
     knows_groups,
@@ -157,6 +158,8 @@ def killed(case: Case) -> Finding | None:
         f"{plural(len(recent), 'worker')} were killed from outside in the last hour, for no known reason: perhaps the"
         " machine ran out of memory."
     )
+    if any(at(item, "livenessProbe") for item in as_list(at(case.job.template, "spec", "containers"))):
+        text = text.removesuffix(".") + ", or their liveness probe failed."
     return Finding("killed", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),))
 
 

@@ -7,24 +7,38 @@ from collections.abc import Iterator
 
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.objects import as_list, as_text, at
-from elasticctl.api.observed.workers import FAILED_CREATE, GATED, NAME_TAKEN, NO_SCHEDULER, UNSCHEDULABLE
+from elasticctl.api.observed.pod_events import (
+    COMES_WITHIN_S,
+    COMING,
+    NOT_COMING,
+    failed_mount,
+    is_of_autoscaler,
+    seen_at,
+    words_of,
+)
+from elasticctl.api.observed.workers import (
+    FAILED_CREATE,
+    GATED,
+    INITIALIZING,
+    MOUNTS,
+    NAME_TAKEN,
+    NO_SCHEDULER,
+    STILL_ENDING,
+    UNSCHEDULABLE,
+)
 from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import PodPhase
-from elasticctl.api.text import join_and, one_line, plural, shorten, span
+from elasticctl.api.text import join_and, plural, shorten, span
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, WorkerWait, short_worker_name
 
 _SHOWN_HOLDERS = 3
 _SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
 _ACCOUNT = re.compile(r'serviceaccount "([-a-z0-9.]+)" not found')
 _STRANGER = re.compile(r"pod ([-a-z0-9.]+) exists, and it does not belong to this job")
+_OWNED = re.compile(r"([A-Za-z]+) ([-a-z0-9.]+) in namespace [-a-z0-9]+ does not belong to this job")
 _CLAIM = re.compile(r"nodeclaim/([-a-z0-9.]+)")
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-_COMING, _NOT_COMING = ("Nominated", "TriggeredScaleUp"), ("NotTriggerScaleUp", "FailedScheduling")
-"""Reasons of the events in which Karpenter and the cluster autoscaler say whether a node comes for a pod."""
-_AUTOSCALERS = ("karpenter", "cluster-autoscaler")
-_MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedMapVolume")
-_COMES_WITHIN_S = 900.0
-"""Karpenter gives up a node that has not joined the cluster by then."""
+_STARTABLE = (UNSCHEDULABLE, GATED, INITIALIZING)
 _STAGES = (("Launched", "launching {}"), ("Registered", "launched {}, which joins the cluster"))
 
 
@@ -34,9 +48,13 @@ def refused(case: Case) -> Finding | None:
     if words is None:
         return None
     missing = max(1, case.job.desired - case.status.active)
+    words = words.partition(" FIX:")[0].removesuffix(".")
     text = f"{plural(missing, 'worker')} of {case.job.desired} cannot be created: {words}. It will continue by itself"
-    account, stranger = _ACCOUNT.search(words), _STRANGER.match(words)
-    if stranger is not None:
+    account, stranger, owned = _ACCOUNT.search(words), _STRANGER.match(words), _OWNED.match(words)
+    if owned is not None:
+        command = f"kubectl delete {owned[1].lower()} {owned[2]} -n {case.job.namespace}"
+        step = NextStep("delete it if nobody needs it", command)
+    elif stranger is not None:
         step = NextStep("delete it if nobody needs it", f"kubectl delete pod {stranger[1]} -n {case.job.namespace}")
     elif account is not None:
         step = NextStep("create it", f"kubectl create serviceaccount {account[1]} -n {case.job.namespace}")
@@ -63,6 +81,16 @@ def name_taken(case: Case) -> Finding | None:
     )
 
 
+def still_ending(case: Case) -> Finding | None:
+    """Former workers have not ended yet, and their places are needed."""
+    words = _held(case, STILL_ENDING)
+    if words is None:
+        return None
+    text = f"It waits for room: {words}. New workers start as soon as they have ended."
+    step = NextStep("see what they do", f"elasticctl logs {case.name} --tail 20")
+    return Finding("still-ending", Severity.INFO, text, (step,), decisive=case.waiting)
+
+
 def no_scheduler(case: Case) -> Finding | None:
     """The scheduler that the pods name does nothing."""
     words = _held(case, NO_SCHEDULER)
@@ -71,6 +99,9 @@ def no_scheduler(case: Case) -> Finding | None:
     path = "spec.replicaSpecs.Worker.template.spec.schedulerName"
     step = NextStep("name another", f"elasticctl rerun {case.name} --set {path}=default-scheduler")
     text = f"{short_worker_name(words, case.name)}: perhaps no scheduler of that name is running."
+    if as_list(at(case.job.template, "spec", "resourceClaims")):
+        step = NextStep("see the claims", f"kubectl get resourceclaims -n {case.job.namespace}")
+        text = f"{short_worker_name(words, case.name)}: perhaps a resource claim that it names is not there."
     return Finding("no-scheduler", Severity.ERROR, text, (step,), decisive=case.waiting)
 
 
@@ -87,7 +118,7 @@ def not_startable(case: Case) -> Finding | None:
     """A worker's container cannot be created: its image, a secret, its configuration."""
     if case.status.phase.terminal:
         return None
-    wait = next((wait for wait in case.pod_waits() if wait.reason not in (UNSCHEDULABLE, GATED)), None)
+    wait = next((wait for wait in case.pod_waits() if wait.reason not in _STARTABLE), None)
     if wait is None:
         return None
     secret = _SECRET.search(wait.message) if wait.reason == "CreateContainerConfigError" else None
@@ -115,14 +146,28 @@ def not_mounted(case: Case) -> Finding | None:
     for pod in case.pods:
         if at(pod, "status", "phase") not in (None, PodPhase.PENDING) or not at(pod, "spec", "nodeName"):
             continue
-        failed = [event for event in _events_about(case, pod) if at(event, "reason") in _MOUNTS]
-        if failed:
-            words = one_line(as_text(at(failed[-1], "message"))).removesuffix(".")
+        failed = failed_mount(_events_about(case, pod))
+        if failed is not None:
             name = short_worker_name(str(at(pod, "metadata", "name")), case.name)
-            text = f"{name} cannot start on {at(pod, 'spec', 'nodeName')}: {words}. It is retried automatically."
-            step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
-            return Finding("not-mounted", Severity.ERROR, text, (step,), decisive=case.waiting)
-    return None
+            return _not_mounted(case, f"{name} cannot start on {at(pod, 'spec', 'nodeName')}: {words_of(failed)}")
+    words = next((found for found in (_held(case, reason) for reason in MOUNTS) if found), None)
+    return None if words is None else _not_mounted(case, f"{short_worker_name(words, case.name)}")
+
+
+def _not_mounted(case: Case, words: str) -> Finding:
+    step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
+    text = f"{words}. It is retried automatically."
+    return Finding("not-mounted", Severity.ERROR, text, (step,), decisive=case.waiting)
+
+
+def initializing(case: Case) -> Finding | None:
+    """A worker's init containers still run."""
+    wait = next((wait for wait in case.pod_waits() if wait.reason == INITIALIZING), None)
+    if wait is None or case.status.phase.terminal:
+        return None
+    step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
+    text = f"{_who(case, wait)} starts once its init containers have ended: {wait.message}."
+    return Finding("initializing", Severity.INFO, text, (step,), decisive=case.waiting)
 
 
 def unschedulable(case: Case) -> Finding | None:
@@ -180,8 +225,8 @@ def _held(case: Case, reason: str) -> str | None:
 def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
     """Is a node on its way for one of these workers? And what there is to say about it, if anything."""
     waiting = [pod for pod in case.pods if at(pod, "metadata", "name") in workers]
-    said = [event for pod in waiting for event in _events_about(case, pod) if _is_of_autoscaler(event)]
-    asked = [event for event in said if at(event, "reason") in _COMING and _is_pending(case, event)]
+    said = [event for pod in waiting for event in _events_about(case, pod) if is_of_autoscaler(event)]
+    asked = [event for event in said if at(event, "reason") in COMING and _is_pending(case, event)]
     if asked:
         newest = asked[-1]
         claim = _claim_of(case, newest)
@@ -189,24 +234,19 @@ def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
             True,
             f"A node is being provisioned: {_describe_claim(case, claim) if claim else _describe_event(case, newest)}.",
         )
-    refusals = [event for event in said if at(event, "reason") in _NOT_COMING]
+    refusals = [event for event in said if at(event, "reason") in NOT_COMING]
     if not refusals:
         return False, ""
     return (
         False,
-        f"The autoscaler is not adding a node: {one_line(as_text(at(refusals[-1], 'message'))).removesuffix('.')}.",
+        f"The autoscaler is not adding a node: {words_of(refusals[-1])}.",
     )
-
-
-def _is_of_autoscaler(event: Manifest) -> bool:
-    who = at(event, "source", "component") or at(event, "reportingComponent")
-    return who in _AUTOSCALERS
 
 
 def _is_pending(case: Case, event: Manifest) -> bool:
     """True while the node that this event speaks of may still come."""
-    moment = _seen_at(event)
-    if moment is None or case.now - moment > _COMES_WITHIN_S:
+    moment = seen_at(event)
+    if moment is None or case.now - moment > COMES_WITHIN_S:
         return False
     named = _CLAIM.search(as_text(at(event, "message")))
     return named is None or case.seen.claims is None or _claim_of(case, event) is not None
@@ -229,19 +269,13 @@ def _describe_claim(case: Case, claim: Manifest) -> str:
 
 
 def _describe_event(case: Case, event: Manifest) -> str:
-    message = one_line(as_text(at(event, "message"))).removesuffix(".")
-    return f"{message}, said {span(case.since(_seen_at(event)))} ago"
+    return f"{words_of(event)}, said {span(case.since(seen_at(event)))} ago"
 
 
 def _events_about(case: Case, pod: Manifest) -> Iterator[Manifest]:
     """The events about this very pod, oldest first."""
     uid = at(pod, "metadata", "uid")
     yield from (event for event in case.seen.events if uid and at(event, "involvedObject", "uid") == uid)
-
-
-def _seen_at(event: Manifest) -> float | None:
-    stamps = (at(event, "series", "lastObservedTime"), at(event, "lastTimestamp"), at(event, "eventTime"))
-    return next((moment for moment in map(from_rfc3339, stamps) if moment is not None), None)
 
 
 def _who(case: Case, wait: WorkerWait) -> str:

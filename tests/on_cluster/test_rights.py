@@ -21,6 +21,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import ANNOTATION_NOTIFY, API_VERSION, LABEL_JOB, QUEUE_LABEL, ElasticJob
+from elasticctl.api.status import ConditionType
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.install import Installer, path_of
 from elasticctl.kubeapi import installation
@@ -78,6 +79,11 @@ class Life:
         """The job as it is now."""
         return ElasticJob.from_manifest(self.cluster.get_job(self.namespace, name))
 
+    def waits_for(self, name: str) -> str:
+        """What the job's workers wait for, as its condition says."""
+        found = self.has(name).status.condition(ConditionType.WORKERS_WAITING)
+        return f"{found.reason}: {found.message}" if found is not None and found.status == "True" else ""
+
     def pods(self, name: str) -> list[Manifest]:
         """The pods of a job, which may be gone itself."""
         selector = {"labelSelector": f"{LABEL_JOB}={name}"}
@@ -127,6 +133,8 @@ class Life:
 
 def always(life: Life) -> None:
     """Workers come and go, a job is forgotten after its time, and one comes again under the name of another."""
+    volume = {"name": "conf", "configMap": {"name": "is-not-there"}}
+    life.create("mounts", pod={"volumes": [volume]})
     left = {"networking.k8s.io/v1/networkpolicies": "again-workers", "services": "again-workers"}
     life.come_again("again", {**left, "policy/v1/poddisruptionbudgets": "again-workers"}, workers=3, minReplicas=1)
     life.patch("again", {"minReplicas": 2})
@@ -153,6 +161,10 @@ def always(life: Life) -> None:
     life.used(("", "events", "create"))
     life.patch("noticed", {"cancel": True})
     life.used(("", "events", "patch"))
+    # Only events tell what a node cannot mount.
+    life.used(("", "events", "list"))
+    wait_until(lambda: "is-not-there" in life.waits_for("mounts"), PATIENCE_S)
+    life.patch("mounts", {"cancel": True})
 
 
 def notifications(life: Life) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticctl.api.goal import PoolStatus
-from elasticctl.api.observed.workers import Pod
+from elasticctl.api.observed.workers import Pod, PodWait
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.tokens import EVERY_S
@@ -36,7 +36,8 @@ class Observed:
     sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet), `activity`
     (what the group does) and `usage` (what its workers use of their machines); all empty for a job that brings its own
     rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
-    shared. `refused` says why the last worker could not be created; None while none has been tried. `notices` say which
+    shared. `refused` says why the last worker could not be created; None while none has been tried. `told` is what
+    events say of pods that have not started, by uid; None where they say nothing. `notices` say which
     workers that run will have to go, and why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
     of new workers, if the job has a goal or an order of them, and `moves_to` is the better one for which a worker will
     make room, by uid; `evidence` is what jobs like it have seen of pools, and `costs` what changes have cost them, as
@@ -58,6 +59,7 @@ class Observed:
     moves: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()
     refused: str | None = None
+    told: Mapping[str, PodWait | None] = field(default_factory=dict)
     notices: Mapping[str, Notice] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
@@ -112,10 +114,12 @@ Action = CreateWorker | DeleteWorker | DeleteJob
 class Decision:
     """What to do now. The loop writes `status` first, and runs `actions` only if that write succeeded.
 
-    `requeue_s`: reconcile again after this many seconds even if nothing changes (None: no need).
+    `requeue_s`: reconcile again after this many seconds even if nothing changes (None: no need). `unexplained`: the pod
+    of which events may say why it has not started.
     """
 
     status: JobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_s: float | None = None
+    unexplained: Pod | None = None

@@ -43,7 +43,13 @@ from elasticctl_controller.core.restarts import (
     paused_until,
     record_scaling,
 )
-from elasticctl_controller.core.waiting import decide_wait, next_ignored_at, update_waiting
+from elasticctl_controller.core.waiting import (
+    decide_wait,
+    find_unexplained,
+    next_ignored_at,
+    unexplained_at,
+    update_waiting,
+)
 from elasticctl_controller.core.workers import Roster, completed_at, count_kept, is_active, stays, update_roster
 
 RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
@@ -73,6 +79,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     if pools is not None and pools.trying is not None:
         wants = False  # replacements for workers that may stay
     wait = decide_wait(job, roster, observed, workers, now) if wants else None
+    unexplained = find_unexplained(roster, workers) if wants else None
     status = replace(status, conditions=update_waiting(status.conditions, wait, now))
     if not decision.phase.terminal:
         status = replace(status, conditions=update_limit(status.conditions, job.over_limit, now))
@@ -83,11 +90,16 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     else:
         status = replace(status, last_reconcile_time=Timestamp(now))
     actions = _list_actions(job, roster, observed, status, now)
+    requeue_s = _requeue(job, roster, observed, status, actions, now)
+    if unexplained is not None and unexplained_at(unexplained) > now:
+        soon_s = unexplained_at(unexplained) - now
+        requeue_s, unexplained = soon_s if requeue_s is None else min(requeue_s, soon_s), None
     return Decision(
         status=status,
         actions=actions,
         events=(*list_contradictions(job), *list_events(job.status, status)),
-        requeue_s=_requeue(job, roster, observed, status, actions, now),
+        requeue_s=requeue_s,
+        unexplained=unexplained,
     )
 
 
@@ -170,6 +182,7 @@ def _list_creations(
     A name is taken while any pod has it, including terminating pods and pods of others. The pod of an ended worker is
     deleted within a pass or two, so its index is waited for rather than using a new one. Workers that have to go, but
     run on, are replaced at once, above the maximum if need be; not in a shared cluster, where there is no room for it.
+    Of pods that have ended, and whose finalizers nobody removes, the names are given up.
     """
     backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
@@ -181,7 +194,8 @@ def _list_creations(
     beside = 0 if observed.share is not None else _count_going(roster, observed, status)
     wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + beside - live, MAX_CREATES)
     taken = {pod.name for pod in observed.pods}
-    free = (index for index in range(job.max + beside) if worker_name(job.name, index) not in taken)
+    kept = sum(pod.ended and pod.deleting and bool(pod.finalizer) for pod in observed.pods)
+    free = (index for index in range(job.max + beside + kept) if worker_name(job.name, index) not in taken)
     indices = list(itertools.islice(free, max(0, wanted)))
     if job.goal is not None or job.pools is not None:
         pairs = zip(indices, observed.pools, strict=False)  # the others have another place to come from: look again

@@ -1,16 +1,28 @@
 """What the wanted workers that do not run wait for, in the words of who makes them wait, as a condition of the job.
 
 Pods that the API server refuses come first, for there is nothing in the cluster that would tell of them; then names
-that are taken, schedulers that never look at a pod, and what the cluster says of the first pod that waits.
+that are taken, former workers that still end, schedulers that never look at a pod, and what the cluster says of the
+first pod that waits: in its status or, of what is not there, in events about it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from elasticctl.api.observed.workers import FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER, Pod, PodWait
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.observed.workers import (
+    FAILED_CREATE,
+    MOUNTS,
+    NAME_TAKEN,
+    NO_SCHEDULER,
+    STILL_ENDING,
+    UNSCHEDULABLE,
+    Pod,
+    PodWait,
+)
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Condition, ConditionType, WorkerStatus
+from elasticctl.api.text import plural, shorten
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.phase import find_condition, put_condition
 from elasticctl_controller.core.workers import Roster, is_active, worker_index
@@ -20,6 +32,10 @@ LOOKED_AT_S = 10.0
 """A scheduler that runs looks at a pod within milliseconds, or, when it has a thousand to place, within seconds."""
 MAX_MESSAGE_CHARS = 700
 """A scheduler names a reason for each group of nodes, and the condition is written with each status."""
+MAX_SCHEDULER_CHARS = 400
+"""Of it, where an autoscaler has said something as well."""
+UNEXPLAINED_S = 5.0
+"""How long a pod may take to start until events about it are asked for; most start sooner."""
 
 
 def decide_wait(
@@ -31,18 +47,38 @@ def decide_wait(
     """
     active = [worker for worker in workers if is_active(worker)]
     if len(active) < job.desired:
-        wait = _refused(job, observed) or _taken(job, roster, observed, job.desired - len(active))
+        missing = job.desired - len(active)
+        wait = _refused(job, observed) or _taken(job, roster, observed, missing)
+        wait = wait or _still_ending(job, roster, observed, workers, missing)
         if wait is not None:
             return PodWait(wait.reason, wait.message[:MAX_MESSAGE_CHARS])
-    pending = [roster.pods[w.uid] for w in active if w.phase == PodPhase.PENDING and w.uid in roster.pods]
+    pending = _pending(roster, workers)
     for pod in pending:
         if pod.wait is not None:
-            words = f"{pod.name}: {pod.wait.message}" if pod.wait.message else pod.name
-            return PodWait(pod.wait.reason, words[:MAX_MESSAGE_CHARS])
+            return PodWait(pod.wait.reason, _with_autoscaler(job, observed, pod, pod.wait)[:MAX_MESSAGE_CHARS])
+    for pod in pending:
+        told = _told(job, observed, pod)
+        if told is not None:
+            return PodWait(told.reason, told.message[:MAX_MESSAGE_CHARS])
     ignored = next((pod for pod in pending if _ignored_at(pod) <= now), None)
     if ignored is None:
         return None
     return PodWait(NO_SCHEDULER, f'{ignored.name}: its scheduler "{ignored.scheduler}" has not looked at it')
+
+
+def find_unexplained(roster: Roster, workers: Collection[WorkerStatus]) -> Pod | None:
+    """The pod of which only events may say what it waits for: a machine, or what its node cannot mount."""
+    pending = _pending(roster, workers)
+    first = next((pod for pod in pending if pod.wait is not None), None)
+    if first is not None:
+        return first if first.wait is not None and first.wait.reason == UNSCHEDULABLE else None
+    return next((pod for pod in pending if pod.node), None)
+
+
+def unexplained_at(pod: Pod) -> float:
+    """When events are asked what a pod waits for, in seconds since the epoch."""
+    begins = [at for at in (pod.created_at, pod.started_at) if at is not None]
+    return max(begins, default=0.0) + UNEXPLAINED_S
 
 
 def update_waiting(conditions: tuple[Condition, ...], wait: PodWait | None, now: float) -> tuple[Condition, ...]:
@@ -83,6 +119,58 @@ def _taken(job: ElasticJob, roster: Roster, observed: Observed, missing: int) ->
         return None
     first = min(strangers, key=lambda pod: (worker_index(job.name, pod.name) or 0, pod.name))
     return PodWait(NAME_TAKEN, f"pod {first.name} has a worker's name and does not belong to this job")
+
+
+def _still_ending(
+    job: ElasticJob, roster: Roster, observed: Observed, workers: Collection[WorkerStatus], missing: int
+) -> PodWait | None:
+    """Former workers that run on, of this job or an earlier one of its name, if that leaves no room for new ones."""
+    ending = [
+        pod for pod in observed.pods if pod.deleting and not pod.ended and worker_index(job.name, pod.name) is not None
+    ]
+    removed = {worker.uid for worker in workers if worker.removal}
+    going = sum(pod.uid in roster.pods and pod.uid not in removed for pod in ending)  # they are replaced at once
+    live = sum(not pod.ended for pod in roster.pods.values()) - going
+    taken = {pod.name for pod in observed.pods}
+    free = sum(worker_name(job.name, index) not in taken for index in range(job.max + going))
+    if not ending or missing <= min(free, job.max - live):
+        return None
+    last = max(pod.deadline or 0.0 for pod in ending)
+    until = f", until {to_rfc3339(last)[:19]}Z at the latest" if last else ""
+    names = ending[0].name if len(ending) == 1 else plural(len(ending), "former worker")
+    return PodWait(STILL_ENDING, f"{names} {'is' if len(ending) == 1 else 'are'} still ending{until}")
+
+
+def _pending(roster: Roster, workers: Collection[WorkerStatus]) -> list[Pod]:
+    """The pods of active workers that have not started, in the workers' order."""
+    waiting = (w for w in workers if is_active(w) and w.phase == PodPhase.PENDING and w.uid in roster.pods)
+    return [roster.pods[worker.uid] for worker in waiting]
+
+
+def _with_autoscaler(job: ElasticJob, observed: Observed, pod: Pod, wait: PodWait) -> str:
+    """The pod and what it waits for, with what an autoscaler says of that."""
+    words = f"{pod.name}: {wait.message}" if wait.message else pod.name
+    if wait.reason != UNSCHEDULABLE:
+        return words
+    before = f"{shorten(words, MAX_SCHEDULER_CHARS).removesuffix('.')}; "
+    if pod.uid not in observed.told:  # not asked yet, by this controller
+        stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
+        return stored.message if stored is not None and stored.message.startswith(before) else words
+    told = observed.told[pod.uid]
+    return words if told is None else f"{before}{told.message}"
+
+
+def _told(job: ElasticJob, observed: Observed, pod: Pod) -> PodWait | None:
+    """What events say that a pod waits for which has its node."""
+    if not pod.node:
+        return None
+    told = observed.told.get(pod.uid)
+    if told is not None:
+        return PodWait(told.reason, f"{pod.name}: {told.message}")
+    stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
+    if pod.uid in observed.told or stored is None or stored.status != "True" or stored.reason not in MOUNTS:
+        return None
+    return PodWait(stored.reason, stored.message) if stored.message.startswith(f"{pod.name}: ") else None
 
 
 def _is_stranger(job: ElasticJob, pod: Pod) -> bool:

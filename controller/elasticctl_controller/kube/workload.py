@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
-from elasticctl.api.errors import ConflictError, NotFoundError
+from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 """Events have their own rate limit: those about a thousand pods must not delay the creation of the next pods."""
+
+MOST_EVENTS = 100
+"""About one pod: Kubernetes folds equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,14 @@ class KubeWorkload:
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
         """See `KubePods.list_pods`."""
         return self.pods.list_pods(job)
+
+    def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
+        """Return some events about the pod with this uid; none where the role is one from before they were read."""
+        about = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MOST_EVENTS)}
+        with suppress(ForbiddenError):
+            found = self._api.request("GET", resource_path("v1", job.namespace, "events"), None, about)
+            return list(found.get("items") or ())
+        return []
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady for longer than their grace."""

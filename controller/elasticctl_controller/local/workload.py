@@ -61,6 +61,10 @@ class LocalWorkload:
         """Return the pods with the job's label, whoever owns them."""
         return self._store.list_pods(job.namespace, job.name)
 
+    def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
+        """There are none: what keeps a process from starting, its pod says."""
+        return []
+
     def node_notices(self) -> Mapping[str, Notice]:
         """There is one node, and nobody takes it away."""
         return {}

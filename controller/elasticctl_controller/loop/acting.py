@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
+from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import BusyError, ConflictError, CredentialsError, ElasticctlError, UnreachableError
 from elasticctl.api.spec import ElasticJob, worker_name
 from elasticctl.api.status import JobStatus
@@ -28,7 +29,7 @@ from elasticctl_controller.core.notifications import WARNING
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
 """Errors that say nothing about the worker that is to be created."""
-_REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$")
+_REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$|^the cluster refused [A-Z]+ /[^ ]*: ")
 """What our client adds to the words of an API server."""
 
 T = TypeVar("T")
@@ -51,6 +52,9 @@ class Workload(Protocol):
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
         """Return the pods with the job's label, whoever owns them. A returned manifest is never modified."""
+
+    def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
+        """Return some events about the job's pod with this uid; none where there are none, or they may not be read."""
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady."""

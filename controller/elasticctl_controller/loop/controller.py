@@ -28,6 +28,7 @@ from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.acting import Workload, log_events, log_fields, run_actions
 from elasticctl_controller.loop.evidence import PoolEvidence
+from elasticctl_controller.loop.hearsay import LONGEST_PAUSE_S, Hearsay
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import GroupView
 
@@ -144,6 +145,7 @@ class Controller:
         self._queue, self._on_pass = WorkQueue() if queue is None else queue, on_pass
         self._memories: dict[str, _Memory] = {}
         self._evidence = PoolEvidence()
+        self._hearsay = Hearsay(workload.list_pod_events)
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
@@ -207,6 +209,7 @@ class Controller:
         manifest = self._workload.get_job(key)
         if manifest is None:
             self._memories.pop(key, None)
+            self._hearsay.forget(key)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
@@ -225,6 +228,7 @@ class Controller:
         created = self._run_actions(decided, decision)
         self._deliver_token(decided)
         self._carry_out(queued, decided)
+        self._ask_about(decided, decision.unexplained)
         least_s = 0.0 if created else self._refused_pause_s()
         for wait_s in (decision.requeue_s, queued.again_s, None if created else least_s):
             if wait_s is not None:
@@ -246,6 +250,20 @@ class Controller:
         else:
             memory.delivered_token = token.number
             self._queue.add(job.key)
+
+    def _ask_about(self, job: ElasticJob, pod: Pod | None) -> None:
+        """Find out why a pod does not start, for the next pass; what keeps it from that is logged."""
+        if pod is None:
+            self._hearsay.forget(job.key)
+            return
+        try:
+            is_new, again_s = self._hearsay.ask(job, pod, self._clock())
+        except ElasticctlError as e:
+            log.warning("job %s: no events about %s: %s", job.key, pod.name, e, extra=log_fields(job, pod.name))
+            is_new, again_s = False, LONGEST_PAUSE_S
+        if is_new:
+            self._queue.add(job.key)
+        self._queue.add_after(job.key, again_s)
 
     def _check_admission(self, job: ElasticJob, observed: Observed) -> QueuedJob:
         queueing = self._scheduling.queueing
@@ -277,6 +295,7 @@ class Controller:
             moves=given.moves if given is not None else frozenset(),
             nodes=given.nodes if given is not None else (),
             refused=self._memory(job).refused,
+            told=self._hearsay.of(job.key),
             evidence=self._evidence.of(job),
             costs=self._evidence.costs(job),
             delivered_token=self._memory(job).delivered_token,

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.notifications import SECRET, Reference
 from elasticctl.api.spec import ElasticJob
@@ -103,6 +104,9 @@ class NotifyingWorkload:
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
         return self._inner.list_pods(job)
+
+    def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
+        return self._inner.list_pod_events(job, uid)
 
     def node_notices(self) -> Mapping[str, Notice]:
         return self._inner.node_notices()

@@ -11,8 +11,8 @@ from elasticctl.api.observed.workers import PodWait
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition
 from elasticctl_controller.core.actions import Decision
-from elasticctl_controller.core.waiting import LOOKED_AT_S, MAX_MESSAGE_CHARS
-from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, created
+from elasticctl_controller.core.waiting import LOOKED_AT_S, MAX_MESSAGE_CHARS, UNEXPLAINED_S
+from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created
 
 TWO = [a_pod(0), a_pod(1)]
 QUOTA = 'pods "digits-worker-2" is forbidden: exceeded quota: team'
@@ -99,3 +99,65 @@ def test_pods_of_an_earlier_job_of_the_name_are_about_to_go():
     assert said(a_step(job, [a_pod(1, owner_uid="the job before", uid="other")])[0]) is None
     newer = a_pod(1, owner_uid="somebody", uid="other", created_at=Timestamp(NOW + 1))
     assert (said(a_step(job, [newer])[0]) or ("",))[0] == "True"
+
+
+MOUNT = PodWait("FailedMount", 'configmap "conf" not found')
+
+
+def test_what_events_alone_say_of_a_pod_is_said_of_the_job():
+    pods = [a_pod(0), a_pod(1), a_pod(2, PodPhase.PENDING)]
+    job, decision = a_step(a_job(), pods, NOW + 1)
+    assert (said(job), decision.unexplained and decision.unexplained.name) == (None, "digits-worker-2")
+    job = a_step(job, pods, NOW + 2, told={"uid-2": MOUNT})[0]
+    words = ("True", "FailedMount", 'digits-worker-2: configmap "conf" not found')
+    assert said(job) == words
+    job = a_step(job, pods, NOW + 3)[0]
+    assert said(job) == words, "a controller that has just started has not asked yet"
+    assert said(a_step(job, pods, NOW + 4, told={"uid-2": None})[0]) == ("False", "AllWorkersStart", "")
+
+
+def test_events_are_asked_about_a_pod_that_takes_long():
+    start = Timestamp(NOW)
+    pod = a_pod(2, PodPhase.PENDING, created_at=start, started_at=start)
+    decision = a_step(a_job(), [a_pod(0), a_pod(1), pod], NOW + 1)[1]
+    assert (decision.unexplained, decision.requeue_s) == (None, UNEXPLAINED_S - 1)
+    explains_itself = pending(2, "ImagePullBackOff", "no such image")
+    assert a_step(a_job(), [a_pod(0), a_pod(1), explains_itself], NOW + 60)[1].unexplained is None
+    assert a_step(a_job(suspend=True), [pod], NOW + 60)[1].unexplained is None
+
+
+def test_what_an_autoscaler_says_stands_beside_the_scheduler():
+    pods = [a_pod(0), a_pod(1), pending(2, "Unschedulable", "0/3 nodes are available.")]
+    told = {"uid-2": PodWait("NotTriggerScaleUp", "the autoscaler adds no node: max node group size reached")}
+    job = a_step(a_job(), pods, NOW, told=told)[0]
+    whole = "digits-worker-2: 0/3 nodes are available; the autoscaler adds no node: max node group size reached"
+    assert said(job) == ("True", "Unschedulable", whole)
+    assert said(a_step(job, pods, NOW + 1)[0]) == ("True", "Unschedulable", whole)
+    changed = [a_pod(0), a_pod(1), pending(2, "Unschedulable", "0/4 nodes are available.")]
+    words = "digits-worker-2: 0/4 nodes are available."
+    assert said(a_step(job, changed, NOW + 2)[0]) == ("True", "Unschedulable", words)
+
+
+def test_former_workers_that_still_end_are_named():
+    """After a resume, or of an earlier job of this name: their names are taken, and they may have minutes."""
+    until = Timestamp(NOW + 600)
+    running = a_running_job(max=3)
+    ours = [a_pod(index, deleting=True, deadline=until) for index in range(3)]
+    job = a_step(replace(running, suspend=True), [a_pod(index) for index in range(3)], NOW)[0]
+    job, decision = a_step(replace(job, suspend=False), ours, NOW + 1)
+    words = "3 former workers are still ending, until 1970-01-12T13:56:40Z at the latest"
+    assert (said(job), created(decision)) == (("True", "StillEnding", words), [])
+    earlier = a_pod(0, deleting=True, deadline=until, owner_uid="the job before", uid="other")
+    job, decision = a_step(a_job(max=3), [earlier])
+    words = "digits-worker-0 is still ending, until 1970-01-12T13:56:40Z at the latest"
+    assert (said(job), created(decision)) == (("True", "StillEnding", words), [1, 2])
+    assert said(a_step(a_job(max=4), [earlier])[0]) is None, "there is another name"
+    lost = [a_pod(0), a_pod(1), a_pod(2, deleting=True, deadline=until)]
+    job, decision = a_step(running, lost, NOW + 1)
+    assert (said(job), created(decision)) == (None, [3]), "one that somebody else deletes is replaced beside it"
+
+
+def test_a_name_that_a_finalizer_keeps_is_given_up():
+    held = an_end(1, 0, deleting=True, finalizer="a.dev/b", owner_uid="the job before", uid="other")
+    job, decision = a_step(a_job(max=3), [held])
+    assert (created(decision), said(job)) == ([0, 2, 3], None)

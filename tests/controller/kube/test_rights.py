@@ -58,6 +58,7 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     with pytest.raises(ConflictError):
         bench.create(job)
     pod = bench.create(job)
+    bench.workload.list_pod_events(job, pod.uid)
     bench.workload.record_event(job, "Normal", "Scaled", "to 3")
     bench.workload.record_event(job, "Normal", "Scaled", "to 3")
     wait_until(lambda: control.asked("PATCH", "/events/"))

@@ -108,6 +108,33 @@ def test_a_strangers_service_is_left_alone(bench: Bench) -> None:
     assert bench.pods(job) == []
 
 
+def test_what_a_job_left_that_was_deleted_alone_gives_way(bench: Bench) -> None:
+    """`kubectl delete --cascade=orphan` takes the owner references off."""
+    job = bench.submit()
+    left = {f"{CORE}/services/job-workers": build_group_service(job), f"{BUDGETS}/job-workers": build_budget(job)}
+    for path, old in left.items():
+        del old["metadata"]["ownerReferences"]
+        bench.control.put(path, old)
+    with pytest.raises(ConflictError, match="left by an earlier job"):
+        bench.create(job)
+    bench.create(job)
+    for _ in range(2):
+        bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, desired=3))
+    for path in left:
+        assert bench.control.objects[path]["metadata"]["ownerReferences"][0]["uid"] == job.uid
+
+
+def test_the_events_about_a_pod_are_read_where_they_may_be(bench: Bench) -> None:
+    job = bench.submit()
+    for number in (1, 2):
+        event = {"metadata": {"name": f"e{number}", "namespace": "default"}, "involvedObject": {"uid": f"u{number}"}}
+        bench.control.put(f"{CORE}/events/e{number}", event)
+    assert [item["metadata"]["name"] for item in bench.workload.list_pod_events(job, "u2")] == ["e2"]
+    assert int(bench.control.requests[-1].params["limit"]) > 10
+    bench.control.fail("GET", "/events", 403)
+    assert bench.workload.list_pod_events(job, "u2") == []
+
+
 def test_a_worker_starts_behind_its_network_policy(control: ControlApi, caplog: pytest.LogCaptureFixture) -> None:
     """None before it is there; a controller that may not create one says so, and goes on."""
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))

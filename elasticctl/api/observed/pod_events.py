@@ -1,0 +1,62 @@
+"""What events alone say of a pod that has not started: its node cannot mount something, an autoscaler brings a node.
+
+Events of any content are read, and none of them raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elasticctl.api.codec import Manifest, from_rfc3339
+from elasticctl.api.objects import as_text, at
+from elasticctl.api.observed.workers import MOUNTS, PodWait
+from elasticctl.api.text import one_line
+
+COMING, NOT_COMING = ("Nominated", "TriggeredScaleUp"), ("NotTriggerScaleUp", "FailedScheduling")
+"""Reasons of the events in which Karpenter and the cluster autoscaler say whether a node comes for a pod."""
+COMES_WITHIN_S = 900.0
+"""Karpenter gives up a node that has not joined the cluster by then."""
+_AUTOSCALERS = ("karpenter", "cluster-autoscaler")
+_MOUNTED = ("Pulling", "Pulled", "Created", "Started")
+"""Reasons of a kubelet's events once everything has been mounted."""
+
+
+def failed_mount(events: Iterable[Manifest]) -> Manifest | None:
+    """The newest event of a pod's that something cannot be mounted, unless it was mounted afterwards."""
+    ordered = sorted(events, key=lambda event: seen_at(event) or 0.0)
+    told = [event for event in ordered if at(event, "reason") in (*MOUNTS, *_MOUNTED)]
+    return told[-1] if told and at(told[-1], "reason") in MOUNTS else None
+
+
+def is_of_autoscaler(event: Manifest) -> bool:
+    """Is this what an autoscaler says?"""
+    who = at(event, "source", "component") or at(event, "reportingComponent")
+    return who in _AUTOSCALERS
+
+
+def words_of(event: Manifest) -> str:
+    """What an event says, on one line and without a full stop."""
+    return one_line(as_text(at(event, "message"))).removesuffix(".")
+
+
+def seen_at(event: Manifest) -> float | None:
+    """When an event was seen last, in seconds since the epoch."""
+    stamps = (at(event, "series", "lastObservedTime"), at(event, "lastTimestamp"), at(event, "eventTime"))
+    return next((moment for moment in map(from_rfc3339, stamps) if moment is not None), None)
+
+
+def told_by_events(events: Iterable[Manifest], *, placed: bool, now: float) -> PodWait | None:
+    """What a pod's own events say of why it has not started; None if they do not.
+
+    Of one that is `placed`, what cannot be mounted; of one without a node, what an autoscaler has said lately.
+    """
+    if placed:
+        event = failed_mount(events)
+        return None if event is None else PodWait(as_text(at(event, "reason")), words_of(event))
+    said = [event for event in events if is_of_autoscaler(event) and at(event, "reason") in (*COMING, *NOT_COMING)]
+    recent = [event for event in said if now - (seen_at(event) or 0.0) <= COMES_WITHIN_S]
+    if not recent:
+        return None
+    newest = max(recent, key=lambda event: seen_at(event) or 0.0)
+    brings = "adds a node" if at(newest, "reason") in COMING else "adds no node"
+    return PodWait(as_text(at(newest, "reason")), f"the autoscaler {brings}: {words_of(newest)}")
