@@ -36,9 +36,10 @@ class Observed:
     sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet), `activity`
     (what the group does) and `usage` (what its workers use of their machines); all empty for a job that brings its own
     rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
-    shared. `refused` says why the last worker could not be created; None while none has been tried. `told` is what
-    events say of pods that have not started, by uid; None where they say nothing. `notices` say which
-    workers that run will have to go, and why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
+    shared. `taken` are workers' names of pods that are not among `pods`: is it time to try them again? `refused` says
+    why the last worker could not be created; None while none has been tried. `told` is what events say of pods that
+    have not started, by uid; None where they say nothing. `notices` say which workers that run will have to go, and
+    why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
     of new workers, if the job has a goal or an order of them, and `moves_to` is the better one for which a worker will
     make room, by uid; `evidence` is what jobs like it have seen of pools, and `costs` what changes have cost them, as
     plans keep that. `delivered_token` is the number of the last token that was delivered (0: none), and the next one is
@@ -59,6 +60,7 @@ class Observed:
     moves: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()
     refused: str | None = None
+    taken: Mapping[str, bool] = field(default_factory=dict)
     told: Mapping[str, PodWait | None] = field(default_factory=dict)
     notices: Mapping[str, Notice] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()

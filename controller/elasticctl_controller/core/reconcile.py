@@ -182,7 +182,8 @@ def _list_creations(
     A name is taken while any pod has it, including terminating pods and pods of others. The pod of an ended worker is
     deleted within a pass or two, so its index is waited for rather than using a new one. Workers that have to go, but
     run on, are replaced at once, above the maximum if need be; not in a shared cluster, where there is no room for it.
-    Of pods that have ended, and whose finalizers nobody removes, the names are given up.
+    Of pods that have ended, and whose finalizers nobody removes, the names are given up. Those that strangers' pods
+    had when they were last tried are tried again when it is time, if there are no others.
     """
     backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
@@ -195,8 +196,10 @@ def _list_creations(
     wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + beside - live, MAX_CREATES)
     taken = {pod.name for pod in observed.pods}
     kept = sum(pod.ended and pod.deleting and bool(pod.finalizer) for pod in observed.pods)
-    free = (index for index in range(job.max + beside + kept) if worker_name(job.name, index) not in taken)
-    indices = list(itertools.islice(free, max(0, wanted)))
+    names = {index: worker_name(job.name, index) for index in range(job.max + beside + kept)}
+    free = (index for index, name in names.items() if name not in taken and name not in observed.taken)
+    again = (index for index, name in names.items() if name not in taken and observed.taken.get(name))
+    indices = list(itertools.islice(itertools.chain(free, again), max(0, wanted)))
     if job.goal is not None or job.pools is not None:
         pairs = zip(indices, observed.pools, strict=False)  # the others have another place to come from: look again
         return tuple(CreateWorker(index, avoid=observed.avoid, pool=pool) for index, pool in pairs)

@@ -112,13 +112,14 @@ def _taken(job: ElasticJob, roster: Roster, observed: Observed, missing: int) ->
     The pods of an earlier job of this name are about to go, and not worth a word.
     """
     strangers = [pod for pod in observed.pods if pod.uid not in roster.pods and _is_stranger(job, pod)]
-    if not strangers:
+    names = {*observed.taken, *(pod.name for pod in strangers)}
+    if not names:
         return None
-    taken = {pod.name for pod in observed.pods}
+    taken = names.union(pod.name for pod in observed.pods)
     if sum(worker_name(job.name, index) not in taken for index in range(job.max)) >= missing:
         return None
-    first = min(strangers, key=lambda pod: (worker_index(job.name, pod.name) or 0, pod.name))
-    return PodWait(NAME_TAKEN, f"pod {first.name} has a worker's name and does not belong to this job")
+    first = min(names, key=lambda name: (worker_index(job.name, name) or 0, name))
+    return PodWait(NAME_TAKEN, f"pod {first} has a worker's name and does not belong to this job")
 
 
 def _still_ending(
@@ -131,7 +132,7 @@ def _still_ending(
     removed = {worker.uid for worker in workers if worker.removal}
     going = sum(pod.uid in roster.pods and pod.uid not in removed for pod in ending)  # they are replaced at once
     live = sum(not pod.ended for pod in roster.pods.values()) - going
-    taken = {pod.name for pod in observed.pods}
+    taken = {*observed.taken, *(pod.name for pod in observed.pods)}
     free = sum(worker_name(job.name, index) not in taken for index in range(job.max + going))
     if not ending or missing <= min(free, job.max - live):
         return None

@@ -24,6 +24,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_pod
+from elasticctl_controller.loop.acting import NameTakenError
 
 TRUST_S = 600.0
 """How long an object that was created is taken to exist: after that it is looked for again, as somebody may have
@@ -79,7 +80,7 @@ class KubePods:
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         """Create a pod of the job, and first what it needs; ConflictError when its name is taken.
 
-        ClusterError when it is taken by a pod that the cache does not hold: nothing would tell when that is gone.
+        NameTakenError when it is taken by a pod that the cache does not hold: nothing would tell when that is gone.
         """
         pod = self._finish_pod(job, dict(manifest), self.list_pods(job))
         self._owned.ensure(job, pod)
@@ -89,7 +90,7 @@ class KubePods:
         except ConflictError as e:
             name = pod["metadata"]["name"]
             if self._is_strangers(job, name):
-                raise ClusterError(f"pod {name} exists, and it does not belong to this job") from e
+                raise NameTakenError(f"pod {name} exists, and it does not belong to this job") from e
             raise
 
     def _is_strangers(self, job: ElasticJob, name: str) -> bool:

@@ -9,10 +9,18 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import BusyError, ConflictError, CredentialsError, ElasticctlError, UnreachableError
+from elasticctl.api.errors import (
+    BusyError,
+    ClusterError,
+    ConflictError,
+    CredentialsError,
+    ElasticctlError,
+    UnreachableError,
+)
 from elasticctl.api.spec import ElasticJob, worker_name
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob, DeleteWorker
@@ -26,6 +34,11 @@ from elasticctl_controller.core.goal.placement import (
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import WARNING
+
+
+class NameTakenError(ClusterError):
+    """A pod that is not the job's has this worker's name, and no watch tells when it is gone."""
+
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
 """Errors that say nothing about the worker that is to be created."""
@@ -63,7 +76,9 @@ class Workload(Protocol):
         """Return the nodes that workers will have to leave, and why."""
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job. Raises ConflictError if its name is taken."""
+        """Create a pod of the job. Raises ConflictError if its name is taken, by a pod that `list_pods` returns or will
+        return, and NameTakenError if it is any other.
+        """
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Delete the pod with this uid, without its grace period if forced. Does nothing if it is gone."""
@@ -81,8 +96,19 @@ class Workload(Protocol):
         """Record an event about the job."""
 
 
-def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> str | None:
-    """Delete and create pods, or delete the job: "", or why a worker cannot be created; None where none was to be.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Why a worker cannot be created ("": all were; None: none was to be), which were `created`, and of which the name
+    is `taken` by a stranger's pod.
+    """
+
+    refused: str | None
+    created: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()
+
+
+def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> Outcome:
+    """Delete and create pods, or delete the job.
 
     Raises the first error that says nothing about a worker; the actions after it are not carried out.
     """
@@ -93,6 +119,9 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
         workload.delete_pod(job, action.name, action.uid, force=action.force)
         log.info("job %s: deleted worker %s", job.key, action.name, extra=log_fields(job, action.name))
 
+    created: list[str] = []
+    taken: list[str] = []
+
     def create(action: CreateWorker) -> None:
         pod = build_pod(job, action.index, workload.rendezvous_endpoint)
         pod = ask_for_pool(pod, action.pool, insist=job.pools is not None) if action.pool else pod
@@ -100,8 +129,13 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
         if not asks_karpenter(pod):
             pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
             pod = prefer_node(pod, action.node) if action.node else pod
-        workload.create_pod(job, pod)
         worker = worker_name(job.name, action.index)
+        try:
+            workload.create_pod(job, pod)
+        except NameTakenError:
+            taken.append(worker)
+            return
+        created.append(worker)
         log.info("job %s: created worker %s", job.key, worker, extra=log_fields(job, worker))
 
     call_all(calls, delete, deletions)
@@ -114,7 +148,7 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
         refused = _REQUEST.sub("", str(e))
     if any(isinstance(action, DeleteJob) for action in decision.actions):
         workload.delete_job(job)
-    return refused if creations else None
+    return Outcome(refused if creations else None, frozenset(created), frozenset(taken))
 
 
 def log_events(job: ElasticJob, decision: Decision) -> None:

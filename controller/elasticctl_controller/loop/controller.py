@@ -111,6 +111,7 @@ class _Memory:
 
     `written_at` is when its status was last written, in seconds since the epoch; `pods` are its pods as they were
     parsed, by the id of their manifests; `refused` is why the last worker could not be created (None: none was tried).
+    `taken` are workers' names that strangers had, and when they are tried again.
     `delivered_token` is the number of the last token that was delivered to its workers.
     `left` are the nodes that workers have to leave, and until when none is put there.
     """
@@ -118,6 +119,7 @@ class _Memory:
     job_uid: str
     written_at: float = 0.0
     refused: str | None = None
+    taken: dict[str, float] = field(default_factory=dict)
     delivered_token: int = 0
     left: dict[str, float] = field(default_factory=dict)
     pods: dict[int, tuple[Mapping[str, Any], Pod]] = field(default_factory=dict)
@@ -295,6 +297,7 @@ class Controller:
             moves=given.moves if given is not None else frozenset(),
             nodes=given.nodes if given is not None else (),
             refused=self._memory(job).refused,
+            taken={name: at <= self._clock() for name, at in self._memory(job).taken.items()},
             told=self._hearsay.of(job.key),
             evidence=self._evidence.of(job),
             costs=self._evidence.costs(job),
@@ -388,10 +391,20 @@ class Controller:
 
     def _run_actions(self, job: ElasticJob, decision: Decision) -> bool:
         """Carry out what was decided; False if a worker could not be created, which the status will tell."""
-        refused = run_actions(self._workload, self._calls, job, decision)
+        outcome = run_actions(self._workload, self._calls, job, decision)
+        refused, memory = outcome.refused, self._memory(job)
+        for name in outcome.created:
+            memory.taken.pop(name, None)
+        if outcome.taken:
+            if not outcome.taken <= memory.taken.keys():
+                self._queue.add(job.key)  # there may be other names, and the status is to tell
+            again_s = self._refused_pause_s()
+            memory.taken |= dict.fromkeys(outcome.taken, self._clock() + again_s)
+            self._queue.add_after(job.key, again_s)
+        elif decision.status.active >= job.desired:
+            memory.taken.clear()
         if refused is None:
             return True
-        memory = self._memory(job)
         if refused and not memory.refused:
             log.warning("job %s: a worker cannot be created: %s", job.key, refused, extra=log_fields(job))
             self._queue.add(job.key)  # its status is to tell at once
@@ -400,7 +413,7 @@ class Controller:
 
     def _refused_pause_s(self) -> float:
         """Seconds until a worker that could not be created is tried again."""
-        refused = sum(bool(memory.refused) for memory in list(self._memories.values()))
+        refused = sum(bool(memory.refused or memory.taken) for memory in list(self._memories.values()))
         return max(REFUSED_RETRY_S, refused / REFUSED_PER_S)
 
 

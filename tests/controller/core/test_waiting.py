@@ -161,3 +161,16 @@ def test_a_name_that_a_finalizer_keeps_is_given_up():
     held = an_end(1, 0, deleting=True, finalizer="a.dev/b", owner_uid="the job before", uid="other")
     job, decision = a_step(a_job(max=3), [held])
     assert (created(decision), said(job)) == ([0, 2, 3], None)
+
+
+def test_names_that_unlabelled_pods_have_are_passed_over_and_tried_again_in_time():
+    taken = {"digits-worker-0": False}
+    job, decision = a_step(a_job(), [], taken=taken)
+    assert (created(decision), said(job)) == ([1, 2, 3], None)
+    job, decision = a_step(a_job(max=3), [], taken=taken)
+    words = "pod digits-worker-0 has a worker's name and does not belong to this job"
+    assert (created(decision), said(job)) == ([1, 2], ("True", "NameTaken", words))
+    job, decision = a_step(job, [a_pod(1), a_pod(2)], NOW + 3, taken={"digits-worker-0": True})
+    assert (created(decision), reasons(decision).count("NameTaken")) == ([0], 0)
+    job, decision = a_step(job, [a_pod(0), a_pod(1), a_pod(2)], NOW + 4)
+    assert said(job) == ("False", "AllWorkersStart", "")

@@ -16,6 +16,7 @@ from elasticctl_controller.core.manifests import build_budget, build_group_servi
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import build_companions
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.loop.acting import NameTakenError
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
 from tests.support.jobs import shell_job
@@ -133,6 +134,13 @@ def test_the_events_about_a_pod_are_read_where_they_may_be(bench: Bench) -> None
     assert int(bench.control.requests[-1].params["limit"]) > 10
     bench.control.fail("GET", "/events", 403)
     assert bench.workload.list_pod_events(job, "u2") == []
+
+
+def test_a_name_that_a_pod_has_which_no_watch_tells_of_is_said(bench: Bench) -> None:
+    job = bench.submit()
+    bench.control.put(f"{CORE}/pods/job-worker-0", {"metadata": {"name": "job-worker-0", "namespace": "default"}})
+    with pytest.raises(NameTakenError, match="job-worker-0"):
+        bench.create(job)
 
 
 def test_a_worker_starts_behind_its_network_policy(control: ControlApi, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,8 +22,8 @@ from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
-from elasticctl_controller.loop.acting import slow_start
-from elasticctl_controller.loop.controller import Controller
+from elasticctl_controller.loop.acting import NameTakenError, slow_start
+from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.jobs import shell_job
@@ -252,6 +252,35 @@ def test_a_worker_that_is_refused_becomes_a_condition_and_an_event_in_the_server
     assert [event["message"] for event in events] == [QUOTA]
     bench.settle()
     assert len(bench.pods()) == 1
+    assert waiting(bench)[0] == "False"
+
+
+def test_a_name_that_a_stranger_has_keeps_no_other_worker_waiting(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 2, maxReplicas=2))
+    bench.workload.errors["create"] = [NameTakenError("pod job-worker-0 exists, and it does not belong to this job")]
+    bench.settle()
+    assert [pod["metadata"]["name"] for pod in bench.pods()] == ["job-worker-1"]
+    assert waiting(bench)[:2] == ("True", "NameTaken")
+    assert bench.workload.calls.count("create") == 2
+    bench.clock.now += REFUSED_RETRY_S
+    bench.settle()
+    assert (len(bench.pods()), waiting(bench)[0]) == (2, "False")
+
+
+def test_a_pod_that_mounts_what_is_not_there_says_so_in_the_status(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [{"reason": "FailedMount", "message": "no such claim"}]
+    monkeypatch.setattr(bench.workload, "list_pod_events", lambda job, uid: events)
+    bench.restart()
+    bench.store.create_job(shell_job("job", "true", 1))
+    bench.settle()
+    bench.place_pods()
+    bench.clock.now += 60
+    bench.settle()
+    assert waiting(bench) == ("True", "FailedMount", "job-worker-0: no such claim")
+    bench.run_pods()
+    bench.settle()
     assert waiting(bench)[0] == "False"
 
 
