@@ -246,10 +246,16 @@ class _Plugin:
                 text=True,
                 check=False,
             )
+        except FileNotFoundError as e:
+            hint = one_line(str(self._spec.get("installHint") or "")) or "install it, or log in another way"
+            raise CredentialsError(
+                f"the kubeconfig logs in with {quote(self._spec['command'])}, which is not installed. FIX: {hint}"
+            ) from e
         except (OSError, subprocess.TimeoutExpired) as e:
             raise plugin_error(f"{e} {self._spec.get('installHint') or ''}") from e
         if done.returncode:
-            raise plugin_error(f"exit code {done.returncode}: {done.stderr or ''}")
+            said = (done.stderr or "").strip()
+            raise plugin_error(f"exit code {done.returncode}: {said}" if said else f"exit code {done.returncode}")
         return _status_of(done.stdout, version)
 
     def _argv(self) -> list[str]:

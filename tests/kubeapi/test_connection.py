@@ -185,7 +185,7 @@ def test_a_plugin_that_fails_is_one_line(
     assert "\n" not in str(error.value)
     assert capfd.readouterr().err == ""
     kubeconfig(api.url, {"exec": {"apiVersion": "v1", "command": "/no/such/plugin"}})
-    with pytest.raises(CredentialsError, match=r"plugin failed .*No such file"):
+    with pytest.raises(CredentialsError, match=r'"/no/such/plugin", which is not installed'):
         connect()
     assert api.requests == []
 

@@ -113,6 +113,7 @@ def test_a_plugin_may_make_certificates(secure: FakeApi, kubeconfig: WriteKubeco
         ("print('hello')", "its output is not an ExecCredential"),
         ("""print('{"apiVersion": "v9", "status": {"token": "t"}}')""", 'its output is of the version "v9", not "v1"'),
         ("""print('{"apiVersion": "v1", "status": {}}')""", "contains no credentials"),
+        ("raise SystemExit(3)", r"\(exit code 3\)"),
     ],
 )
 def test_a_plugin_that_makes_nothing_is_said(
@@ -125,7 +126,9 @@ def test_a_plugin_that_makes_nothing_is_said(
 
 def test_a_plugin_that_is_not_installed_says_where_it_is_from(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
     kubeconfig(api.url, user={"exec": {"apiVersion": "v1", "command": "no-such-plugin", "installHint": "Get it at x"}})
-    with pytest.raises(CredentialsError, match=r"No such file.*Get it at x.*log in to the cloud again"):
+    with pytest.raises(
+        CredentialsError, match=r'logs in with "no-such-plugin", which is not installed. FIX: Get it at x$'
+    ):
         connect()
 
 
