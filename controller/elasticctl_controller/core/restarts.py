@@ -42,6 +42,7 @@ CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
 MAX_FAILURES_IN_A_ROW = 64  # more do not lengthen the pause
 _OF_PLATFORM = (Cause.PREEMPTED, Cause.DRAINED, Cause.NODE_LOST)
 """The machine was taken away: that says nothing about the next one."""
+_USUAL = Policy()
 
 
 def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], finishing: bool) -> JobStatus:
@@ -156,10 +157,11 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd])
 def paused_until(job: ElasticJob, status: JobStatus, now: float) -> float | None:
     """Until when no failed worker is made again, in seconds since the epoch; None if it may be now.
 
-    No pause is longer than the job's policy allows: what seems to be was begun by a clock that has been set back since.
+    No pause is longer than the job's policy allows, or than is usual: what seems to be was begun by a clock that has
+    been set back since.
     """
     until = status.backoff.until
-    longest_s = job.policy.backoff_max_seconds + CLOCK_STEP_S
+    longest_s = max(job.policy.backoff_max_seconds, _USUAL.backoff_max_seconds) + CLOCK_STEP_S
     return until if until is not None and now < until <= now + longest_s else None
 
 
@@ -243,7 +245,7 @@ def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backof
     """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt.
 
     What the platform took away lengthens nothing, once it had started: a template that names a node which is not there
-    would be tried again for ever.
+    would be tried again for ever. That takes no time but the API server's, so a policy may not shorten its pauses.
     """
     backoff = status.backoff
     taken = end.cause in _OF_PLATFORM and end.worker.started_at is not None
@@ -256,8 +258,11 @@ def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backof
         in_a_row = min(in_a_row + 1, MAX_FAILURES_IN_A_ROW)
     in_a_row = max(in_a_row, 1)
     doublings = 0 if taken else in_a_row - 1
-    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0**doublings)
-    before = min(backoff.until or 0.0, end.at + policy.backoff_max_seconds)
+    first_s, longest_s = policy.backoff_seconds, policy.backoff_max_seconds
+    if end.cause in _OF_PLATFORM and not taken:
+        first_s, longest_s = max(first_s, _USUAL.backoff_seconds), max(longest_s, _USUAL.backoff_max_seconds)
+    pause_s = min(longest_s, first_s * 2.0**doublings)
+    before = min(backoff.until or 0.0, end.at + longest_s)
     return Backoff(failures=in_a_row, until=Timestamp(max(before, end.at + pause_s)))
 
 

@@ -312,7 +312,8 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_named_as_that():
 
 def test_a_node_that_is_not_there_is_not_tried_again_and_again():
     """A template may name one; a worker that had started there would be replaced at once."""
-    job, now, pauses = a_job(desired=1, max=1, backoff_limit=0), NOW, []
+    eager = Policy(backoff_seconds=0.0, backoff_max_seconds=0.0)
+    job, now, pauses = a_job(desired=1, max=1, backoff_limit=0, policy=eager), NOW, []
     for number in range(4):
         pod = a_pod(0, PodPhase.PENDING, uid=f"u{number}", started_at=None, created_at=Timestamp(now))
         job, _ = a_step(job, [pod], now)
