@@ -47,7 +47,7 @@ MAX_LINE_BYTES = 64 << 20
 PAGE_OBJECTS = 500
 
 JSON = "application/json"
-MERGE_PATCH = "application/merge-patch+json"
+MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 CLIENT = "elasticctl"
 
@@ -141,7 +141,7 @@ class Connection:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | list[Any] | None = None,
         params: Mapping[str, str] | None = None,
         *,
         content_type: str = JSON,
@@ -397,7 +397,7 @@ class Requests(Protocol):
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | list[Any] | None = None,
         params: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Make one request and return the answer's JSON."""

@@ -70,6 +70,7 @@ class Life:
         metadata = {part: given.pop(part) for part in ("labels", "annotations") if part in given}
         pod = given.pop("pod", {})
         container = {"image": IMAGE, "resources": given.pop("resources", {"requests": {"cpu": "100m"}})}
+        container |= {"volumeMounts": given.pop("volumeMounts", [])}
         job = shell_job(name, script, workers, namespace=self.namespace, container=container, grace_s=1, **given)
         job["metadata"] |= metadata
         job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"] |= pod
@@ -134,7 +135,7 @@ class Life:
 def always(life: Life) -> None:
     """Workers come and go, a job is forgotten after its time, and one comes again under the name of another."""
     volume = {"name": "conf", "configMap": {"name": "is-not-there"}}
-    life.create("mounts", pod={"volumes": [volume]})
+    life.create("mounts", pod={"volumes": [volume]}, volumeMounts=[{"name": "conf", "mountPath": "/conf"}])
     left = {"networking.k8s.io/v1/networkpolicies": "again-workers", "services": "again-workers"}
     life.come_again("again", {**left, "policy/v1/poddisruptionbudgets": "again-workers"}, workers=3, minReplicas=1)
     life.patch("again", {"minReplicas": 2})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.objects import at
 from elasticctl.kubeapi.connection import Connection, open_transport
 from elasticctl.kubeapi.credentials import Access
 from tests.support.fakeapi import FakeApi, Object, Request, is_in, selects
@@ -136,8 +137,20 @@ class ControlApi(FakeApi):
     def _patch_status(self, path: str, request: Request) -> tuple[int, Any]:
         if path not in self.objects:
             return 404, {"message": f'"{path}" not found', "code": 404, "details": {"name": "x"}}
+        if isinstance(request.body, list):
+            return self._patch_tested(path, request.body)
         status = {key: request.body[key] for key in ("metadata", "status") if key in request.body}
         return self._patch(path, self.objects[path], replace(request, body=status))
+
+    def _patch_tested(self, path: str, operations: list[Any]) -> tuple[int, Any]:
+        """A JSON patch whose tests hold replaces the whole status."""
+        stored = self.objects[path]
+        told = {**stored, "metadata": {"generation": 0, **stored["metadata"]}}
+        for operation in operations:
+            if operation["op"] == "test" and at(told, *operation["path"].split("/")[1:]) != operation["value"]:
+                return 422, {"message": "the server rejected our request due to an error in our request"}
+        status = next(one["value"] for one in operations if (one["op"], one["path"]) == ("replace", "/status"))
+        return 200, self.put(path, {**stored, "metadata": dict(stored["metadata"]), "status": status})
 
     def _planned(self, request: Request) -> tuple[int, Any, dict[str, str]] | None:
         with self.changed:

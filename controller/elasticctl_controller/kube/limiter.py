@@ -110,7 +110,7 @@ class LimitedApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | list[Any] | None = None,
         params: Mapping[str, str] | None = None,
         *,
         content_type: str = JSON,

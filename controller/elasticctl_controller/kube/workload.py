@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
-from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError
+from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError, SpecError
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl.kubeapi.connection import JSON_PATCH, MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.kube.limiter import LimitedApi
@@ -171,10 +171,30 @@ class KubeWorkload:
             self.jobs.record_write(self._api.request("PUT", _job_path(job, "status"), body))
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
+        except ConflictError:
+            self._write_beside(job, body["status"])
         self._on_status(job.status, status)
         self._owned.ensure_budget(replace(job, desired=status.desired))
         if not status.phase.terminal:
             self._owned.ensure_group(job, self.list_pods(job))
+
+    def _write_beside(self, job: ElasticJob, status: Manifest) -> None:
+        """Store a status though the job has changed since it was read, if neither its spec nor its status has.
+
+        Somebody who keeps changing its labels or annotations would keep it from being written. ConflictError if it
+        cannot be, as before.
+        """
+        written = to_json(job.status).get("lastReconcileTime")
+        if not written:
+            raise ConflictError(f"job {job.key} has changed")
+        same = {"metadata/uid": job.uid, "metadata/generation": job.generation, "status/lastReconcileTime": written}
+        patch = [{"op": "test", "path": f"/{path}", "value": value} for path, value in same.items()]
+        patch.append({"op": "replace", "path": "/status", "value": status})
+        try:
+            path = _job_path(job, "status")
+            self.jobs.record_write(self._api.request("PATCH", path, patch, content_type=JSON_PATCH))
+        except (NotFoundError, ForbiddenError, SpecError) as e:  # a role of before this was asked; it is another
+            raise ConflictError(f"job {job.key} has changed") from e
 
     def deliver_token(self, job: ElasticJob) -> None:
         """Put the current token into the job's Secret: kubelets bring it to the pods."""

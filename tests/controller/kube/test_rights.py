@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticctl.api.codec import Timestamp
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, TokenStatus
@@ -59,6 +60,14 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
         bench.create(job)
     pod = bench.create(job)
     bench.workload.list_pod_events(job, pod.uid)
+    for seconds in (1.0, 2.0):
+        told = JobStatus(phase=Phase.PENDING, last_reconcile_time=Timestamp(seconds))
+        current = bench.job()
+        if seconds > 1:
+            stored = control.objects[f"{JOBS}/job"]
+            control.put(f"{JOBS}/job", {**stored, "metadata": {**stored["metadata"], "labels": {"a": "b"}}})
+        bench.workload.write_status(current, told)
+    job = bench.job()
     bench.workload.record_event(job, "Normal", "Scaled", "to 3")
     bench.workload.record_event(job, "Normal", "Scaled", "to 3")
     wait_until(lambda: control.asked("PATCH", "/events/"))

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
+from elasticctl.api.codec import Timestamp
 from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, TokenStatus
@@ -170,6 +172,31 @@ def test_the_status_is_written_against_the_version_that_was_read(bench: Bench) -
     bench.control.remove(f"{JOBS}/job")
     with pytest.raises(ConflictError, match="gone"):
         bench.workload.write_status(bench.job(), JobStatus())
+
+
+def change(bench: Bench, metadata: dict[str, Any], **fields: Any) -> None:
+    stored = bench.control.objects[f"{JOBS}/job"]
+    bench.control.put(f"{JOBS}/job", {**stored, "metadata": {**stored["metadata"], **metadata}, **fields})
+
+
+def test_who_keeps_changing_a_jobs_labels_keeps_no_status_from_being_written(bench: Bench) -> None:
+    bench.control.silent = True
+    bench.submit()
+    bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, last_reconcile_time=Timestamp(1.0)))
+    decided_from = bench.job()
+    change(bench, {"labels": {"a": "b"}})
+    bench.workload.write_status(decided_from, JobStatus(phase=Phase.RUNNING, last_reconcile_time=Timestamp(2.0)))
+    stored = bench.control.objects[f"{JOBS}/job"]
+    assert (stored["status"]["phase"], stored["metadata"]["labels"]) == ("Running", {"a": "b"})
+    assert bench.job().status.phase is Phase.RUNNING
+    for other in ({"metadata": {"generation": 99}}, {"status": {"lastReconcileTime": "1970-01-01T00:00:09Z"}}):
+        decided_from = bench.job()
+        change(bench, **{"metadata": {}, **other})
+        with pytest.raises(ConflictError):
+            bench.workload.write_status(decided_from, JobStatus(phase=Phase.FAILED))
+    bench.control.fail("PATCH", "/status", 403)
+    with pytest.raises(ConflictError):
+        bench.workload.write_status(decided_from, JobStatus(phase=Phase.FAILED))
 
 
 def test_a_budget_follows_the_jobs_size(bench: Bench) -> None:
