@@ -7,6 +7,7 @@ removing what a job of the same name has left behind.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ QUIET = "trap 'exit 0' TERM; while :; do sleep 0.2; done"
 QUEUE = "rights"
 PATIENCE_S = 60
 POD_GROUPS = {"scheduling.volcano.sh": ("v1beta1", "Volcano"), "scheduling.x-k8s.io": ("v1alpha1", "Coscheduling")}
+STATUS_PATCH = ("elastic.pytorch.org", "elasticjobs/status", "patch")
 NEVER_CALLED = {("elastic.pytorch.org", "elasticjobs/finalizers", "update")}
 """Asked for by an admission plugin (OwnerReferencesPermissionEnforcement), and not by requests."""
 
@@ -84,6 +86,14 @@ class Life:
         """What the job's workers wait for, as its condition says."""
         found = self.has(name).status.condition(ConditionType.WORKERS_WAITING)
         return f"{found.reason}: {found.message}" if found is not None and found.status == "True" else ""
+
+    def stir(self, name: str) -> set[Right]:
+        """Change the job's spec, and then its annotations some times; the rights that have been used."""
+        for number in range(10):
+            changed = {"spec": {"policy": {"stragglerSeconds": time.time() % 60}}} if number == 0 else {}
+            note = {"metadata": {"annotations": {"test.elasticctl.dev/note": str(time.time())}}}
+            self.cluster.patch_job(self.namespace, name, {**note, **changed})
+        return self.audit.read()
 
     def pods(self, name: str) -> list[Manifest]:
         """The pods of a job, which may be gone itself."""
@@ -160,6 +170,8 @@ def always(life: Life) -> None:
     wait_until(lambda: len(life.has("noticed").status.interruptions) > 0, PATIENCE_S)
     wait_until(lambda: life.has("noticed").status.phase == "Running", PATIENCE_S)
     life.used(("", "events", "create"))
+    # Somebody else changes the job whenever its status is written.
+    wait_until(lambda: STATUS_PATCH in life.stir("noticed"), PATIENCE_S)
     life.patch("noticed", {"cancel": True})
     life.used(("", "events", "patch"))
     # Only events tell what a node cannot mount.
