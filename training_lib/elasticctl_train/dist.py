@@ -34,6 +34,8 @@ _LOOK = timedelta(seconds=0.75)
 a second is taken to move (`elasticctl_launcher.hangs`)."""
 _LONGEST_LOOK_S = 0.05
 """A rank that waits for others looks ever more rarely whether they have come, but this often."""
+_SURVIVING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
+"""torch is to leave NCCL's failures to `inplace.nccl`. It would end the process, having waited for a minute before."""
 _PATIENT = timedelta(days=3650)
 """How long a message may take: a rank may have to wait for its storage, while the others wait for it. That a rank is
 lost shows at once, by its connections, or is seen by whoever started it."""
@@ -43,12 +45,13 @@ lost shows at once, by its connections, or is seen by whoever started it."""
 class Channel:
     """What the messages go through; all copies of a `World` share one, so that nobody can hold on to a group alone.
 
-    `training`: what gradients go through, where that is not the default group. `is_dead()`: nothing that still waits
-    there will end. `is_stuck`: something has been given up that does.
+    `training`: what gradients go through, where that is not the default group. `is_cut()`: the group has been given up.
+    `is_dead()`: nothing that still waits there will end. `is_stuck`: something has been given up that does.
     """
 
     group: dist.ProcessGroup | None = None
     training: dist.ProcessGroup | None = None
+    is_cut: Callable[[], bool] = lambda: False
     is_dead: Callable[[], bool] = lambda: False
     is_stuck: bool = False
 
@@ -150,6 +153,16 @@ def finish(work: Any, channel: Channel) -> None:
         _check_dead(channel)
 
 
+def finish_on_gpu(channel: Channel) -> None:
+    """Wait until the current GPU has done all that it has been told to. Raises GroupOver if the group was cut off.
+
+    Neither the GPU nor torch tells whether a collective there has ended with a result or was aborted.
+    """
+    torch.cuda.current_stream().synchronize()
+    if channel.is_cut():
+        raise GroupOver("the group was given up before the GPU had a result")
+
+
 def _check_dead(channel: Channel) -> None:
     if channel.is_dead():
         channel.is_stuck = True
@@ -241,6 +254,7 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
     """
     _take_down(world.channel)
     _torch_groups().group_count = 0  # an attempt that failed has counted: its name for this group would be its own
+    os.environ |= _SURVIVING
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
     world.channel.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None
@@ -248,6 +262,18 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
     if not world.owned:
         atexit.register(_end_threads, world.channel)
     return World(rank, size, world.device, world.channel, owned=True)
+
+
+def groups(world: World) -> list[dist.ProcessGroup]:
+    """Those whose collectives run on the world's device: the script's own, and that of gradients."""
+    return [group for group in (dist.group.WORLD, world.channel.training) if group is not None]
+
+
+def connect_gpus(world: World) -> None:
+    """Connect the GPUs of all ranks for training, which NCCL would do in the first step. Raises RuntimeError."""
+    if world.size > 1:
+        dist.all_reduce(torch.zeros(1, device=world.device), group=world.channel.training)
+        finish_on_gpu(world.channel)
 
 
 def leave(world: World) -> None:

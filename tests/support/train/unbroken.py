@@ -95,7 +95,7 @@ def main() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 8)
     dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True), torch.arange(SAMPLES))
-    model = Net()
+    model = Net().to("cuda" if torch.cuda.is_available() else "cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer.register_step_pre_hook(lambda *_: strike("optimizer", NOW[0]))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
@@ -115,6 +115,7 @@ def main() -> None:
                 NOW[0] = run.steps_done
                 OWN[0] += 1
                 seen += names.tolist()[: run.own_samples]
+                batch, targets = batch.to(run.device), targets.to(run.device)
                 loss = nn.functional.mse_loss(run.model(batch), targets)
                 is_last = (number + 1) % accumulate == 0 or number + 1 == len(loader)
                 row = {

@@ -50,7 +50,7 @@ class Workers:
 
     def start(self, name: str, faults: str = "") -> None:
         known = {"FAULTS": faults} if faults else {}
-        environment: dict[str, Any] = {"LAB": str(self.lab.folder), **self.environment, **known}
+        environment: dict[str, Any] = {"LAB": str(self.lab.folder), "NCCL_HOSTID": name, **self.environment, **known}
         self.lab.start(name, sys.executable, str(self.script), **environment)
 
     def ledger(self) -> Ledger:

@@ -286,3 +286,29 @@ def test_a_choice_is_one_of_three() -> None:
     assert fitting.parse_choice("ignore") == "ignore"
     with pytest.raises(TrainError, match="resume='all': give one of strict, ignore, model-only"):
         fitting.parse_choice("all")
+
+
+class Keeping:
+    """A part of a script's own, which keeps the tensors that it is given."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_what_keeps_its_tensors_gets_them_where_they_were() -> None:
+    on_gpu = torch.ones(2, device="meta")  # stands for one: a device that is not the checkpoint's
+    part = Keeping({"mean": on_gpu, "parts": [on_gpu, 3], "here": torch.ones(2)})
+    saved = {"mean": torch.zeros(2), "parts": [torch.zeros(2), 4, torch.zeros(2)], "here": torch.zeros(2), "new": 5}
+    fitting.load({"part": part}, {"part": saved}, "checkpoint")
+    assert part.state["mean"].is_meta
+    assert part.state["parts"][0].is_meta
+    assert part.state["parts"][1] == 4
+    assert same(part.state["parts"][2], torch.zeros(2)), "where there was none, it stays"
+    assert same(part.state["here"], torch.zeros(2))
+    assert part.state["new"] == 5

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from elasticctl_train import dist
 from elasticctl_train.inplace.connections import Connections
 from tests.support.ports import free_port
 from tests.support.train import ranks
+from tests.support.train.gpu_groups import OnGpus
 from tests.support.waiting import wait_until
 
 
@@ -124,6 +127,34 @@ def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
         late.wait(["what nobody sets"])
     assert "timeout" not in str(cut.value)
     assert not connections.settle()
+
+
+def test_it_is_known_that_a_group_is_cut_off_before_a_gpu_can_have_noticed() -> None:
+    connections = Connections(2)
+    known: list[bool] = []
+    group: Any = OnGpus("nccl", [])
+    group.tell = lambda word: known.append(connections.is_cut)
+    connections.carry([group])
+    assert not connections.is_cut
+    connections.cut()
+    connections.settle()
+    assert known == [True] * 3
+
+
+def test_where_nccl_still_listens_for_a_peer_nobody_is_waited_for() -> None:
+    """gloo's listening sockets, which are older, go on: gloo would end the process."""
+    with socket.create_server(("127.0.0.1", 0)) as before:
+        connections = Connections(1)
+        with socket.create_server(("127.0.0.1", 0)) as of_gloo:
+            groups: Any = [OnGpus("nccl", [])]
+            connections.carry(groups)
+            with socket.create_server(("127.0.0.1", 0)) as of_nccl:
+                connections.cut()
+                with pytest.raises(OSError, match="Invalid argument"):
+                    of_nccl.accept()
+            of_gloo.accept()[0].close()  # was called in the place of the peer
+        connections.settle()
+        socket.create_connection(before.getsockname()).close()
 
 
 @pytest.mark.parametrize("call", ["send", "share"])

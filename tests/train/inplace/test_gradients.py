@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from elasticctl_train.dist import Channel, GroupOver
-from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
+from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch, is_own
 from tests.support.train import ranks
 
 
@@ -130,3 +130,17 @@ def train_beside_a_newcomer() -> None:
 def test_a_newcomer_shares_no_buffers_that_it_has_not_made_yet() -> None:
     """Such as tables of positions that grow: with them, ranks would wait for each other in different collectives."""
     assert ranks.run(train_beside_a_newcomer, 2, timeout_s=120) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_ours"),
+    [
+        ("NCCL error in: ...: remote process exited\nncclRemoteError: A call failed", False),
+        ("NCCL error in: ...: unhandled system error\nncclSystemError: System call", False),
+        ("NCCL error in: ...: invalid usage\nncclInvalidUsage: This usually\nDuplicate GPU detected", True),
+        ("CUDA error: device-side assert triggered", True),
+        ("Connection closed by peer [127.0.0.1]:57037", False),
+    ],
+)
+def test_what_this_process_does_wrong_is_no_loss_of_a_peer(words: str, is_ours: bool) -> None:
+    assert is_own(RuntimeError(words)) == is_ours

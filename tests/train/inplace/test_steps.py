@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,3 +205,22 @@ def test_parameters_that_no_optimizer_steps_are_seen() -> None:
     assert not parts.all_stepped(given)
     model[1].requires_grad_(False)
     assert parts.all_stepped(given)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_gpu_is_waited_for_before_an_optimizer_uses_what_it_reduces(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    waited: list[bool] = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append(True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    bench.watch.channel = Channel(is_cut=lambda: is_cut)
+    before = bench.model[0].weight.clone()
+    bench.backward()
+    bench.watch.is_on_gpu = True
+    bench.optimizer.step()
+    assert torch.equal(bench.model[0].weight, before) == is_cut
+    bench.watch.finish_on_gpu()
+    assert waited == [True], "once for each time that something is reduced"
+    assert bench.watch.lost == is_cut
+    assert not bench.gate.is_torn or not is_cut

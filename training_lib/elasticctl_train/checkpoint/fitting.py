@@ -86,8 +86,10 @@ class Comparison:
         if not self.by_part[name]:
             if name in self._pairs:
                 self._load_optimizer(name)
-            else:
+            elif _is_judged(part):
                 part.load_state_dict(self._state[name])
+            else:
+                part.load_state_dict(_where_they_are(self._state[name], part.state_dict()))
         elif isinstance(part, torch.nn.Module):
             self._load_what_fits(part, self._state[name])
         elif name in self._pairs and self._is_same_class(name, part) and self._pairs[name].can_load:
@@ -210,6 +212,21 @@ def _load_in_order(
             for name_before, state in before.items():
                 with suppress(*_REFUSALS):
                     parts[name_before].load_state_dict(state)
+
+
+def _where_they_are(saved: Any, live: Any) -> Any:
+    """What was saved, with each tensor on the device of the one in its place, as far as there is one.
+
+    Modules and optimizers put what they load where they need it; a class of the script's own may keep what it is given.
+    """
+    if isinstance(saved, torch.Tensor):
+        return saved.to(live.device) if isinstance(live, torch.Tensor) else saved
+    if isinstance(saved, dict) and isinstance(live, Mapping):
+        return {key: _where_they_are(value, live.get(key)) for key, value in saved.items()}
+    if isinstance(saved, list | tuple) and isinstance(live, list | tuple):
+        rest = [None] * (len(saved) - len(live))
+        return type(saved)(map(_where_they_are, saved, [*live, *rest]))
+    return saved
 
 
 def _description(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ gloo offers no way to do that: a rank whose peers are alive, but have given up t
 until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once, but for
 what gloo has begun to send on it: that it forgets, and whoever waits for its end has to be told to give up. A rank that
 still waits for a peer's call is called. The sockets of a group are those that appeared in this process while the group
-was made, that to its store included.
+was made, that to its store included. Collectives on GPUs do not wait for sockets alone: NCCL is told to abort them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group
+
+from elasticctl_train.inplace import nccl
 
 _LISTEN = "0A"
 _AGAIN_S = 0.2
@@ -32,12 +33,16 @@ class Connections:
     """Those that this process opens for a group of `size` ranks, from the construction of this object to `settle`.
 
     `on_dead(connections)` is called, from a thread, when what still waits on them after a cut will never end.
+    `on_gpus`: the groups that were made on them, as far as they use GPUs.
     """
 
     def __init__(self, size: int, on_dead: Callable[[Connections], None] = lambda connections: None) -> None:
         self._size, self._on_dead = size, on_dead
         self._before = set(_sockets())
         self._mine: set[int] | None = None
+        self.on_gpus: Sequence[dist.ProcessGroup] = ()
+        self._is_aborted = False
+        self._of_gloo: set[int] = set()
         self._lock = threading.Lock()
         self._cut_at: float | None = None
 
@@ -48,12 +53,22 @@ class Connections:
         made.settle()
         return made
 
+    def carry(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        """From now on, what these groups do on GPUs is aborted too. gloo's connections are all there, NCCL's follow."""
+        with self._lock:
+            self.on_gpus, self._of_gloo = groups, set(_sockets())
+
     def settle(self) -> bool:
         """No more are opened for this group; False if it has been cut off meanwhile."""
         with self._lock:
             if self._mine is None:
                 self._mine = _sockets().keys() - self._before
             return self._cut_at is None
+
+    @property
+    def is_cut(self) -> bool:
+        """Has the group been given up?"""
+        return self._cut_at is not None
 
     @property
     def is_dead(self) -> bool:
@@ -66,9 +81,11 @@ class Connections:
         Those that are opened later are shut down too, until `settle`: a peer that has gone may never answer them.
         """
         with self._lock:
+            is_first = self._cut_at is None
+            if is_first:
+                self._cut_at = time.monotonic()  # known before a GPU ends what is aborted
             self._shut_down()
-            if self._cut_at is None:
-                self._cut_at = time.monotonic()
+            if is_first:
                 threading.Thread(target=self._go_on_cutting, name="elasticctl-cut", daemon=True).start()
 
     def _go_on_cutting(self) -> None:
@@ -80,8 +97,6 @@ class Connections:
         self._on_dead(self)
 
     def _shut_down(self) -> None:
-        if dist.is_initialized() and dist.get_backend() == "nccl":
-            _abort_process_group()
         listening = _listening()
         for inode, descriptor in _sockets().items():
             if inode in self._before if self._mine is None else inode not in self._mine:
@@ -92,10 +107,14 @@ class Connections:
                     is_same = os.fstat(duplicate.fileno()).st_ino == inode  # its number may be another's by now
                     if not is_same or duplicate.family == socket.AF_UNIX:
                         continue
-                    if inode not in listening:
+                    is_nccl = bool(self.on_gpus) and inode not in self._of_gloo
+                    if is_nccl or inode not in listening:
                         duplicate.shutdown(socket.SHUT_RDWR)
                     elif self._mine is None:
                         self._knock(duplicate.getsockname())
+        if self.on_gpus and not self._is_aborted:
+            self._is_aborted = True
+            nccl.abort(self.on_gpus)
 
     def _knock(self, address: Any) -> None:
         """Call where gloo listens in the place of each peer, and hang up: one that has gone will not call any more.

@@ -17,7 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticctl_train.dist import Channel, finish
+from elasticctl_train.dist import Channel, GroupOver, finish, finish_on_gpu
 from elasticctl_train.inplace.waits import ReduceWaits
 
 Buckets = list[list[int]]
@@ -26,11 +26,15 @@ Buckets = list[list[int]]
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory")
 """What errors begin with that no loss of a peer explains: DistributedDataParallel's about unused parameters first."""
+_OWN_CODES = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError")
+"""What NCCL calls such errors; it refuses two ranks on one GPU with the first."""
 
 
 def is_own(error: BaseException) -> bool:
     """Has this process or its script failed, and not a peer? It would do so again in any other group."""
-    return isinstance(error, torch.OutOfMemoryError) or str(error).startswith(_OWN_ERRORS)
+    words = str(error)
+    is_ours = words.startswith(_OWN_ERRORS) or any(code in words for code in _OWN_CODES)
+    return is_ours or isinstance(error, torch.OutOfMemoryError)
 
 
 OnLoss = Callable[[BaseException], None]
@@ -42,7 +46,7 @@ class PeerWatch:
     It is that of the group in which it failed: the next group may be under way by then. Gradients go through the group
     for training of `channel`, of `size` ranks. `survives`: what fails is caught, as somebody heeds it. `buckets` are
     those of gradients that the ranks have settled on; `recorded` is what is known of them by now. `waits`: for how long
-    gradients are waited for.
+    gradients are waited for. `is_on_gpu`: a GPU has been told to reduce some, and nobody has asked for the result.
     """
 
     def __init__(self, size: int, on_loss: OnLoss, channel: Channel | None = None) -> None:
@@ -54,6 +58,7 @@ class PeerWatch:
         self.survives = True
         self.buckets: Buckets | None = None
         self.recorded: dict[int, list[int]] | None = None
+        self.is_on_gpu = False
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -70,10 +75,23 @@ class PeerWatch:
             self.lost, on_loss = True, self._on_loss
         on_loss(error)
 
+    def finish_on_gpu(self) -> None:
+        """Wait for gradients that a GPU reduces, and note it if the group was given up before it had. Raises as `note`.
+
+        To be called before anything is made of them for good.
+        """
+        if self.is_on_gpu:
+            self.is_on_gpu = False
+            try:
+                finish_on_gpu(self.channel)
+            except GroupOver as error:
+                self.note(error)
+
     def reset(self, size: int, on_loss: OnLoss) -> None:
         """A new group has been formed, of `size` ranks."""
         with self._lock:
             self.size, self.lost, self.recorded, self._on_loss = size, False, None, on_loss
+            self.is_on_gpu = False
 
     def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
         """One of the buckets, while they are recorded."""
@@ -101,6 +119,8 @@ class ElasticDataParallel(DistributedDataParallel):
         if "_shared" not in self.__dict__:
             self.__dict__["_shared"] = frozenset(name for name, _ in module.named_buffers())
         super().__init__(module, process_group=watch.group, init_sync=init_sync)
+        if init_sync and watch.size > 1 and next(module.parameters()).is_cuda:
+            finish_on_gpu(watch.channel)
         numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self._reduced())}
         self.register_comm_hook(Means(watch, numbers), Means.hand_in)
 
@@ -125,14 +145,15 @@ class ElasticDataParallel(DistributedDataParallel):
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
         """As DistributedDataParallel, but leaves `tensors` alone if it raises RuntimeError: GroupOver if none come."""
-        if any(tensor.is_cuda for tensor in tensors):  # NCCL is told to abort
-            super()._distributed_broadcast_coalesced(tensors, buffer_size, authoritative_rank)  # type: ignore[no-untyped-call]
-            return
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             alike = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call]
             work = dist.broadcast(flat, group=self._watch.group, group_src=authoritative_rank, async_op=True)
-            finish(work, self._watch.channel)
+            if flat.is_cuda:
+                work.wait()
+                finish_on_gpu(self._watch.channel)
+            else:
+                finish(work, self._watch.channel)
             parts = _unflatten_dense_tensors(flat, alike)  # type: ignore[no-untyped-call]
             for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part)
@@ -252,32 +273,20 @@ class Means:
             mean.set_result(buffer)
 
     def _on_gpu(self, buffer: torch.Tensor, mean: Future[torch.Tensor], *, is_last: bool) -> Future[torch.Tensor]:
-        """There it is the device that waits; NCCL is told to abort."""
+        """There it is the device that waits, and `PeerWatch.finish_on_gpu` that asks it for the result."""
         watch = self._watch
+
+        def averaged(_: Future[Any]) -> torch.Tensor:
+            watch.waits.take_on_gpu(mark)
+            return buffer
+
         try:
             mark = watch.waits.begin_on_gpu() if is_last else None
             work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
-            averaged: Future[torch.Tensor] = work.get_future().then(
-                lambda future: _averaged(watch, future, buffer, mark)
-            )
-            return averaged
+            watch.is_on_gpu = True
+            reduced: Future[torch.Tensor] = work.get_future().then(averaged)
+            return reduced
         except RuntimeError as error:
             watch.note(error)
         mean.set_result(buffer)
         return mean
-
-
-def _averaged(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor, mark: Any | None) -> torch.Tensor:
-    watch.waits.take_on_gpu(mark)
-    error = _error_of(future)
-    if error is not None:
-        watch.note(error)
-    return buffer
-
-
-def _error_of(future: Future[Any]) -> BaseException | None:
-    try:
-        future.value()
-    except RuntimeError as error:
-        return error
-    return None

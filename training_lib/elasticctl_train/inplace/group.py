@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from elasticctl_train import dist
-from elasticctl_train.inplace import handover
+from elasticctl_train.inplace import handover, nccl
 from elasticctl_train.inplace.agreement import Agreement, Standing
 from elasticctl_train.inplace.connections import Connections
 from elasticctl_train.inplace.gradients import PeerWatch, is_own
@@ -24,6 +25,8 @@ log = logging.getLogger("elasticctl_train")
 PLACE_VARIABLE = "ELASTICCTL_PLACE"
 """Is set in a process that was started before it has a place in a group."""
 _LONG_S = 3600.0
+_LOOK_S = 0.75
+"""How often NCCL is asked whether it has failed: seldom enough not to look like a rank that moves."""
 State = dict[str, Any]
 
 
@@ -36,7 +39,7 @@ class ElasticGroup:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        channel = dist.Channel(is_dead=lambda: self._connections.is_dead)
+        channel = dist.Channel(is_cut=lambda: self._connections.is_cut, is_dead=lambda: self._connections.is_dead)
         self.world = dist.World(device=dist.device(), channel=channel)
         self._connections = Connections.none()
         self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections), channel)
@@ -44,6 +47,8 @@ class ElasticGroup:
         self.has_state = False
         link.on_over = self._cut
         link.attach()
+        if self.world.device.type == "cuda":
+            threading.Thread(target=self._watch_gpus, name="elasticctl-nccl", daemon=True).start()
 
     @classmethod
     def open(cls) -> ElasticGroup | None:
@@ -97,9 +102,24 @@ class ElasticGroup:
         self.watch.survives = False
         self._link.close()
 
+    def look_at_gpus(self) -> None:
+        """Give this generation up if NCCL has lost a peer, and this process if a collective takes too long."""
+        generation, connections = self.generation, self._connections
+        failed = nccl.failure(connections.on_gpus)
+        if not failed or connections.is_cut:
+            return
+        if failed == nccl.TIMEOUT or not self.watch.survives:
+            log.error("rank %d ends: NCCL reports %s", self.world.rank, failed)
+            os.abort()
+        self._link.tell_lost(generation, f"NCCL reports {failed}")
+        connections.cut()
+
     def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
         connections = self._connections = Connections(int(os.environ["WORLD_SIZE"]), self._free)
         self.world = dist.rejoin(self.world, dist.meet(lambda: self._link.is_over))
+        if self.world.device.type == "cuda":
+            connections.carry(dist.groups(self.world))
+            dist.connect_gpus(self.world)
         if not connections.settle():
             raise dist.GroupOver("a peer was lost while the group was being made")
         on_loss = partial(self._note_loss, self.generation, connections)
@@ -118,12 +138,17 @@ class ElasticGroup:
         self._link.tell_lost(generation, _first_line(error))
         connections.cut()
 
+    def _watch_gpus(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            self.look_at_gpus()
+
     def _cut(self) -> None:
         self._connections.cut()
 
     def _free(self, connections: Connections) -> None:
         """What waits on these connections will never end. Where that is the script, give up this process."""
-        while connections is self._connections and self.world.device.type == "cpu":  # NCCL has been told to abort
+        while connections is self._connections and self.world.device.type == "cpu":  # NCCL has aborted
             if is_stuck() and connections is self._connections:
                 self._link.decline("a collective with a lost peer never ends")
                 return

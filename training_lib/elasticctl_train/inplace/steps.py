@@ -52,6 +52,8 @@ class StepGate:
 
         @functools.wraps(make_step)  # with what a scheduler has marked it with
         def step(*args: Any, **kwargs: Any) -> Any:
+            if not self._made:
+                self._watch.finish_on_gpu()
             if self._watch.lost:
                 return _call_closure(*args, **kwargs)
             if not self._made:

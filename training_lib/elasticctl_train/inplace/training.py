@@ -36,6 +36,7 @@ class InPlace:
         self._gate = StepGate(group.watch, optimizers, self._last.look)
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
+        self._collectives = 0
         group.on_loss = self._last.keep
 
     @classmethod
@@ -46,7 +47,8 @@ class InPlace:
 
     @property
     def is_lost(self) -> bool:
-        """Has this step been lost?"""
+        """Has this step been lost? Waits for the GPU, if no optimizer has done so."""
+        self.group.watch.finish_on_gpu()
         return self.group.watch.lost
 
     def obstacle(self) -> str:
@@ -89,6 +91,8 @@ class InPlace:
         `is_uneven`: the step that was lost is made of fewer batches than others. A script that counts batches to know
         when to make a step would make the next one too early.
         """
+        if self.group.world.device.type == "cuda" and self._collectives != dist.collectives_of_script():
+            self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
         is_whole = self._last.restore() and not self._gate.is_torn and not is_uneven
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
         agreement, taken = self.group.enter_next(mine, state)
@@ -106,6 +110,7 @@ class InPlace:
         """End a step that was made, with what `step` does then; False if the group is over or a peer is lost."""
         self._last.end()
         self._gate.mark()
+        self._collectives = dist.collectives_of_script()
         try:
             if self._model is not None:
                 self._model.share_buffers()
@@ -118,5 +123,6 @@ class InPlace:
         return not self.group.is_over
 
     def _note(self, agreement: Agreement) -> None:
+        self._collectives = 0
         self.group.has_state = agreement.source is not None
         self._is_equal |= self.group.has_state
