@@ -9,7 +9,7 @@ import pytest
 
 from elasticctl.cluster.base import LogLine, LogQuery
 from tests.support.dashboard.cluster import Jobs
-from tests.support.dashboard.looks import MARKUP, PATIENCE_MS, see
+from tests.support.dashboard.looks import MARKUP, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import AT, CURVE, at, job
 from tests.support.waiting import wait_until
@@ -98,17 +98,17 @@ def test_a_million_lines_are_gone_through_and_few_are_drawn(visitor: Visitor) ->
         def turn(far_px: int) -> int:
             return int(lines.evaluate(TURN, far_px))
 
-        wait_until(lambda: turn(3_000) > 12_000, 60)  # beyond a moment at which ten thousand were printed
+        wait_until(lambda: turn(3_000) > 12_000)  # beyond a moment at which ten thousand were printed
         assert printed.count() <= 800
         texts = lines.evaluate("(list) => [...list.children].map((line) => Number(line.textContent.split('step ')[1]))")
         assert texts == [*range(texts[0], texts[0] + len(texts))], "each line once, and in order"
-        wait_until(lambda: turn(-3_000) == 0, 60)
+        wait_until(lambda: turn(-3_000) == 0)
         assert printed.count() <= 800
         cluster.goes_on = True
         page.get_by_role("button", name="Live", exact=True).click()
-        wait_until(lambda: cluster.count >= 1_150_000, 60)
+        wait_until(lambda: cluster.count >= 1_150_000)
         cluster.goes_on = False
-        see(printed.last).to_contain_text(f"step {cluster.count - 1}", timeout=PATIENCE_MS)
+        see(printed.last).to_contain_text(f"step {cluster.count - 1}")
 
 
 def test_the_log_of_one_rank(visitor: Visitor) -> None:
@@ -122,7 +122,7 @@ def test_the_log_of_one_rank(visitor: Visitor) -> None:
         page.get_by_role("button", name="First", exact=True).click()
         see(printed.first).to_contain_text("[rank1] step 1")
         page.get_by_label("Find in the log").fill("step 99999")
-        see(page.locator(".log-tools")).to_contain_text("6 lines with this text", timeout=PATIENCE_MS)
+        see(page.locator(".log-tools")).to_contain_text("6 lines with this text")
         see(printed).to_have_text([re.compile(rf"\[rank1\] step 99999{end}$") for end in ("", 1, 3, 5, 7, 9)])
 
 

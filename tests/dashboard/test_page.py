@@ -17,7 +17,7 @@ from elasticctl.api.errors import UnreachableError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, PIXELS, see
+from tests.support.dashboard.looks import FAINT, MARKUP, PIXELS, see
 from tests.support.dashboard.process import Serve
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import CURVE, FAILED, at, job
@@ -63,29 +63,28 @@ def test_a_job_from_before_its_first_step_to_its_end(
     serve: Serve, visitor: Visitor, local_cluster: LocalCluster
 ) -> None:
     page = visitor.open(serve().link())
-    page.set_default_timeout(PATIENCE_MS)
     see(page.get_by_role("main")).to_contain_text("The local cluster is not running", ignore_case=True)
     elasticctl(
         "submit", str(DIGITS), "--name", "digits", "--workers", "2", "--min-workers", "1", "--max-workers", "3",
         "--detach", "--", "--epochs", "400", "--step-delay-s", "0.05",
     )  # fmt: skip
-    see(page.get_by_role("heading", name="digits")).to_be_visible(timeout=PATIENCE_MS)
-    see(page.locator(".far")).to_contain_text(re.compile(r"Step [1-9]"), timeout=PATIENCE_MS)
+    see(page.get_by_role("heading", name="digits")).to_be_visible()
+    see(page.locator(".far")).to_contain_text(re.compile(r"Step [1-9]"))
     first = page.locator(".far").inner_text()
-    see(page.locator(".far")).not_to_have_text(first, timeout=PATIENCE_MS)
-    see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible(timeout=PATIENCE_MS)
+    see(page.locator(".far")).not_to_have_text(first)
+    see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible()
     see(page.locator("canvas").nth(2)).to_be_visible()  # those of the machines may be there already
     wait_until(lambda: all(inked(page, chart) > 50 for chart in range(3)))
 
     elasticctl("preempt", "digits", "--worker", "1", "--notice", "none")
     disturbed = page.get_by_role("row", name=re.compile("Interruption digits-worker-1 Deleted"))
-    see(disturbed).to_contain_text(re.compile(r"Deleted[\d.]+s"), timeout=PATIENCE_MS)
+    see(disturbed).to_contain_text(re.compile(r"Deleted[\d.]+s"))
 
     page.get_by_role("button", name="Scale", exact=True).click()
     page.get_by_role("spinbutton", name="Workers").fill("3")
     page.get_by_role("dialog").get_by_role("button", name="Scale", exact=True).click()
-    see(tile(page, "Workers")).to_contain_text("3 of 3", timeout=PATIENCE_MS)
-    see(page.get_by_role("row", name=re.compile("Scaling 2 → 3 workers by user"))).to_be_visible(timeout=PATIENCE_MS)
+    see(tile(page, "Workers")).to_contain_text("3 of 3")
+    see(page.get_by_role("row", name=re.compile("Scaling 2 → 3 workers by user"))).to_be_visible()
 
     page.get_by_role("button", name="Suspend", exact=True).click()
     page.get_by_role("button", name="Let it run").click()
@@ -93,13 +92,13 @@ def test_a_job_from_before_its_first_step_to_its_end(
     assert not ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).suspend
     page.get_by_role("button", name="Suspend", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Suspend", exact=True).click()
-    see(page.locator(".badge")).to_have_text("Suspended", timeout=PATIENCE_MS)
+    see(page.locator(".badge")).to_have_text("Suspended")
     page.get_by_role("button", name="Resume", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
-    see(page.locator(".badge")).to_have_text("Running", timeout=PATIENCE_MS)
+    see(page.locator(".badge")).to_have_text("Running")
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("button", name="Cancel the job").click()
-    see(page.locator(".badge")).to_have_text("Cancelled", timeout=PATIENCE_MS)
+    see(page.locator(".badge")).to_have_text("Cancelled")
     see(page.get_by_role("button", name="Scale", exact=True)).to_be_hidden()
     assert ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status.phase == "Cancelled"
 
@@ -147,7 +146,7 @@ def test_a_thousand_jobs_are_turned_over_and_found(visitor: Visitor) -> None:
         rows.first.get_by_role("link").click()
         see(page.get_by_role("heading", name="job-0123")).to_be_visible()
         del cluster.jobs["job-0123"]
-        see(page.get_by_role("main")).to_contain_text("This job is gone", timeout=PATIENCE_MS)
+        see(page.get_by_role("main")).to_contain_text("This job is gone")
 
 
 def test_the_keyboard_is_enough(visitor: Visitor) -> None:
@@ -389,7 +388,7 @@ def test_after_a_break_it_goes_on_where_it_was(visitor: Visitor) -> None:
             cluster.change("job-0002", phase="Failed")
             see(page.locator("#connection")).to_have_text("Reconnecting")
         assert re.fullmatch(r"\w+\.\d+", again.value.all_headers()["last-event-id"])
-        see(page.locator("#connection")).to_have_text("Live", timeout=PATIENCE_MS)
+        see(page.locator("#connection")).to_have_text("Live")
         see(page.get_by_role("link", name=re.compile("job-0002"))).to_contain_text("Failed")
         assert page.evaluate("[...document.querySelectorAll('#list li')].every((row) => row.seen)")
 

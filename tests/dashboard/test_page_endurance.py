@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import PATIENCE_MS, PIXELS, see
+from tests.support.dashboard.looks import PIXELS, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import at, job
 from tests.support.waiting import wait_until
@@ -116,7 +116,7 @@ def test_a_connection_that_dies_without_a_word_is_noticed(visitor: Visitor) -> N
         assert not [url for url in asked if url.endswith("/events")], "a sign of life comes every 15 s"
         with page.expect_request("**/events"):
             page.clock.run_for(50_000)
-        see(page.locator("#connection")).to_have_text("Live", timeout=PATIENCE_MS)
+        see(page.locator("#connection")).to_have_text("Live")
         see(page.locator("#list li")).to_have_count(2)
 
 

@@ -12,7 +12,7 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.page_data import job_details
 from tests.support.dashboard.cluster import Jobs, Looked, launched, pod
-from tests.support.dashboard.looks import MARKUP, PATIENCE_MS, see
+from tests.support.dashboard.looks import MARKUP, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import AT, at, job
 
@@ -90,11 +90,9 @@ def test_the_stacks_of_all_ranks_by_a_button(visitor: Visitor) -> None:
         see(page.get_by_role("region", name="Plan", exact=True)).to_have_count(0)
         part = page.locator(".stack-tools")
         part.get_by_role("button", name="Stacks of all ranks").click()
-        see(part.get_by_role("region")).to_contain_text("MainThread:\n    step (train.py:7)", timeout=PATIENCE_MS)
+        see(part.get_by_role("region")).to_contain_text("MainThread:\n    step (train.py:7)")
         see(part.get_by_role("status")).to_contain_text("digits-worker-1: its launcher cannot look at ranks")
         page.goto(f"{address}#/default/other")
         see(part.get_by_role("region")).to_have_count(0)
         part.get_by_role("button", name="Stacks of all ranks").click()
-        see(part.get_by_role("status")).to_contain_text(
-            "other does not run under elasticctl-launch", timeout=PATIENCE_MS
-        )
+        see(part.get_by_role("status")).to_contain_text("other does not run under elasticctl-launch")

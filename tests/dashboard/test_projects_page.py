@@ -14,7 +14,7 @@ from elasticctl.cluster.local.capacity import LocalSharing
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.dashboard.feed import NO_QUOTAS, OWN_ONLY
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
+from tests.support.dashboard.looks import FAINT, MARKUP, see
 from tests.support.dashboard.process import Serve
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import job
@@ -168,14 +168,13 @@ def test_two_projects_on_a_real_cluster(serve: Serve, visitor: Visitor, local_cl
     elasticctl("quota", "set", "b", "--guaranteed", "cpu=1")
     local_cluster.create_job(shell_job("one", FOREVER, 3, namespace="a", minReplicas=3, maxReplicas=3))
     page = visitor.open(serve("-n", "a").link())
-    page.set_default_timeout(PATIENCE_MS)
     page.get_by_role("link", name="Projects").click()
     pool = page.get_by_role("region", name="cpu")
-    see(pool).to_contain_text("3 of 3 CPU slots held · 0 free", timeout=PATIENCE_MS)
+    see(pool).to_contain_text("3 of 3 CPU slots held · 0 free")
     see(pool.get_by_role("listitem").filter(has_text="3 held")).to_have_text(re.compile("^a3 held"))
     local_cluster.create_job(shell_job("two", FOREVER, 2, namespace="b", minReplicas=2, maxReplicas=2))
     waiting = page.get_by_role("region", name="Waiting")
-    see(waiting).to_contain_text("b/two waits for 2 CPU slots", timeout=PATIENCE_MS)
+    see(waiting).to_contain_text("b/two waits for 2 CPU slots")
     local_cluster.delete_job("a", "one")
-    see(pool).to_contain_text("2 of 3 CPU slots held · 1 free", timeout=PATIENCE_MS)
+    see(pool).to_contain_text("2 of 3 CPU slots held · 1 free")
     see(waiting).to_be_hidden()

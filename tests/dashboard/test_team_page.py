@@ -11,7 +11,7 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import USER_LABEL
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import PATIENCE_MS, see
+from tests.support.dashboard.looks import see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import FAILED, job
 from tests.support.usage_samples import IDLE
@@ -90,7 +90,7 @@ def test_a_thousand_jobs_of_history_are_a_few_elements(visitor: Visitor) -> None
         page = visitor.open(host.link)
         page.goto(f"{page.url}#/overview?since=all")
         failed = page.get_by_role("region", name="Failed", exact=True)
-        see(failed).to_contain_text("and 450 other jobs", timeout=PATIENCE_MS)
+        see(failed).to_contain_text("and 450 other jobs")
         see(failed.get_by_role("listitem")).to_have_count(50)
         rows = page.get_by_role("region", name="Where the money went").get_by_role("row")
         see(rows).to_have_count(8)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 PATIENCE_MS = 60_000
+"""How long anything on a page may take on a busy machine."""
 MARKUP = "<img src=x onerror=\"document.title='hit'\"><b>bold</b>"
 """What a job might say of itself, to be shown as it stands."""
 
@@ -16,6 +17,7 @@ def see(found: Locator | Page) -> Any:
     """Playwright's assertions, which wait."""
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=PATIENCE_MS)
     return expect(found)  # type: ignore[arg-type]
 
 

@@ -17,9 +17,7 @@ from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.desk import Scope, Tools
 from elasticctl.dashboard.server import HOST, Dashboard
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+from tests.support.dashboard.looks import PATIENCE_MS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
@@ -50,6 +48,7 @@ class Visitor:
         )
         self._contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", self._note)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(url)
