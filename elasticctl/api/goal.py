@@ -237,7 +237,7 @@ class PlanStatus:
     for `cost` US dollars in all, `spent` of them by now; `on_demand_at` is when on-demand machines take over if spot
     machines stay away. `probing`: one of the spot workers only waits to see when there are machines again. `basis` is
     what it was decided from; `costs` are what a start, a planned change, a loss and the time between saves were
-    measured at, in seconds. `steps` are the last decisions.
+    measured at, in seconds, and `rates` steps a second by size, from the smallest. `steps` are the last decisions.
     """
 
     at: Timestamp | None = None
@@ -258,6 +258,7 @@ class PlanStatus:
     on_demand_at: Timestamp | None = None
     pools: tuple[PoolStatus, ...] = ()
     costs: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
     steps: tuple[PlanStep, ...] = ()
 
     @property

@@ -19,7 +19,7 @@ from elasticctl_controller.core.actions import CreateWorker, DeleteWorker, Obser
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.controller.samples import JOB_UID, NOW, stored
 
-TICK_S, START_S, JOIN_S, LEAVE_S, SAVE_S = 300.0, 60.0, 5.0, 4.0, 120.0
+TICK_S = 300.0
 PRICES = Prices(on_demand=1.0, spot=0.3, source="a test")
 GRACE = {"spec": {"terminationGracePeriodSeconds": 10, "containers": [{"name": "elasticjob-worker"}]}}
 
@@ -41,10 +41,29 @@ def a_goal_job(goal: Goal, *, most: int = 4, least: int = 1) -> ElasticJob:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long things take: until a pod has a machine, and then runs, and then joins; until a group's first step.
+
+    `report_s`: a pass at least so often, as workers report.
+    """
+
+    tick_s: float = TICK_S
+    boot_s: float = 60.0
+    pull_s: float = 0.0
+    launch_s: float = 0.0
+    join_s: float = 5.0
+    leave_s: float = 4.0
+    save_s: float = 120.0
+    report_s: float = math.inf
+
+
 @dataclass(slots=True)
 class _Machine:
     pod: Pod
-    runs_at: float
+    boots_at: float
+    runs_at: float = math.inf
+    joins_at: float = math.inf
     gone_at: float = math.inf
 
 
@@ -59,6 +78,7 @@ class GoalWorld:
     spot: Mapping[str, Sequence[int]]
     steps: int
     rates: Sequence[float]
+    timing: Timing = Timing()
     now: float = NOW
     usd: float = 0.0
     finished_at: float | None = None
@@ -79,34 +99,34 @@ class GoalWorld:
         """Until the work is done, or until this moment."""
         while self.now < until and self.finished_at is None:
             self._lose()
+            self._boot()
             self._reform()
             self._reconcile()
             self._advance(min(self._next_at(), until))
 
     def on(self, pool: str) -> int:
-        """How many machines of a pool run."""
-        return sum(self._runs(one) and one.pod.pool == pool for one in self.machines.values())
+        """How many machines of a pool the job has."""
+        return sum(self._has(one) and one.pod.pool == pool for one in self.machines.values())
 
     def _there(self, pool: str) -> int:
         counts = self.spot[pool]
-        return counts[min(int((self.now - NOW) // TICK_S), len(counts) - 1)]
+        return counts[min(int((self.now - NOW) // self.timing.tick_s), len(counts) - 1)]
 
-    def _runs(self, one: _Machine) -> bool:
-        return one.pod.phase is PodPhase.RUNNING
+    def _has(self, one: _Machine) -> bool:
+        return bool(one.pod.node)
 
     def _next_at(self) -> float:
-        tick = NOW + ((self.now - NOW) // TICK_S + 1) * TICK_S
-        times = [one.gone_at for one in self.machines.values()]
-        times += [one.runs_at for one in self.machines.values() if not self._runs(one)]
-        times += [tick, self.pass_at, self.trains_from]
+        tick = NOW + ((self.now - NOW) // self.timing.tick_s + 1) * self.timing.tick_s
+        times = [at for one in self.machines.values() for at in (one.gone_at, one.boots_at, one.runs_at, one.joins_at)]
+        times += [tick, self.pass_at, self.trains_from, self.now + self.timing.report_s]
         return min((at for at in times if at > self.now + 1e-6), default=tick)
 
     def _lose(self) -> None:
-        """Machines that were told to go have gone; of spot machines the newest go first; waiting ones start."""
+        """Machines that were told to go have gone; of spot machines the newest go first."""
         lost = [uid for uid, one in self.machines.items() if one.gone_at <= self.now + 1e-6]
         for pool in self.spot:
-            left = [uid for uid, one in self.machines.items() if self._runs(one) and one.pod.pool == pool]
-            left = sorted(set(left) - set(lost), key=lambda uid: -self.machines[uid].runs_at)
+            left = [uid for uid, one in self.machines.items() if self._has(one) and one.pod.pool == pool]
+            left = sorted(set(left) - set(lost), key=lambda uid: -self.machines[uid].boots_at)
             lost += left[: max(0, len(left) - self._there(pool))]
         told = {uid for uid in lost if self.machines[uid].gone_at < math.inf}
         train = {uid for uid in self.members if uid in self.machines}
@@ -116,25 +136,37 @@ class GoalWorld:
             if told & train == train:
                 self.committed = self.done
             self.done = self.committed
+
+    def _boot(self) -> None:
+        """Pods that wait get machines, where there are any, and start on them."""
         free = {pool: self._there(pool) - self.on(pool) for pool in self.spot}
-        for one in sorted(self.machines.values(), key=lambda one: one.runs_at):
-            if self._runs(one) or one.pod.deleting or one.runs_at > self.now + 1e-6:
+        for one in sorted(self.machines.values(), key=lambda one: one.boots_at):
+            if self._has(one):
+                if one.pod.phase is PodPhase.PENDING and one.runs_at <= self.now + 1e-6:
+                    one.pod = replace(one.pod, phase=PodPhase.RUNNING, started_at=Timestamp(self.now))
                 continue
-            if free.get(one.pod.pool, 1) <= 0:
+            if one.pod.deleting or one.boots_at > self.now + 1e-6 or free.get(one.pod.pool, 1) <= 0:
                 continue
             if one.pod.pool in free:
                 free[one.pod.pool] -= 1
-            at = Timestamp(self.now)
-            one.pod = replace(one.pod, phase=PodPhase.RUNNING, started_at=at, node=f"node-{one.pod.uid}")
+            one.runs_at = self.now + self.timing.pull_s
+            one.joins_at = one.runs_at + self.timing.launch_s
+            one.pod = replace(one.pod, node=f"node-{one.pod.uid}")
+            if not self.timing.pull_s:
+                one.pod = replace(one.pod, phase=PodPhase.RUNNING, started_at=Timestamp(self.now))
 
     def _reform(self) -> None:
         """The group is all that run and have not been told to go; it stands still when that changes."""
-        ready = tuple(sorted(uid for uid, one in self.machines.items() if self._runs(one) and not one.pod.deleting))
+        here = [uid for uid, one in self.machines.items() if one.joins_at <= self.now + 1e-6 and not one.pod.deleting]
+        ready = tuple(sorted(here))
         if ready == self.members:
             return
         if self.trains_from < math.inf or not self.groups:
             self.broken_at = self.now
-        self.members, self.trains_from = ready, self.now + JOIN_S if len(ready) >= self.job.min else math.inf
+        self.members, self.trains_from = (
+            ready,
+            self.now + self.timing.join_s if len(ready) >= self.job.min else math.inf,
+        )
         at = Timestamp(self.now)
         names = tuple(self.machines[uid].pod.name for uid in ready)
         if len(ready) >= self.job.min:
@@ -173,12 +205,12 @@ class GoalWorld:
                     created_at=Timestamp(self.now),
                     pool=action.pool,
                 )
-                self.machines[uid] = _Machine(pod, self.now + START_S)
+                self.machines[uid] = _Machine(pod, self.now + self.timing.boot_s)
             elif isinstance(action, DeleteWorker) and action.uid in self.machines:
                 one = self.machines[action.uid]
-                one.gone_at = min(one.gone_at, self.now + (LEAVE_S if self._runs(one) else 0.0))
+                one.gone_at = min(one.gone_at, self.now + (self.timing.leave_s if self._has(one) else 0.0))
                 one.pod = replace(one.pod, deleting=True)
-        self.most_at_once = max(self.most_at_once, sum(map(self._runs, self.machines.values())))
+        self.most_at_once = max(self.most_at_once, sum(map(self._has, self.machines.values())))
 
     def _advance(self, to: float) -> None:
         rate = self.rates[min(len(self.members), len(self.rates) - 1)] if self.trains_from < math.inf else 0.0
@@ -187,16 +219,17 @@ class GoalWorld:
             to = max(self.now, begin + (self.steps - self.done) / rate)
             self.finished_at = to
         for one in self.machines.values():
-            if self._runs(one):
+            if self._has(one):
                 price = PRICES.on_demand if one.pod.pool == ON_DEMAND else PRICES.spot
                 self.usd += price * (to - self.now) / 3600
         made = rate * max(0.0, to - begin) if rate else 0.0
         if made:
             self.done += made
-            self.trained_at = to
+            self.trained_at = to  # up to a step later than it was made, as reports are
             newest = self.groups[-1]
             first = newest.first_step_at or Timestamp(begin)
             self.groups[-1] = replace(newest, first_step_at=first, last_step=int(self.done))
-            if to - self.saved_at >= SAVE_S:
-                self.saved_at, self.committed = to, max(self.committed, self.done - rate * SAVE_S / 2)
+            save_s = self.timing.save_s
+            if to - self.saved_at >= save_s:
+                self.saved_at, self.committed = to, max(self.committed, self.done - rate * save_s / 2)
         self.now = to

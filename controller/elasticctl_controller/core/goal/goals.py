@@ -8,6 +8,7 @@ somebody typed: sharing may give less, and `reconcile` does the rest.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
@@ -54,6 +55,8 @@ SHORTEST_WAIT_S, LONGEST_WAIT_S = 20.0, 600.0
 """After so long a worker without a machine says that its pool has no more."""
 PROBE_S = 600.0
 """Where no zone has spot machines, one worker waits for one in each zone in turn, for this long."""
+_LOWEST, _LESS, _HIGHEST = 0.94, 0.98, 1.01
+"""A rate is taken to be a little less than measured, and is as good as new while it is between these shares of it."""
 _SLACK_S = 15.0
 """How late a pass of the controller, and its deletion of a pod, may be."""
 
@@ -65,6 +68,7 @@ class _Known:
     situation: Situation
     pools: tuple[PoolStatus, ...]
     measured: bool
+    rates: tuple[float, ...]
     spent: float | None
     basis: str
 
@@ -118,17 +122,18 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
     rates = {size: rate for size, rate in steps_per_s_by_size(status, now).items() if rate > 0}
     total, step = status.progress.total_steps, status.progress.step
     if rates and total and step is not None:
-        curve = ScalingCurve.through([Point(size, _step_down(rate)) for size, rate in rates.items()])
+        rates_by_size = _steady_rates(_sizes(job), rates, plan.rates if plan is not None else (), _counted(status))
         left, saved = float(max(0, total - step)), float(max(0, total - (status.checkpoint.step or 0)))
     else:
         curve = ScalingCurve.through([Point(max(1, job.max), 1.0)])
+        rates_by_size = {size: curve.rate(size) for size in _sizes(job)}
         left = saved = WIDER * (goal.work_seconds or 3600.0)  # said, or unknown: then it is measured first
     situation = Situation(
         work_left=left,
         saved_left=max(left, saved),
         time_left_s=time_left_s,
         money_left_usd=money,
-        speeds=Speeds.of({size: curve.rate(size) for size in _sizes(job)}),
+        speeds=Speeds.of(rates_by_size),
         costs=costs,
         on_demand_usd_per_h=dear,
         pools=tuple(Pool(pool.name, cheap, machines(pool, job)) for pool in pools),
@@ -139,7 +144,8 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
         look_s=_look_s(job, time_left_s, money, dear),
     )
     measured = bool(rates and total)
-    return _Known(situation, pools, measured, spent, _basis(job, situation, measured, step))
+    basis = _basis(job, situation, measured, step)
+    return _Known(situation, pools, measured, tuple(rates_by_size.values()), spent, basis)
 
 
 def _money_left(job: ElasticJob, goal: Goal, spent: float | None, usd_per_h: float) -> float | None:
@@ -227,6 +233,7 @@ def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatu
         on_demand_at=None if takes_over is None else Timestamp(now + takes_over),
         pools=known.pools,
         costs=costs_as_kept(situation.costs),
+        rates=known.rates,
         steps=before.steps,
     )
     step = PlanStep(plan.at, plan.pool if plan.spot else "", plan.spot, plan.on_demand, plan.message)
@@ -267,6 +274,25 @@ def _words(goal: Goal, situation: Situation, reason: Reason, known: _Known) -> s
     return f"{reason.value}{guess}{no_price}"
 
 
-def _step_down(rate: float) -> float:
-    """Rounded to a step of 4 %, mostly down, so that a fluctuation promises nothing, and makes no new plan."""
-    return math.exp2(math.floor(math.log2(rate) * 16 + 0.25) / 16)
+def _steady_rates(
+    sizes: Sequence[int], measured: Mapping[int, float], kept: Sequence[float], counted: int
+) -> Mapping[int, float]:
+    """Steps a second of each size: as the last plan has them while those measured are near, or each step that is
+    counted would be a reason for another plan; else anew, and a little less, so that a fluctuation promises nothing.
+
+    What was measured over `counted` steps is known up to one of them.
+    """
+    curve = ScalingCurve.through([Point(size, rate) for size, rate in measured.items()])
+    found = {size: curve.rate(size) for size in sizes}
+    last, wide = dict(zip(sizes, kept, strict=False)), 1 + 1 / max(1, counted)
+    low, high = _LOWEST / wide, _HIGHEST * wide
+    if last.keys() == found.keys() and all(low <= last[size] / rate <= high for size, rate in found.items()):
+        return last
+    return {size: rate * _LESS for size, rate in found.items()}
+
+
+def _counted(status: JobStatus) -> int:
+    """Steps of the size of the newest group."""
+    newest = len(status.generations[-1].workers) if status.generations else 0
+    groups = [group for group in status.generations if len(group.workers) == newest]
+    return sum(max(0, (group.last_step or 0) - (group.resumed_step or 0)) for group in groups)

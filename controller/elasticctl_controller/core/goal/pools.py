@@ -7,6 +7,7 @@ there; it is asked again when that may have changed. What is seen is kept in the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -124,7 +125,7 @@ def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> P
             pool = replace(pool, short=there, short_since=Timestamp(now))
     elif there > pool.short or (there and now >= pool.short_since + min(RETRY_S, RETRIES * wait_s)):
         pool = replace(pool, short=0, short_since=None)
-    elif there < pool.short:
+    elif there < pool.short and waiting_s >= wait_s:  # who has just asked says nothing yet
         pool = replace(pool, short=there)
     up = pool.short_since is None or pool.short > 0
     hours = max(0.0, now - (pool.at or now)) / 3600
@@ -185,6 +186,8 @@ def market_of(pools: Sequence[PoolStatus], job: ElasticJob, usd_per_h: float, no
 
 _GUESS = Costs()
 _WIDENED = 1.5
+_MISSING = 2.0
+"""A spot worker that got its machine after more than so many times a start has waited until there was one."""
 _IDLE_S = 5.0
 """A worker that is on a machine so soon got one that was there already."""
 
@@ -193,7 +196,7 @@ def measured_costs(status: JobStatus, present: Present, known: Costs | None, gra
     """What changes cost, as this job shows; else as it has shown, or jobs like it have (`known`); else a guess.
 
     A start is from asking for a worker to its first step. Spot machines are asked for when there are none, so of their
-    starts the shortest counts, and more where no on-demand machine has started yet.
+    starts the shortest counts, and up to half as much more while no on-demand machine shows how long it takes.
     """
     known_s = known.start_s if known is not None else None
     known = known or _GUESS
@@ -217,23 +220,35 @@ def measured_costs(status: JobStatus, present: Present, known: Costs | None, gra
 def _start_s(status: JobStatus, present: Present, known_s: float | None) -> float | None:
     """From asking for a worker until it trained, of those that do; None while nobody does.
 
-    Machines that were there already say nothing of those that are not: what is known of a start gets no less by them.
+    Machines that were there already say nothing of those that are not, nor does a spot worker that has waited until
+    there were any: what is known of a start gets no less by them.
     """
     took: dict[tuple[bool, bool], list[float]] = {}
+    longest_s = _MISSING * (known_s or _GUESS.start_s)
+    waited = False
     for pool, pods in present.pods.items():
+        spot = capacity_of(pool) == SPOT
         for pod in pods:
             trained_at = _trained_at(status, pod)
             if pod.started_at is None or pod.created_at is None or trained_at is None:
                 continue
-            booted = pod.started_at - pod.created_at > _IDLE_S
-            took.setdefault((capacity_of(pool) == SPOT, booted), []).append(trained_at - pod.created_at)
+            boot_s = pod.started_at - pod.created_at
+            if spot and boot_s > longest_s:
+                waited = True
+                took.setdefault((spot, False), []).append(trained_at - pod.started_at)
+            else:
+                took.setdefault((spot, boot_s > _IDLE_S), []).append(trained_at - pod.created_at)
     if (False, True) in took:
         return max(took[False, True])
     if (False, False) in took:
         return max(*took[False, False], known_s or 0.0)
     if (True, True) in took:
-        return _WIDENED * min(took[True, True])
-    return max(_WIDENED * min(took[True, False]), known_s or 0.0) if took else None
+        quickest_s = min(took[True, True])
+        return max(quickest_s, min(_WIDENED * quickest_s, known_s or math.inf))
+    if (True, False) in took:
+        quickest_s = min(took[True, False])
+        return max(quickest_s, known_s or max(_WIDENED * quickest_s, _GUESS.start_s if waited else 0.0))
+    return None
 
 
 def _trained_at(status: JobStatus, pod: Pod) -> float | None:
@@ -264,6 +279,6 @@ def costs_as_kept(costs: Costs) -> tuple[float, ...]:
 def _step_up(seconds: float) -> float:
     """Rounded up to a step of some 20 %, so that plans made from it stay comparable."""
     value = 1.0
-    while value < min(seconds, 86_400.0):
+    while round(value, 3) < min(seconds, 86_400.0):  # a step stays what it is
         value *= 1.2
     return round(value, 3)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, SPOT
@@ -50,6 +53,19 @@ def test_of_spot_machines_the_quickest_counts_and_more() -> None:
     """One had to wait for a machine."""
     assert start_s([a_pod(0, SPOT, 20)], 40) >= 1.5 * 40
     assert start_s([a_pod(0, SPOT, 20), a_pod(1, ON_DEMAND, 30)], 40) <= 40 * STEP
+
+
+def test_a_spot_worker_that_waited_for_hours_does_not_say_that_a_start_takes_hours() -> None:
+    assert KNOWN.start_s <= start_s([a_pod(0, SPOT, 7200)], 7230, KNOWN) <= KNOWN.start_s * STEP
+    assert Costs().start_s <= start_s([a_pod(0, SPOT, 7200)], 7230) <= Costs().start_s * STEP
+
+
+@pytest.mark.parametrize("took_s", [22.0, 31.0, 76.0, 136.0, 480.0])
+def test_what_is_known_of_a_start_stays_as_it_is_while_nothing_contradicts_it(took_s: float) -> None:
+    """Neither rounding it up again, nor the leaving of on-demand workers, makes it longer."""
+    known = start_s([a_pod(0, ON_DEMAND, 6)], took_s)
+    for pods in ([a_pod(0, ON_DEMAND, 1)], [a_pod(0, SPOT, 1)], [a_pod(0, SPOT, 6)]):
+        assert start_s(pods, took_s * 0.9 if pods[0].pool == SPOT else took_s, replace(KNOWN, start_s=known)) == known
 
 
 def test_workers_whose_group_has_made_no_step_say_nothing() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, Prefer
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl_controller.core.restarts import BY_PLAN
-from tests.support.controller.goal_world import PRICES, TICK_S, GoalWorld, a_goal_job
+from tests.support.controller.goal_world import PRICES, TICK_S, GoalWorld, Timing, a_goal_job
 from tests.support.controller.samples import NOW, a_step
 
 RATES = (0.0, 1.0, 1.9, 2.7, 3.5)
@@ -154,6 +154,23 @@ def test_never_late_when_promised_and_never_over_budget(
     if promised or budget is None:
         assert world.finished_at is not None
         assert world.finished_at <= in_hours(limit_h)
+
+
+@settings(max_examples=3, deadline=None)
+@given(there=st.integers(0, 3), launch_s=st.floats(20, 80), slack=st.floats(2.2, 4.5), said=st.booleans())
+@example(there=1, launch_s=34.0, slack=3.2, said=True)
+@example(there=0, launch_s=34.0, slack=3.2, said=False)
+def test_a_plan_stays_while_machines_start(there: int, launch_s: float, slack: float, said: bool) -> None:
+    """Nothing happens to spot machines, and every step is reported: plans follow what is learnt, and do not waver."""
+    timing = Timing(boot_s=9.0, pull_s=1.0, launch_s=launch_s, join_s=2.0, save_s=2.0, report_s=0.7)
+    goal = Goal(Timestamp(NOW + slack * 120), work_seconds=120.0 if said else None)
+    world = GoalWorld(a_goal_job(goal, most=3), {SPOT: [there]}, 300, (0.0, 0.91, 1.72, 2.5), timing)
+    world.run(NOW + slack * 120)
+    plan = world.job.status.plan
+    assert plan is not None
+    asked_at = sorted({step.at or 0.0 for step in plan.steps})
+    assert all(later - at > timing.boot_s for at, later in zip(asked_at, asked_at[3:], strict=False)), plan.steps
+    assert len(asked_at) <= 10
 
 
 def test_a_budget_without_a_price_is_said_not_to_be_kept() -> None:

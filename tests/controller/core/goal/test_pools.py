@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.goal import SPOT, Goal, PlanStatus
+from elasticctl.api.goal import SPOT, Goal, PlanStatus, PoolStatus
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import JobStatus
@@ -30,3 +30,13 @@ def test_a_pool_with_too_few_machines_is_asked_again_after_a_few_times_the_patie
     for later_s, asks in ((again_s - 1, False), (again_s, True)):
         (pool,) = look_at_pools(job, alone, patience_s, NOW + patience_s + later_s)
         assert (pool.short_since is None) == asks
+
+
+def test_workers_that_have_just_asked_do_not_show_that_a_short_pool_is_empty() -> None:
+    """They were given back, and are asked for again."""
+    waits = Pod("w-0", "u-0", 0, "", PodPhase.PENDING, Timestamp(NOW), pool=SPOT)
+    known = PoolStatus(SPOT, Timestamp(NOW), short=2, short_since=Timestamp(NOW - 30))
+    job = replace(a_goal_job(Goal(Timestamp(NOW + 9e5))), status=JobStatus(plan=PlanStatus(pools=(known,))))
+    for later_s, short in ((0.5, 2), (19.0, 2), (20.0, 0)):
+        (pool,) = look_at_pools(job, Present({SPOT: (waits,)}, frozenset()), 20.0, NOW + later_s)
+        assert (pool.short, pool.up) == (short, short > 0)
