@@ -24,8 +24,8 @@ def test_whoever_dies_wherever_the_others_go_on(lab: Lab, victim: str) -> None:
     lab.rules = GroupRules(limit=ENDLESS)
     faults = " ".join(f"{point}:+7:{victim}" for point in POINTS)
     workers = Workers(lab, 3, ENDLESS, FAULTS=faults, STEP_S="0.05")
-    struck = [lab.folder / f"struck-{point}-+7-{victim}" for point in POINTS]
-    lab.until(lambda: all(file.exists() for file in struck))
+    for point in POINTS:
+        lab.until((lab.folder / f"struck-{point}-+7-{victim}").exists)
     workers.end_soon()
     workers.finish()
     workers.check_samples()
