@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy, policy
+from tests.support.train import ranks
+from tests.support.train.programs import Numbers
 
 
 def test_how_often_it_was_interrupted_is_known_from_its_storage(
@@ -52,3 +55,24 @@ def test_the_best_by_a_metric_stay_and_are_resumed_past(tmp_path: Path) -> None:
     run.finish()
     assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [6, 4, 2]
     assert Run(str(tmp_path), model=torch.nn.Linear(1, 1)).steps_done == 6
+
+
+def leave_the_loop_on_one_rank_alone(url: str) -> None:
+    """As a script does that stops early by its own loss, or by a count of its own batches."""
+    run = Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(every_steps=1))
+    batches = run.loader(Numbers(40), global_batch=8)
+    for _ in run.epochs(2):
+        for number, _ in enumerate(batches):
+            if run.rank == 1 and number == 2:
+                break
+            if run.steps_done < 2:
+                run.step()
+                continue
+            with pytest.raises(TrainError, match=r"after step 3, the ranks .* in epoch 0 and 1"):
+                run.step()
+            return
+
+
+def test_ranks_that_are_at_different_places_of_the_data_are_an_error(tmp_path: Path) -> None:
+    """It would go on with other samples than each epoch has, and wait for ever in the end."""
+    assert ranks.run(leave_the_loop_on_one_rank_alone, 2, str(tmp_path), timeout_s=120) == [0, 0]

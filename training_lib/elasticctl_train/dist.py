@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.constants import default_pg_timeout
 
 from elasticctl_store.errors import TrainError
 
@@ -178,12 +179,27 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
     here = device(environ)
     owned = is_ours_to_join(environ)
     if owned:
-        dist.init_process_group(_backend(here))
+        dist.init_process_group(_backend(here), **_place_in_kept_store(environ))
     if not dist.is_initialized():
         return World(device=here)
     channel = Channel(dist.new_group(backend="gloo", timeout=_PATIENT) if dist.get_world_size() > 1 else None)
     atexit.register(_end_threads, channel)
     return World(dist.get_rank(), dist.get_world_size(), here, channel, owned)
+
+
+def _place_in_kept_store(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Where the store outlives the group, as under torchrun: a part of it that no other group has been in.
+
+    A script may make several runs, one after the other; in the same part, each would find the addresses of the last.
+    """
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    server = TCPStore(*address, is_master=False, timeout=default_pg_timeout, wait_for_workers=False)
+    attempt = f"elasticctl/attempt {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    number = server.add(f"{attempt}/groups of rank {environ['RANK']}", 1)
+    store = PrefixStore(f"{attempt}/group {number}", server)
+    return {"store": store, "rank": int(environ["RANK"]), "world_size": int(environ["WORLD_SIZE"])}
 
 
 def refuse_helper() -> None:

@@ -25,7 +25,9 @@ from elasticctl_train.data import plan as data
 from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
 from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
+from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.inplace.gradients import ElasticDataParallel
+from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
@@ -79,6 +81,8 @@ class Run:
         self._describe = parts.Describer(self._parts)
         named: Any = self._parts[parts.MODEL]
         self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in named.named_parameters())
+        self._frozen = parts.Frozen(named)
+        self._buckets: Buckets | None = None
         self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
         obstacle = self._obstacle_to_staying(optimizer)
         self._stay = None if obstacle else InPlace.open(self._parts)
@@ -108,6 +112,7 @@ class Run:
             cursor = self._skip(Cursor() if restored is None else self._resume(restored))
         if self._loaders:
             self._session.losses.refuse_rollback("a data loader keeps a position of its own")
+        self._session.is_place_shared = not self._loaders
         self._session.begin(cursor)
 
     @property
@@ -140,10 +145,10 @@ class Run:
         """The model to call: in DistributedDataParallel when there are several ranks, unless it came sharded."""
         given = self._given
         if self._stay is not None:
-            return self._stay.wrap(given)
+            return self._stay.wrap(given, self._buckets)
         if self.world_size == 1 or self._parallel or dtensor.has_sharded(given):
             return given
-        return DistributedDataParallel(given)
+        return ResumableDataParallel(given, buckets=self._buckets)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the epochs (from 0) that are not done yet; of a half-done one the loader yields the rest."""
@@ -239,6 +244,7 @@ class Run:
     def _obstacle_to_staying(self, optimizer: torch.optim.Optimizer | None) -> str:
         """Why this process cannot go on when the group changes; empty if it can."""
         obstacles = {
+            "the script has made another run before": is_taken(),
             "the script has joined its process group itself": torch.distributed.is_initialized(),
             "the model came in DistributedDataParallel": self._parallel,
             "the model is sharded": dtensor.has_sharded(self._given),
@@ -287,6 +293,8 @@ class Run:
             log.warning("%s: taken over (resume=%s) although it does not fit %s", where, self._choice, different)
         own = state[parts.OWN]
         self._seed = own["seed"]
+        self._frozen.put_back(own.get("frozen", {}))
+        self._buckets = own.get("buckets")
         self._feed.mark = self._mark = own.get("stream")
         return Cursor(**own["cursor"])
 
@@ -357,6 +365,10 @@ class Run:
     def _snapshot(self) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
         state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._mark}
-        state[parts.OWN]["parts"] = self._describe()
+        state[parts.OWN] |= {"parts": self._describe(), "frozen": self._frozen.changed()}
+        wrapped = self.__dict__.get("model")  # once the script has asked for it
+        if isinstance(wrapped, ResumableDataParallel):
+            self._buckets = wrapped.buckets()
+        state[parts.OWN]["buckets"] = self._buckets
         local = {"rng": rng.capture(), "loaders": {name: part.state_dict() for name, part in self._loaders.items()}}
         return Snapshot(state, local, parts.rank_0_only(self._parts), self._parameters, parts.until_step(self._parts))

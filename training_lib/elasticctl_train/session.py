@@ -58,7 +58,8 @@ class Session:
     """One incarnation of a training run on this rank. Every rank makes the same calls in the same order.
 
     `cursor` says how far training is, and is its user's to change; `restored` is the checkpoint that was found,
-    until the first step is done. `losses` watches for those that are no finite numbers.
+    until the first step is done. `losses` watches for those that are no finite numbers. `is_place_shared`: after
+    a step, all ranks are at the same place of the data, or the script is wrong.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Session:
         self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
         self.restored: Restored | None = None
         self._is_open = False
+        self.is_place_shared = False
         self.losses = LossGuard(self.progress)
         self._back: Rollback | None = None
         if group is None or not group.has_state:
@@ -318,6 +320,8 @@ class Session:
 
     def _meet(self) -> None:
         """The ranks agree: is it time to save, to stop, and when do they meet again."""
+        if self.is_place_shared:
+            self._compare_places()
         self.losses.go_back_if_lost(self.world, self.cursor, self._open)
         due, next_check = self._cadence.check(self.cursor.step)
         if self._checkpoints is not None:
@@ -338,6 +342,19 @@ class Session:
                 self._save(self._checkpoints)
             elif self._checkpoints is not None and self._checkpoints.copies is not None:
                 self._copy(self._checkpoints, self._checkpoints.copies)
+
+    def _compare_places(self) -> None:
+        """Raise TrainError, on all ranks, if some have left a loop over batches that others are still in."""
+        epoch, position = self.cursor.epoch, self.cursor.position
+        last_epoch, last, *lowest = self.world.highest(epoch, position, -epoch, -position)
+        first_epoch, first = (-number for number in lowest)
+        if (first_epoch, first) != (last_epoch, last):
+            raise TrainError(
+                f"after step {self.cursor.step}, the ranks are at different places of the data: in epoch {first_epoch} "
+                f"and {last_epoch}, at sample {first} and {last}. FIX: leave the loop over the batches on all ranks in "
+                "the same step, by run.steps_done or a value that they share, not by a count of a rank's own batches"
+                " or by its own loss"
+            )
 
     def _copy(self, checkpoints: Checkpointer, copies: Copies) -> None:
         """Have this step's state in launchers' memory, if it is time; say how far back a loss goes from now on."""

@@ -15,6 +15,7 @@ from elasticctl_train.checkpoint import parts
 from elasticctl_train.dist import Channel
 from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
 from elasticctl_train.inplace.steps import LastStep, StepGate
+from elasticctl_train.inplace.training import OwnCollectives
 
 
 class Scalars:
@@ -175,6 +176,25 @@ def test_a_step_that_is_left_out_returns_what_its_closure_does(bench: Bench) -> 
     assert bench.optimizer.step(closure).item() == 1  # type: ignore[attr-defined]
     assert bench.optimizer.step() is None
     assert torch.equal(bench.model[0].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("counts", "differ"),
+    [
+        ([(0, False), (0, True), (0, True)], False),
+        (
+            [(3, False), (4, True), (5, True), (9, False), (10, True)],
+            False,
+        ),  # three between two epochs
+        ([(0, False), (0, True), (1, True)], True),
+        ([(0, False), (1, True), (0, False), (1, True), (1, True)], True),  # in another group, which counts from 0
+    ],
+)
+def test_collectives_in_some_steps_only_are_known(counts: list[tuple[int, bool]], differ: bool) -> None:
+    own = OwnCollectives()
+    for count, is_comparable in counts:
+        own.note(count, is_comparable=is_comparable)
+    assert own.differ is differ
 
 
 @pytest.fixture

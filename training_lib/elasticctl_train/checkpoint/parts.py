@@ -98,6 +98,25 @@ def until_step(parts: Mapping[str, Stateful]) -> set[str]:
     return {name for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
 
 
+class Frozen:
+    """Which of a model's parameters have been frozen, or thawed, since this process has begun."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._at_first = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
+
+    def changed(self) -> dict[str, bool]:
+        """Whether each of them is frozen now, by name; the others are as the script begins with them."""
+        return {
+            name: not each.requires_grad for name, each, at_first in self._at_first if each.requires_grad != at_first
+        }
+
+    def put_back(self, changed: Mapping[str, bool]) -> None:
+        """Freeze and thaw as in another process: a script mostly does so once, in an epoch that is over by now."""
+        for name, parameter, _ in self._at_first:
+            if name in changed:
+                parameter.requires_grad_(not changed[name])
+
+
 def names_of_parameters(parts: Mapping[str, Stateful]) -> dict[int, str]:
     """The names, with that of their part, of all modules' parameters by id; of several names the first in the alphabet.
 

@@ -114,20 +114,22 @@ class Feed:
     moves: int = 0
     batches: int = 0
     usual_batches: int = 0
-    on_fetch: Callable[[], None] | None = None
+    on_fetch: Callable[[bool], None] | None = None
     on_fetched: Callable[[float], None] | None = None
 
     def watch_fetches(self, batches: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """`batches()`, with `on_fetch()` called before the first one of each step is fetched.
+        """`batches()`, with `on_fetch(is_first)` called before the first one of each step is fetched, or the pass ends.
 
-        That its workers are started is part of fetching the first.
+        `is_first`: of the pass. That its workers are started is part of fetching the first.
         """
         began_s = time.monotonic()
         fetched = iter(batches())
         took_s = time.monotonic() - began_s
+        is_first = True
         while True:
             if self.on_fetch is not None and not self.pending:
-                self.on_fetch()
+                self.on_fetch(is_first)
+            is_first = False
             began_s = time.monotonic()
             try:
                 batch = next(fetched)

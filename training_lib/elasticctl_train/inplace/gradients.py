@@ -15,14 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
+from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, finish, finish_on_gpu
 from elasticctl_train.inplace.waits import ReduceWaits
-
-Buckets = list[list[int]]
-"""The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
-
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory")
 """What errors begin with that no loss of a peer explains: DistributedDataParallel's about unused parameters first."""
@@ -102,7 +98,7 @@ class PeerWatch:
             self.buckets, self.recorded = [self.recorded[key] for key in sorted(self.recorded)], None
 
 
-class ElasticDataParallel(DistributedDataParallel):
+class ElasticDataParallel(ResumableDataParallel):
     """As DistributedDataParallel, over the watch's group, and over another one after each `reform`.
 
     Rank 0's buffers go to the others at the end of a step, and not as the next one begins: so they outlive rank 0, and
@@ -121,8 +117,17 @@ class ElasticDataParallel(DistributedDataParallel):
         super().__init__(module, process_group=watch.group, init_sync=init_sync)
         if init_sync and watch.size > 1 and next(module.parameters()).is_cuda:
             finish_on_gpu(watch.channel)
-        numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self._reduced())}
+        numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self.reduced())}
         self.register_comm_hook(Means(watch, numbers), Means.hand_in)
+
+    @property
+    def known_buckets(self) -> Buckets | None:  # type: ignore[override]
+        """Those that the ranks have settled on."""
+        return self._watch.buckets
+
+    def buckets(self) -> Buckets | None:
+        """As noted while they were handed in."""
+        return self._watch.buckets
 
     def reform(self) -> None:
         """Go on over the group as it is now; parameters are equal on all its ranks."""
@@ -130,6 +135,11 @@ class ElasticDataParallel(DistributedDataParallel):
         self.__init__(self.module, self._watch, init_sync=False)  # type: ignore[misc]
         self.training = was_training
         self._has_buffers_of_rank_0 = False
+
+    def settle(self) -> None:
+        """Settle on the parameters as they are now, in other buckets. All ranks must call."""
+        self._watch.buckets = self._watch.recorded = None
+        self.reform()
 
     def reduce_waits_s(self) -> float:
         """For how long gradients of other ranks have been waited for."""
@@ -168,37 +178,11 @@ class ElasticDataParallel(DistributedDataParallel):
         self._has_buffers_of_rank_0 &= not self.training
         return not has_them and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
-    def _reduced(self) -> list[torch.nn.Parameter]:
-        """The parameters whose gradients are reduced, as they are numbered in buckets."""
-        found, _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
-        parameters: list[torch.nn.Parameter] = found
-        return parameters
-
-    def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
-        """Begin with the buckets that the ranks have settled on: how gradients are summed depends on them.
-
-        DistributedDataParallel settles on them in its second pass, and takes none from outside.
-        """
-        module: Any = dist
-        buckets, assign = self._watch.buckets, module._compute_bucket_assignment_by_size
-
-        def assign_known(*arguments: Any) -> Any:
-            _, limits = assign(*arguments)
-            known = list(reversed(buckets or ()))
-            return known, limits[:1] * len(known)
-
-        if buckets:
-            module._compute_bucket_assignment_by_size = assign_known
-        try:
-            super()._ddp_init_helper(*args, **kwargs)  # type: ignore[no-untyped-call]
-        finally:
-            module._compute_bucket_assignment_by_size = assign
-
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not self._watch.lost:
             had_settled = self._has_rebuilt_buckets
             try:
-                passed = super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+                passed = super()._pre_forward(*inputs, **kwargs)
                 if self._has_rebuilt_buckets and not had_settled:
                     self._watch.recorded = {}
                 return passed
@@ -209,7 +193,7 @@ class ElasticDataParallel(DistributedDataParallel):
     def _post_forward(self, output: Any) -> Any:
         if not self._watch.lost:
             try:
-                return super()._post_forward(output)  # type: ignore[no-untyped-call]
+                return super()._post_forward(output)
             except RuntimeError as error:
                 self._watch.note(error)
         return output

@@ -11,12 +11,19 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
 LINK_VARIABLE = "ELASTICCTL_LINK"
 GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
+_TAKEN = ""
+"""What the variable says once the line is in use."""
+
+
+def is_taken(environ: Mapping[str, str] = os.environ) -> bool:
+    """Is this not the first run of a process that a launcher would keep?"""
+    return environ.get(LINK_VARIABLE) == _TAKEN
 
 
 class Link:
@@ -42,14 +49,19 @@ class Link:
         threading.Thread(target=self._listen, name="elasticctl-link", daemon=True).start()
 
     @classmethod
-    def open(cls, environ: Mapping[str, str] = os.environ) -> Link | None:
-        """The line to the launcher; None where there is none that keeps ranks."""
-        if not environ.get(LINK_VARIABLE) or not environ.get(GENERATION_VARIABLE, "").isdigit():
+    def open(cls, environ: MutableMapping[str, str] = os.environ) -> Link | None:
+        """The line to the launcher; None where there is none that keeps ranks.
+
+        A process opens one, for its first run: a newcomer would begin with that while the others are in a later one.
+        """
+        if environ.get(LINK_VARIABLE, _TAKEN) == _TAKEN or not environ.get(GENERATION_VARIABLE, "").isdigit():
             return None
         try:
             return cls(environ)
         except OSError:
             return None
+        finally:
+            environ[LINK_VARIABLE] = _TAKEN
 
     @property
     def is_over(self) -> bool:

@@ -11,6 +11,7 @@ from elasticctl_train import dist
 from elasticctl_train.checkpoint import parts
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data_parallel import Buckets
 from elasticctl_train.dist import GroupOver
 from elasticctl_train.inplace.agreement import Agreement, Standing
 from elasticctl_train.inplace.gradients import ElasticDataParallel
@@ -18,6 +19,26 @@ from elasticctl_train.inplace.group import ElasticGroup
 from elasticctl_train.inplace.steps import LastStep, StepGate
 
 State = dict[str, Any]
+
+
+class OwnCollectives:
+    """How many collectives of its own the script makes in each step: between two steps of one pass over the data.
+
+    `differ`: not the same number in all of them.
+    """
+
+    def __init__(self) -> None:
+        self.differ = False
+        self._before = 0
+        self._usual: int | None = None
+
+    def note(self, count: int, *, is_comparable: bool) -> None:
+        """A step begins, or a pass ends, after `count` in this group; not `is_comparable`: nor has a step ended."""
+        made, self._before = count - self._before, count
+        if not is_comparable:
+            return
+        self.differ |= self._usual is not None and made != self._usual
+        self._usual = made
 
 
 class InPlace:
@@ -37,6 +58,7 @@ class InPlace:
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
         self._collectives = 0
+        self._own = OwnCollectives()
         group.on_loss = self._last.keep
 
     @classmethod
@@ -54,25 +76,30 @@ class InPlace:
     def obstacle(self) -> str:
         """What the script has done that this process cannot stay with; empty: nothing. To be asked in each step.
 
-        In collectives before the first step, a newcomer would wait for the others, which train meanwhile. And nobody
+        In collectives before the first step, a newcomer would wait for the others, which train meanwhile. The same goes
+        for those of some steps only, if the script counts its batches: a newcomer counts from another one. And nobody
         cuts the connections of groups of the script's own: whoever waits there for a peer that has moved on, waits.
         """
         if dist.has_other_groups(self.group.world):
             return "the script makes process groups of its own"
         if self._last.changes_early:
             return "the script changes parameters before the optimizer's step"
+        if self._own.differ:
+            return "the script makes collectives of its own in some steps only"
         was_checked, self._is_checked = self._is_checked, True
         if was_checked or not dist.collectives_of_script():
             return ""
         return "the script makes collectives of its own before its first step"
 
-    def begin_step(self) -> None:
-        """The first batch of a step is about to be fetched."""
+    def begin_step(self, is_first: bool) -> None:
+        """The first batch of a step is about to be fetched; `is_first`: of a pass."""
+        self._own.note(dist.collectives_of_script(), is_comparable=not is_first and not self.is_lost)
         self._last.begin(is_lost=self.is_lost)
 
-    def wrap(self, model: torch.nn.Module) -> ElasticDataParallel:
-        """The model to call, the same in every generation."""
+    def wrap(self, model: torch.nn.Module, buckets: Buckets | None) -> ElasticDataParallel:
+        """The model to call, the same in every generation. `buckets`: those of the checkpoint that was resumed from."""
         if self._model is None:
+            self.group.watch.buckets = self.group.watch.buckets or buckets
             self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
             self._last.take_over()
         return self._model

@@ -1,0 +1,118 @@
+"""Parts of a model that a script freezes and thaws while it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elasticctl_train import Run, SavePolicy
+from elasticctl_train.data_parallel import ResumableDataParallel
+from elasticctl_train.dist import Channel
+from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
+from tests.support.train import ranks
+from tests.support.train.programs import Numbers
+
+
+def freeze_and_thaw(stays: bool) -> None:
+    """The gradients are the means over both ranks, whichever parameters have some by now."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    first, last = nn.Linear(2, 2), nn.Linear(2, 1)
+    module = nn.Sequential(first, last)
+    last.requires_grad_(False)
+    watch = PeerWatch(2, lambda error: pytest.fail(str(error)), Channel(training=dist.group.WORLD))
+    model: nn.Module = ElasticDataParallel(module, watch, init_sync=True) if stays else ResumableDataParallel(module)
+    inputs = torch.ones(1, 2) * (rank + 1)
+    plan = [(True, False), (True, True), (True, True), (False, True), (False, False), (True, True)]
+    for is_first_trained, is_last_trained in plan:
+        first.requires_grad_(is_first_trained)
+        last.requires_grad_(is_last_trained)
+        module.zero_grad()
+        outputs = model(inputs)
+        if is_first_trained or is_last_trained:
+            outputs.sum().backward()
+        for parameter in module.parameters():
+            assert (parameter.grad is not None) == parameter.requires_grad
+            if parameter.grad is not None:
+                both = [torch.empty_like(parameter) for _ in range(2)]
+                dist.all_gather(both, parameter.grad)
+                assert torch.equal(*both)
+    with model.no_sync():  # type: ignore[operator]
+        first.requires_grad_(False)
+        model(inputs).sum().backward()
+    assert torch.equal(last.bias.grad, torch.tensor([2.0])), "the mean from before, and this rank's"
+    dist.barrier()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_gradients_are_means_of_all_ranks_whatever_is_thawed_by_then(stays: bool) -> None:
+    assert ranks.run(freeze_and_thaw, 2, stays, timeout_s=120) == [0, 0]
+
+
+def train(url: Path, steps: int, *, thaws: bool, begins_frozen: bool = True) -> nn.ModuleList:
+    """Train; the first layer is frozen until step 2."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    model[0].requires_grad_(not begins_frozen)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Run(str(url), model=model, optimizer=optimizer, save=SavePolicy(every_steps=1)) as run:
+        for _ in run.epochs(1):
+            for batch in run.loader(Numbers(40), global_batch=4):
+                if run.steps_done == 2 and thaws:
+                    model[0].requires_grad_(True)
+                optimizer.zero_grad()
+                model[1](model[0](batch[:, None].float() / 40)).square().mean().backward()
+                optimizer.step()
+                run.step()
+                if run.steps_done == steps:
+                    return model
+    return model
+
+
+def test_what_was_thawed_is_trained_on_after_a_resume(tmp_path: Path) -> None:
+    """The script thaws it in a step, or an epoch, that is not repeated."""
+    undisturbed = train(tmp_path / "whole", 6, thaws=True)
+    train(tmp_path / "parts", 4, thaws=True)
+    resumed = train(tmp_path / "parts", 6, thaws=True)
+    assert resumed[0].weight.requires_grad
+    for one, other in zip(undisturbed.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_script_that_has_been_edited_decides_itself_what_it_begins_with(tmp_path: Path) -> None:
+    train(tmp_path, 4, thaws=False)
+    assert train(tmp_path, 6, thaws=False, begins_frozen=False)[0].weight.requires_grad
+
+
+def train_on_a_rank(url: str, folder: str, steps: int) -> None:
+    """Train in steps that are all saved; write down the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 5), nn.Tanh(), nn.Linear(5, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    inputs = torch.randn(240, 8)
+    run = Run(url, model=model, optimizer=optimizer, save=SavePolicy(every_steps=1))
+    for _ in run.epochs(1):
+        for batch in run.loader(Numbers(240), global_batch=12):
+            optimizer.zero_grad()
+            run.scale_loss(run.model(inputs[batch]).square().mean()).backward()
+            optimizer.step()
+            run.step()
+            if run.steps_done == steps:
+                run.finish()
+                torch.save(model.state_dict(), Path(folder) / f"{run.rank}-{steps}")
+                return
+
+
+def test_three_ranks_sum_up_gradients_after_a_restart_as_they_would_have_without(tmp_path: Path) -> None:
+    """Their order depends on the buckets of gradients, which DistributedDataParallel settles on by and by."""
+    for url, steps in (("whole", 12), ("parts", 5), ("parts", 6), ("parts", 12)):
+        folder = tmp_path / f"{url}-weights"
+        folder.mkdir(exist_ok=True)
+        assert ranks.run(train_on_a_rank, 3, str(tmp_path / url), str(folder), steps, timeout_s=120) == [0, 0, 0]
+    whole, parts = (torch.load(tmp_path / f"{url}-weights" / "0-12") for url in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)

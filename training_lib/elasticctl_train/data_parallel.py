@@ -1,0 +1,101 @@
+"""DistributedDataParallel for models that are frozen and thawed in part, and that computes as before a restart.
+
+torch's own settles on the parameters when it is made. The gradients of those that are thawed later would not be
+averaged, and the ranks' models would drift apart without a word; for those that are frozen later it would wait.
+
+It also settles anew on buckets of gradients, in its second pass. How three or more ranks sum up a gradient depends on
+its place in a bucket, so a resumed training has to begin with the buckets that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+Buckets = list[list[int]]
+"""The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
+
+
+class ResumableDataParallel(DistributedDataParallel):
+    """As DistributedDataParallel, but for the above. `known_buckets` are those to begin with."""
+
+    _listed: list[torch.nn.Parameter]
+    _trained: list[bool]
+    known_buckets: Buckets | None = None
+
+    def __init__(self, module: torch.nn.Module, *, buckets: Buckets | None = None, **options: Any) -> None:
+        """`options` are DistributedDataParallel's."""
+        listed = list(module.parameters())
+        # Before Module's own constructor, which would refuse.
+        self.__dict__ |= {"_listed": listed, "_trained": _require_gradients(listed)}
+        if buckets is not None:
+            self.__dict__["known_buckets"] = buckets
+        super().__init__(module, **options)
+
+    def buckets(self) -> Buckets | None:
+        """Those that gradients are in by now; None before they are settled on."""
+        said = self._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices")  # type: ignore[no-untyped-call]
+        if not said:
+            return self.known_buckets
+        return [[int(number) for number in bucket.split()] for bucket in said.split(",")]
+
+    def settle(self) -> None:
+        """Settle on the parameters as they are now. All ranks must call."""
+        self.__init__(self.module, init_sync=False)  # type: ignore[misc]
+
+    def reduced(self) -> list[torch.nn.Parameter]:
+        """The parameters whose gradients are reduced, as they are numbered in buckets."""
+        found, _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        parameters: list[torch.nn.Parameter] = found
+        return parameters
+
+    def _ddp_init_helper(self, parameters: Sequence[torch.nn.Parameter], *args: Any, **kwargs: Any) -> None:
+        """Begin with the known buckets, which DistributedDataParallel takes none of from outside."""
+        module: Any = dist
+        buckets, assign = self.known_buckets, module._compute_bucket_assignment_by_size
+
+        def assign_known(*arguments: Any) -> Any:
+            _, limits = assign(*arguments)
+            known = list(reversed(buckets or ()))
+            return known, limits[:1] * len(known)
+
+        if buckets and _fit(buckets, parameters):
+            module._compute_bucket_assignment_by_size = assign_known
+        try:
+            super()._ddp_init_helper(parameters, *args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            module._compute_bucket_assignment_by_size = assign
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            trained = _require_gradients(self._listed)
+            if not any(trained):
+                return inputs, kwargs
+            if trained != self._trained:
+                was_training, syncs = self.training, self.require_backward_grad_sync
+                self.__dict__.pop("known_buckets", None)
+                self.settle()
+                self.training, self.require_backward_grad_sync = was_training, syncs
+        return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _post_forward(self, output: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not any(_require_gradients(self._listed)):
+            return output
+        return super()._post_forward(output)  # type: ignore[no-untyped-call]
+
+
+def _require_gradients(parameters: Sequence[torch.nn.Parameter]) -> list[bool]:
+    return [parameter.requires_grad for parameter in parameters]
+
+
+def _fit(buckets: Buckets, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Are these buckets of just these parameters, each of one kind?"""
+    if sorted(chain.from_iterable(buckets)) != list(range(len(parameters))):
+        return False
+    kinds = [{(parameters[number].dtype, parameters[number].device) for number in bucket} for bucket in buckets]
+    return all(len(each) == 1 for each in kinds)
