@@ -125,3 +125,12 @@ def test_what_the_worker_uses_goes_along_and_only_the_newest_counts(inbox: RankR
     send(inbox, {"step": 1})
     wait_until(lambda: len(service.messages) == 2)
     assert [message.get("cpus_used") for message in service.messages] == [2.0, None]
+
+
+def test_a_script_that_trains_again_is_not_over(inbox: RankReports) -> None:
+    told: list[tuple[int, bool]] = []
+    inbox.on_finished = lambda generation, is_over: told.append((generation, is_over))
+    send(inbox, {"kind": "resumed", "step": 0}, {"kind": "finished", "step": 9}, {"kind": "resumed", "step": 0})
+    wait_until(lambda: len(told) == 2)
+    assert told == [(1, True), (1, False)]
+    assert inbox.finished_generation == -1

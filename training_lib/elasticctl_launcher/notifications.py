@@ -48,9 +48,13 @@ class RankDeclined:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDone:
-    """A rank has made its last step; what its script does after that, an export or a test, may take long."""
+    """A rank has made its last step; what its script does after that, an export or a test, may take long.
+
+    Not `is_over`: its script has begun another training then.
+    """
 
     generation: int
+    is_over: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,16 +33,17 @@ log = logging.getLogger(__name__)
 class RankReports:
     """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
-    These are called from a thread: `on_drained(generation, rank)`; `on_finished(generation)`, once a rank has made its
-    last step; `on_metrics(rows)`, with values as lines of JSON; `on_report(message)`, for each other report;
-    `on_times(generation, rank, times)`, with where the time of a rank went, which is not forwarded as it is.
+    These are called from a thread: `on_drained(generation, rank)`; `on_finished(generation, is_over)`, once a rank has
+    made its last step, or if it begins another training then; `on_metrics(rows)`, with values as lines of JSON;
+    `on_report(message)`, for each other report; `on_times(generation, rank, times)`, with where the time of a rank
+    went, which is not forwarded as it is.
     `newest_generation` is the newest generation whose ranks have reported anything, which shows that the script uses
     the training library; `finished_generation` is the newest whose ranks have made their last step.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
         self._client, self._on_drained = client, on_drained
-        self.on_finished: Callable[[int], None] = lambda generation: None
+        self.on_finished: Callable[[int, bool], None] = lambda generation, is_over: None
         self.on_report: Callable[[Mapping[str, Any]], None] = lambda message: None
         self.on_metrics: Callable[[Sequence[str]], None] = lambda rows: None
         self.on_times: Callable[[int, object, Mapping[str, Any]], None] = lambda generation, rank, times: None
@@ -141,8 +142,11 @@ class RankReports:
             return
         if message.get("kind") == "finished":
             self.finished_generation = generation
-            self.on_finished(generation)
+            self.on_finished(generation, True)
             return
+        if message.get("kind") == "resumed" and self.finished_generation == generation:
+            self.finished_generation = -1
+            self.on_finished(generation, False)
         with self._lock:
             if message.get("kind") != "progress":
                 self._add(message)

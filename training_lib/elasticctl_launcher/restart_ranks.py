@@ -348,8 +348,8 @@ class Agent(TorchAgent):
             case RankDrained(generation, global_rank):
                 self._ranks.drain.note(generation, global_rank)
                 return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._ranks.have_drained() else None
-            case TrainingDone(self._handler.generation):
-                self._say(Doing.EXPORTING)
+            case TrainingDone(self._handler.generation, is_over):
+                self._say(Doing.EXPORTING if is_over else DOING.get(self.state))
             case RanksStandStill(self._handler.generation, still):
                 moving = Doing.EXPORTING if self._ranks.drain.is_exporting else DOING.get(self.state)
                 self._say(Doing.HUNG if still else moving)

@@ -54,6 +54,14 @@ def test_after_training_the_users_time_does_not_count() -> None:
     assert (found.end_s, found.strict) == (UNMEASURED_S, True)
 
 
+def test_a_script_that_trains_again_is_judged_by_its_steps_again() -> None:
+    pace = Pace(0.5)
+    pace.begin(0.0)
+    for kind, at_s in (("progress", 1.0), ("finished", 2.0), ("resumed", 3.0)):
+        pace.note_report(kind, at_s)
+    assert pace.allowance().end_s == 0.5
+
+
 @given(st.lists(st.floats(0.0, 1e6), max_size=5), st.lists(st.sampled_from(["resumed", "progress", "waiting"])))
 def test_a_spell_that_ended_by_itself_is_never_ended_the_next_time(spells: list[float], kinds: list[str]) -> None:
     pace = Pace(None)

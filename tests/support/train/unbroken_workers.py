@@ -28,7 +28,9 @@ from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish
 
-SCRIPT, EVERY_KIND = (Path(__file__).with_name(name) for name in ("unbroken.py", "every_kind.py"))
+SCRIPT, EVERY_KIND, IN_STAGES = (
+    Path(__file__).with_name(name) for name in ("unbroken.py", "every_kind.py", "in_stages.py")
+)
 SAMPLES = {SCRIPT: 240, EVERY_KIND: 250}
 ENDLESS = 100_000
 ROOT = Path(__file__).resolve().parents[3]

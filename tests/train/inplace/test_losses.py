@@ -11,7 +11,7 @@ import pytest
 
 from elasticctl_controller.core.group.blame import GroupRules
 from tests.support.launcher_lab import Lab
-from tests.support.train.unbroken_workers import ENDLESS, Workers, lose_at_random
+from tests.support.train.unbroken_workers import ENDLESS, IN_STAGES, Workers, lose_at_random
 from tests.support.vanish import come_back, vanish
 
 POINTS = ("forward", "backward", "optimizer", "after", "step")
@@ -148,3 +148,18 @@ def test_losses_at_random(lab: Lab) -> None:
     seed = int(os.environ.get("ELASTICCTL_TEST_SEED", drawn))
     print(f"ELASTICCTL_TEST_SEED={seed}")
     lose_at_random(lab, random.Random(seed), losses=8)
+
+
+@pytest.mark.parametrize("stays", ["1", "0"])
+def test_several_runs_one_after_the_other_are_trained_as_one(lab: Lab, stays: str) -> None:
+    """Each has a group of its own, all in one generation; if a worker is lost, the last goes on from its checkpoint."""
+    workers = Workers(lab, 2, 1, IN_STAGES, STAYS=stays)
+    for stage in (0, 1):
+        lab.until((lab.folder / f"at-{stage}-5-2").exists)
+        (lab.folder / f"go-on-{stage}").touch()
+    lab.until((lab.folder / "at-2-5-2").exists)
+    assert len(lab.site.service.view("default/job", "job-uid").generations) == 1
+    workers.lose("w0")
+    (lab.folder / "go-on-2").touch()
+    assert lab.wait("w1") == 0
+    assert sorted(path.name for path in lab.folder.glob("end-2-*")) == ["end-2-0-10"]

@@ -61,6 +61,9 @@ class Pace:
         if kind == "finished":
             self.phase = Phase.ENDING
             return
+        if kind == "resumed" and phase is Phase.ENDING:  # it trains another model
+            self.phase, self._since_s = Phase.FIRST_STEP, now_s
+            return
         stepped = kind == "progress"
         if phase is Phase.ENDING or (phase is not Phase.STARTING and not stepped):
             return  # a commit, say, in the middle of a step

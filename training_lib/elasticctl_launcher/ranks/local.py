@@ -78,7 +78,7 @@ class LocalRanks:
         self._generation = 0
         self._began: float | None = None
         self._unreported_s = 0.0
-        self.reports.on_finished = lambda generation: notify(TrainingDone(generation))
+        self.reports.on_finished = lambda generation, is_over: notify(TrainingDone(generation, is_over))
         self._hangs = HangWatch(
             limits.hang_timeout_s,
             output.print_rank_line,
