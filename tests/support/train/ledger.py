@@ -51,10 +51,13 @@ class Ledger:
         """How often each sample counts, by epoch.
 
         A step counts in the last group that made it: whoever made it in an earlier one has been lost with its state.
+        Ranks that drain and do not stay make their last step without a word: others have gone on from there.
         """
         last: dict[int, int] = defaultdict(int)
-        for row in self.made:
-            last[row["step"]] = max(last[row["step"]], row["group"])
+        known, furthest = {row["step"] for row in self.made}, self.furthest
+        for row in self.rows:
+            if row["made"] or (row["step"] not in known and row["step"] < furthest):
+                last[row["step"]] = max(last[row["step"]], row["group"])
         counted: dict[int, Counter[int]] = defaultdict(Counter)
         for row in self.rows:
             if not row["made"] and "jump" not in row and last.get(row["step"]) == row["group"]:
