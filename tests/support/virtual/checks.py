@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,19 +59,23 @@ class Ledger:
     def was_silent(self, node: str, at: float) -> bool:
         """Had a node been unable to call, for long enough, a while before?
 
-        It may have called for the last time a while before that, and its last call may have come late, or never.
+        It may have called for the last time a while before that, and its last call may have come late, or never. Nor
+        need it have called between two cuts, if that was less time than between two calls.
         """
         since_s = SILENT_S - BEAT_S - self.world.network.weather.late_s
-        long = (cut for cut in self.cuts.get(node, ()) if cut[1] - cut[0] >= since_s)
+        long = (cut for cut in _joined(self.cuts.get(node, ())) if cut[1] - cut[0] >= since_s)
         return any(since <= at - since_s and at <= until + 90.0 for since, until in long)
 
     def check_budget(self) -> None:
         """A bug strikes once more than the budget allows restarts; what takes a worker away may excuse it once.
 
-        So may a newcomer for which ranks are stopped that have reported nothing yet: they may have been cleaning up.
+        One that no restart can help strikes once. A newcomer excuses it, too, for which ranks are stopped that have
+        reported nothing yet: they may have been cleaning up.
         """
         world = self.world
-        struck, most = world.figures.hits_since_commit, world.setup.backoff_limit + 1 + len(self.faults_at)
+        permanent = world.script.bug is not None and world.script.bug.permanent
+        restarts = 0 if permanent else world.setup.backoff_limit
+        struck, most = world.figures.hits_since_commit, restarts + 1 + len(self.faults_at)
         pairs = itertools.pairwise(world.status.generations)
         most += sum(old.resumed_step is None and new.reason.endswith(" joined") for old, new in pairs)
         if struck > most:
@@ -127,6 +131,9 @@ class Ledger:
         for item in new.generations:
             if item.failure is not None and item.generation not in known:
                 self._check_blame(item.failure.worker, item.failure.verdict, item.generation)
+        hits = self.world.figures.hits
+        if hits <= self.world.setup.backoff_limit and new.failures > hits and not self.world.figures.taken_for_hung:
+            raise BrokenPromise(f"{new.failures} failures are counted, but the script has failed {hits} times")
 
     def _check_counts(self, old: JobStatus, new: JobStatus) -> None:
         known, present = {w.uid: w for w in old.workers}, {w.uid for w in new.workers}
@@ -176,3 +183,14 @@ class Ledger:
             raise BrokenPromise(f"{name} was blamed for generation {generation}, but its ranks never failed")
         if not (world.figures.hits or world.figures.taken_for_hung):
             raise BrokenPromise(f"generation {generation} was counted as failed ({name}), but no script failed")
+
+
+def _joined(cuts: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """These times, as one where nobody need have called in between."""
+    found: list[tuple[float, float]] = []
+    for since, until in sorted(cuts):
+        if found and since < found[-1][1] + BEAT_S:
+            found[-1] = (found[-1][0], max(until, found[-1][1]))
+        else:
+            found.append((since, until))
+    return found

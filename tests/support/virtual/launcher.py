@@ -411,6 +411,7 @@ class Launcher:
         told = {"verdict": "application", "exitCode": code, "generation": self.generation, "worker": self.name}
         if how is not None:
             told |= {"error": how.error, "rank": 0}
+            told |= {"permanent": True} if self._is_permanent(how) else {}
         self._exit(code, json.dumps(told))
 
     def _stop_ranks(self, then: Callable[[], None]) -> None:
@@ -444,8 +445,11 @@ class Launcher:
         told = self._report_of(self.generation, self.members.index(self.uid), self.failure)
         return {**told, "failed": [self._report_of(*failed) for failed in self.counted], **self._words()}
 
-    def _report_of(self, generation: int, rank: int, how: Exit) -> dict[str, Any]:
+    def _is_permanent(self, how: Exit) -> bool:
         bug = self.world.script.bug
+        return how.own and bug is not None and bug.permanent
+
+    def _report_of(self, generation: int, rank: int, how: Exit) -> dict[str, Any]:
         failure = {"rank": rank, "exit_code": how.code, "error": how.error}
         failure |= {"signal": "SIGKILL" if how.code == 137 else "", "last_lines": [how.error]}
         failure["verdict"] = "collateral" if how.of_peers else "killed" if how.code == 137 else "application"
@@ -453,7 +457,7 @@ class Launcher:
             "uid": self.uid,
             "generation": generation,
             "of_peers": how.of_peers,
-            "permanent": how.own and bug is not None and bug.permanent,
+            "permanent": self._is_permanent(how),
             "ended_s_ago": self.loop.time() - how.at,
             "failure": failure,
         }

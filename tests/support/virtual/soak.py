@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tests.support.virtual.checks import BrokenPromise
@@ -57,16 +58,17 @@ class Sums:
 
 
 def search(first: int, seeds: int, seconds: float) -> int:
-    """Tell stories until there are enough of them, or the time is over; returns how many failed."""
+    """Tell stories until there are enough of them, the time is over, or Ctrl-C; returns how many failed."""
     sums, failed, began = Sums(), [], time.process_time()
-    for seed in range(first, first + seeds):
-        story = draw(seed)
-        failure = fails(story, on_end=sums.add)
-        if failure:
-            failed.append(seed)
-            print(f"seed {seed}: {failure}\n{as_text(shrink(story))}\n", flush=True)
-        if time.process_time() - began > seconds:
-            break
+    with suppress(KeyboardInterrupt):
+        for seed in range(first, first + seeds):
+            story = draw(seed)
+            failure = fails(story, on_end=sums.add)
+            if failure:
+                failed.append(seed)
+                print(f"seed {seed}: {failure}\n{as_text(shrink(story))}\n", flush=True)
+            if time.process_time() - began > seconds:
+                break
     print(sums.describe(time.process_time() - began))
     print(f"failed: {failed}" if failed else "no story failed")
     return len(failed)

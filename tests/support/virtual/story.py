@@ -13,6 +13,7 @@ from enum import Enum
 
 from elasticctl.api.status import Phase
 from tests.support.virtual.checks import BrokenPromise
+from tests.support.virtual.launcher import Timing
 from tests.support.virtual.script import Bug, Fault, Script
 from tests.support.virtual.watcher import Watcher
 from tests.support.virtual.world import Setup, World
@@ -22,6 +23,10 @@ SETTLE_S = 400.0
 BACK_S = 120.0
 STAYING_SHARE = 0.5
 """How many of the scripts that use the training library keep their processes."""
+SLOW_SHARE = 0.2
+"""How many scripts take minutes to stop, to tear down or to import."""
+UNSTEADY_SHARE = 0.25
+"""In how many stories something comes and goes, or the service is away for an hour."""
 HANG_S = 2500.0
 """How long it takes until a hang is found, and until who has caused what is decided."""
 
@@ -44,6 +49,8 @@ class What(Enum):
     LATE = "messages come late"
     CLOCK_STEP = "the controller's clock is set"
     SCALE = "the job is scaled"
+    FLAP = "a launcher's connection to the service comes and goes"
+    CRASH_LOOP = "the controller's process dies again and again"
 
     def __repr__(self) -> str:
         return f"What.{self.name}"
@@ -92,6 +99,7 @@ def draw(seed: int) -> Story:
     script = draw_script(dice, backoff_limit)
     can_stay = script.reports and not (script.bug is not None and script.bug.permanent)  # such a bug strikes before
     script = replace(script, stays=can_stay and random.Random(f"stays {seed}").random() < STAYING_SHARE)
+    script, timing = slow_down(script, random.Random(f"slow {seed}"))
     setup = Setup(
         workers=workers,
         minimum=dice.randint(1, workers),
@@ -103,11 +111,34 @@ def draw(seed: int) -> Story:
         lazy=dice.random() < 0.9,
         elected=dice.random() < 0.5,
         script=script,
+        timing=timing,
+        grace_s=max(30.0, timing.stop_grace_s + 30.0),
     )
     span_s = script.import_s + script.first_step_s + script.steps * script.pace_s(workers)
     count = dice.choice((0, 1, 1, 2, 3, 4, 6, 10))
-    incidents = sorted((draw_incident(dice, span_s) for _ in range(count)), key=lambda item: item.at_s)
-    return Story(seed, setup, tuple(incidents))
+    incidents = [draw_incident(dice, span_s) for _ in range(count)]
+    incidents += draw_unsteady(random.Random(f"unsteady {seed}"), span_s)
+    return Story(seed, setup, tuple(sorted(incidents, key=lambda item: item.at_s)))
+
+
+def slow_down(script: Script, dice: random.Random) -> tuple[Script, Timing]:
+    """Some scripts take minutes for what takes others seconds; their launchers give them the time to stop."""
+    if dice.random() >= SLOW_SHARE:
+        return script, Timing()
+    stop_s = dice.choice((script.stop_s, 60.0))
+    teardown_s = dice.choice((script.teardown_s, 120.0, 300.0))
+    slow = replace(script, stop_s=stop_s, teardown_s=teardown_s, import_s=dice.choice((script.import_s, 300.0)))
+    return slow, Timing(stop_grace_s=max(5.0, stop_s * 1.5))
+
+
+def draw_unsteady(dice: random.Random, span_s: float) -> list[Incident]:
+    """What comes and goes for a while, and a service that is away for long: seldom drawn by chance, and telling."""
+    if dice.random() >= UNSTEADY_SHARE:
+        return []
+    what = dice.choice((What.FLAP, What.FLAP, What.CRASH_LOOP, What.CRASH_SERVICE))
+    for_s = 3600.0 if what is What.CRASH_SERVICE else dice.choice((30.0, 120.0, 600.0))
+    at_s = dice.uniform(0.0, min(span_s, dice.choice((60.0, span_s))))
+    return [Incident(at_s, what, dice.random(), for_s, dice.choice((0.5, 1.5, 45.0)), dice.random())]
 
 
 def draw_script(dice: random.Random, backoff_limit: int) -> Script:
@@ -143,7 +174,7 @@ def draw_script(dice: random.Random, backoff_limit: int) -> Script:
 
 def draw_incident(dice: random.Random, span_s: float) -> Incident:
     """One incident within the time that the script needs."""
-    what = dice.choice(list(What))
+    what = dice.choice([what for what in What if what not in _UNSTEADY])
     for_s = dice.choice((1.0, 8.0, 30.0, 120.0, 600.0, 3600.0))
     known_s = dice.choice((0.5, 1.5, 45.0))
     at_s = dice.uniform(0.0, min(span_s, dice.choice((60.0, span_s))))
@@ -178,6 +209,9 @@ def happen_to_node(world: World, item: Incident, name: str) -> None:
             world.delete_pod(name)
         case What.CUT_SERVICE:
             world.cut_service(name, item.for_s)
+        case What.FLAP:
+            for since_s, for_s in come_and_go(item):
+                world.loop.after(since_s, world.cut_service, name, for_s)
         case What.ISOLATE:
             world.isolate(name, item.for_s, 40.0 + item.known_s)
         case What.FREEZE:
@@ -189,6 +223,9 @@ def happen_to_all(world: World, item: Incident) -> None:
     match item.what:
         case What.CRASH_SERVICE:
             world.crash_service(item.for_s)
+        case What.CRASH_LOOP:
+            for since_s, for_s in come_and_go(item):
+                world.loop.after(since_s, world.crash_service, for_s)
         case What.API_AWAY:
             world.stop_api(item.for_s)
         case What.STORAGE_AWAY:
@@ -206,9 +243,20 @@ def happen_to_all(world: World, item: Incident) -> None:
             raise ValueError(f"nobody knows how to tell of {item.what}")
 
 
+def come_and_go(item: Incident) -> list[tuple[float, float]]:
+    """From when on, in seconds since it began, something is away, and for how long."""
+    dice, found, since_s = random.Random(item.amount), [], 0.0
+    while since_s < item.for_s:
+        for_s = min(dice.choice((0.5, 3.0, 12.0)) * dice.uniform(0.5, 1.5), item.for_s - since_s)
+        found.append((since_s, for_s))
+        since_s += for_s + dice.choice((0.2, 2.0, 20.0)) * dice.uniform(0.5, 1.5)
+    return found
+
+
+_UNSTEADY = {What.FLAP, What.CRASH_LOOP}
 _ON_NODES = {
     What.LOSE_NODE, What.RECLAIM, What.KILL, What.DELETE_POD, What.LOSE_MOST, What.CUT_SERVICE, What.ISOLATE,
-    What.FREEZE,
+    What.FREEZE, What.FLAP,
 }  # fmt: skip
 
 _STAND_STILL = {What.ISOLATE, What.FREEZE}
@@ -225,7 +273,7 @@ def tell(story: Story) -> World:
         longest_s = script.steps * script.pace_s(setup.minimum)
         watcher = Watcher(world, story.quiet_s, max(97.0, longest_s / 40.0))
         watcher.begin()
-        once_s = script.import_s * 1.1 + script.load_s + script.first_step_s
+        once_s = script.import_s * 1.1 + script.load_s + script.first_step_s + script.stop_s + script.teardown_s
         tries = 1 if script.bug is None else setup.backoff_limit + 1
         stood_s = max((item.for_s for item in story.incidents if item.what in _STAND_STILL), default=0.0)
         learnt_s = 10.0 * (once_s + stood_s)  # a hang is found in time that depends on how long steps have taken
