@@ -67,6 +67,12 @@ def test_whoever_numbers_the_batches_of_a_pass_knows_the_last_one_though_some_ca
     assert len([len(batches) for _ in batches]) == len(batches) == 5
 
 
+@pytest.mark.parametrize("name", ["batch_size", "sampler", "batch_sampler"])
+def test_options_that_would_make_other_batches_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match=f"{name}=4: run.loader makes the batches"):
+        loader(**{name: 4})
+
+
 class Pids(Numbers):
     """Yields the process that fetched the sample."""
 

@@ -22,6 +22,7 @@ from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, slice_of
 
 log = logging.getLogger("elasticctl_train")
 
+_FIXED_OPTIONS = ("batch_size", "batch_sampler", "sampler")
 Begin = Callable[[], Cursor]
 """Is called when a pass over a loader starts; returns where training is."""
 
@@ -221,10 +222,19 @@ def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:
     """Options of a DataLoader with what this library adds to them.
 
     It gets a generator of its own, so a resume does not shift the script's random numbers, and its workers ignore
-    SIGTERM: it reaches the whole process group, and a worker that died of it would take the last save along.
+    SIGTERM: it reaches the whole process group, and a worker that died of it would take the last save along. Raises
+    DataError for options that say which samples make a batch.
     """
+    check_options(options)
     generator = torch.Generator().manual_seed(rng.mix(*seeds))
     return {"generator": generator, **options, "worker_init_fn": partial(_init_worker, options.get("worker_init_fn"))}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise DataError for options of a DataLoader that say which samples make a batch."""
+    for name in _FIXED_OPTIONS:
+        if name in options:
+            raise DataError(f"{name}={options[name]!r}: run.loader makes the batches. FIX: give global_batch alone")
 
 
 def length_of(dataset: object) -> int:

@@ -17,10 +17,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from elasticctl_store.errors import DataError
-from elasticctl_train.data.loaders import Begin, worker_options
+from elasticctl_train.data.loaders import Begin, check_options, worker_options
 from elasticctl_train.data.plan import Feed
-
-_FIXED_OPTIONS = ("batch_size", "batch_sampler", "sampler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +70,7 @@ def make_loader(dataset: Any, plan: StreamPlan, feed: Feed, begin: Begin, option
     """
     if plan.global_batch < 1:
         raise DataError(f"global_batch={plan.global_batch} makes no batch")
-    for name in _FIXED_OPTIONS:
-        if name in options:
-            raise DataError(f"{name}={options[name]!r}: run.loader makes the batches. FIX: give global_batch alone")
+    check_options(options)
     collate = options.get("collate_fn") or default_collate
 
     def make(plan: StreamPlan) -> DataLoader[Any]:
