@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -50,6 +51,8 @@ UNKNOWN_JOB_S = 30.0
 """How long a service that has just started may not know its jobs and their workers yet."""
 STORE_TIMEOUT = timedelta(seconds=60)
 """Of single operations on a store that has answered before; the launcher makes none while ranks run."""
+USE_LIBUV = torch.__version__ >= "2.8"
+"""That of torch 2.6 refuses a socket that listens already; the store from before libuv takes one."""
 
 log = logging.getLogger(__name__)
 
@@ -305,5 +308,6 @@ def _open_store(host: str) -> tuple[TCPStore, int]:
         wait_for_workers=False,
         timeout=STORE_TIMEOUT,
         master_listen_fd=listener.detach(),
+        use_libuv=USE_LIBUV,
     )
     return store, port

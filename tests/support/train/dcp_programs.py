@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard import sharded_tensor
@@ -15,14 +18,19 @@ from torch.distributed._shard.sharding_spec import (
     ShardingSpec,
     ShardMetadata,
 )
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.tensor import DTensor
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train.dcp import ElasticReader, ElasticWriter
 from elasticctl_train.dist import join, leave
 from tests.support.train.sharded import tensors_for
+
+
+def only_if(call: Callable[..., Any], option: str) -> pytest.MarkDecorator:
+    """Marks a test of what an option of `call` does to us: the oldest releases of torch lack some."""
+    return pytest.mark.skipif(option not in inspect.signature(call).parameters, reason=f"this torch has no {option}")
 
 
 def state_for(how: str) -> dict[str, Any]:
@@ -55,7 +63,7 @@ def save_in_process(url: str) -> None:
     world = join()
     writer = ElasticWriter(url)
     for _ in range(2):
-        kind = AsyncCheckpointerType.PROCESS
+        kind = state_dict_saver.AsyncCheckpointerType.PROCESS
         dcp.async_save(state_for("plain"), storage_writer=writer, async_checkpointer_type=kind).result()  # type: ignore[union-attr]
     leave(world)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.reader import read_contents
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.train import dcp_programs, ranks
+from tests.support.train.dcp_programs import only_if
 
 
 @pytest.mark.parametrize(
@@ -31,11 +34,13 @@ def test_sharded_tensors_and_plain_ones_are_loaded_as_each_other(tmp_path: Path)
     assert ranks.run(dcp_programs.exchange_sharded_tensors, 2, str(tmp_path)) == [0, 0]
 
 
+@only_if(dcp.async_save, "async_checkpointer_type")
 def test_a_process_of_its_own_can_save(tmp_path: Path) -> None:
     assert ranks.run(dcp_programs.save_in_process, 1, str(tmp_path)) == [0]
     assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [2, 1]
 
 
+@only_if(DefaultSavePlanner, "enable_plan_caching")
 def test_a_plan_of_an_earlier_save_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "run"), str(tmp_path / "said")
     assert ranks.run(dcp_programs.save_with_cached_plans, 2, url, outcome) == [0, 0]

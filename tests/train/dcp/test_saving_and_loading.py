@@ -20,7 +20,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dcp import ElasticReader, ElasticWriter
 from tests.support.train import checkpoints
-from tests.support.train.dcp_programs import blank, refusal
+from tests.support.train.dcp_programs import blank, only_if, refusal
 from tests.support.train.states import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -142,6 +142,7 @@ def test_an_object_is_refused_unless_pickles_are_allowed(tmp_path: Path, odd: An
     assert load(empty, tmp_path, allow_pickle=True)["deep"]["odd"] == odd
 
 
+@only_if(dcp.save, "use_collectives")
 def test_a_save_without_collectives_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="use_collectives=True"):
         dcp.save({"t": torch.ones(2)}, storage_writer=ElasticWriter(tmp_path), use_collectives=False)

@@ -18,6 +18,7 @@ from torch.futures import Future
 
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, finish, finish_on_gpu
+from elasticctl_train.inplace import releases
 from elasticctl_train.inplace.waits import ReduceWaits
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory")
@@ -114,7 +115,8 @@ class ElasticDataParallel(ResumableDataParallel):
         self.__dict__["_watch"] = watch  # before Module's own constructor, which would refuse
         if "_shared" not in self.__dict__:
             self.__dict__["_shared"] = frozenset(name for name, _ in module.named_buffers())
-        super().__init__(module, process_group=watch.group, init_sync=init_sync)
+        with releases.construction(init_sync=init_sync) as options:
+            super().__init__(module, process_group=watch.group, **options)
         if init_sync and watch.size > 1 and next(module.parameters()).is_cuda:
             finish_on_gpu(watch.channel)
         numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self.reduced())}
