@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from elasticctl_train.inplace import nccl
 
-_LISTEN = "0A"
+_CLOSED, _LISTENS = 7, 10
 _AGAIN_S = 0.2
 _CALL_S = 1.0
 _DEAD_S = 1.0
@@ -97,7 +97,6 @@ class Connections:
         self._on_dead(self)
 
     def _shut_down(self) -> None:
-        listening = _listening()
         for inode, descriptor in _sockets().items():
             if inode in self._before if self._mine is None else inode not in self._mine:
                 continue
@@ -105,12 +104,13 @@ class Connections:
                 duplicate = socket.socket(fileno=os.dup(descriptor))
                 with duplicate, suppress(OSError):  # not connected
                     is_same = os.fstat(duplicate.fileno()).st_ino == inode  # its number may be another's by now
-                    if not is_same or duplicate.family == socket.AF_UNIX:
+                    if not is_same:
                         continue
                     is_nccl = bool(self.on_gpus) and inode not in self._of_gloo
-                    if is_nccl or inode not in listening:
+                    state = _state(duplicate)
+                    if is_nccl or state not in (_CLOSED, _LISTENS):  # gloo may have a closed one listen next
                         duplicate.shutdown(socket.SHUT_RDWR)
-                    elif self._mine is None:
+                    elif state == _LISTENS and self._mine is None:
                         self._knock(duplicate.getsockname())
         if self.on_gpus and not self._is_aborted:
             self._is_aborted = True
@@ -137,11 +137,6 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-def _listening() -> set[int]:
-    """The inodes of sockets that listen."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError), open(f"/proc/self/net/{table}") as lines:
-            next(lines, None)
-            found |= {int(fields[9]) for fields in map(str.split, lines) if fields[3] == _LISTEN}
-    return found
+def _state(of: socket.socket) -> int:
+    """One of the states in linux/tcp.h. Raises OSError for what is no TCP socket."""
+    return of.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
