@@ -18,7 +18,7 @@ target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=reg
 # Where it is set, each process that the tests start compiles our modules again, and each of those that run them the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
+.PHONY: demo quick test lint types unit torch soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
@@ -40,6 +40,15 @@ types: $(VENV)/.dev  ## beside the tests, which come first
 
 unit: $(VENV)/.dev
 	$(call tests,$(HERE),$(SPREAD))
+
+# Another release of PyTorch before everything that is installed; of the CPU builds with PIP_INDEX_URL.
+OTHER   = $(VENV)/torch-$(or $(TORCH),$(error say which release: make torch TORCH=2.6.0))
+SITE   := import sysconfig; print(sysconfig.get_path("purelib"))
+torch: $(VENV)/.dev  ## the tests of training with another release of PyTorch: docs/training.md; make torch TORCH=2.6.0
+	$(BIN)/python -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet torch==$(TORCH)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(OTHER)/bin/python -c '$(SITE)')/rest.pth"
+	PATH="$(CURDIR)/$(BIN):$$PATH" CUDA_VISIBLE_DEVICES= $(OTHER)/bin/python -m pytest $(SPREAD) tests/train tests/launcher
 
 soak: $(VENV)/.dev  ## simulated clusters with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
 	$(BIN)/python -m tests.support.virtual.soak $(SOAK)

@@ -41,7 +41,7 @@ HOMES: dict[Any, set[str]] = {
     },
     dataloader: {"_next_data"},
     distributed: {"_compute_bucket_assignment_by_size", "_sync_module_states", "_verify_param_shape_across_processes"},
-    distributed_c10d: {"_abort_process_group", "_group_start", "_group_end", "_world"},
+    distributed_c10d: {"_world"},
     graph: {"_engine_run_backward"},
     lr_scheduler: {"_opt_called"},
     torch.nn.Module: {"_extra_state"},
@@ -51,6 +51,7 @@ HOMES: dict[Any, set[str]] = {
         "_check_sync_bufs_pre_fwd",
         "_ddp_init_helper",
         "_distributed_broadcast_coalesced",
+        "_get_ddp_logging_data",
         "_has_rebuilt_buckets",
         "_post_forward",
         "_pre_forward",
@@ -58,9 +59,9 @@ HOMES: dict[Any, set[str]] = {
     },
 }
 """Where torch has the private names that we use: all of them in 2.6, 2.8, 2.11, 2.13, 2.14 and 2.15. `make torch` shows
-of another release whether we do with it."""
-NOT_EVERYWHERE = {"_dump_fr_trace_json", "_dump_nccl_trace_json"}
-"""A flight recorder that a build has not got is not read."""
+whether another release will do."""
+NOT_EVERYWHERE = {"_dump_fr_trace_json", "_dump_nccl_trace_json", "_group_start", "_group_end"}
+"""A flight recorder that a build has not got is not read. The others are NCCL's, which no build for CPUs has."""
 OURSELVES = {"self", "cls"}
 SUBCLASSES = [(ElasticDataParallel, DistributedDataParallel), (TorchAgent, api.SimpleElasticAgent)]
 NOT_TORCH = {
