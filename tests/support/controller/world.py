@@ -274,7 +274,10 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     deletes = [a.name for a in decision.actions if isinstance(a, DeleteWorker)]
     names = {pod.name for pod in observed.pods}
     ours = own_pods(job, observed.pods).values()
-    live = sum(not pod.ended and not pod.deleting and pod.uid not in observed.notices for pod in ours)
+    wanted = {a.pool for a in decision.actions if isinstance(a, CreateWorker)}
+    has_pools = job.goal is not None or job.pools is not None
+    staying = [pod for pod in ours if not has_pools or not wanted or pod.pool in wanted]  # the others make room
+    live = sum(not pod.ended and not pod.deleting and pod.uid not in observed.notices for pod in staying)
     assert len({*creates, *deletes}) == len(creates) + len(deletes), "one index twice in a pass"
     assert not names & {*creates}
     assert not creates or live + len(creates) <= job.max

@@ -138,12 +138,13 @@ def test_buffers_come_from_rank_0_alone(tmp_path: Path) -> None:
 
 def test_a_checkpoint_fits_a_model_whatever_it_is_wrapped_in(tmp_path: Path) -> None:
     parallel, compiled, bare = "DistributedDataParallel", "OptimizedModule", "Linear"
+    ours = "ResumableDataParallel"
     plan = [
         (1, "bare", [bare]),
-        (2, "bare", [parallel, bare]),
+        (2, "bare", [ours, bare]),
         (2, "parallel", [parallel, bare]),
         (1, "compiled", [compiled, bare]),
-        (2, "compiled", [parallel, compiled, bare]),
+        (2, "compiled", [ours, compiled, bare]),
         (2, "compiled parallel", [compiled, parallel, compiled, bare]),
         (1, "bare", [bare]),
     ]

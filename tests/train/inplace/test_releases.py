@@ -122,7 +122,7 @@ def test_every_private_name_of_torch_is_known_and_there() -> None:
 def test_torch_2_6_has_to_be_kept_from_exchanging_parameters(
     monkeypatch: pytest.MonkeyPatch, init_sync: bool, takes_it: bool
 ) -> None:
-    monkeypatch.setattr(releases, "_TAKES_INIT_SYNC", takes_it)
+    monkeypatch.setattr(releases, "TAKES_INIT_SYNC", takes_it)
     before = dict(vars(distributed))
     with releases.construction(init_sync=init_sync) as options:
         assert options == ({"init_sync": init_sync} if takes_it else {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel, distributed
 
-_TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 """Since 2.7 it can be told not to begin with rank 0's parameters."""
 _EXCHANGES = ("_verify_param_shape_across_processes", "_sync_module_states")
 
@@ -20,7 +20,7 @@ def construction(*, init_sync: bool) -> Iterator[dict[str, Any]]:
 
     Without `init_sync` it exchanges nothing with the other ranks.
     """
-    if _TAKES_INIT_SYNC:
+    if TAKES_INIT_SYNC:
         yield {"init_sync": init_sync}
         return
     names: dict[str, Any] = vars(distributed)
