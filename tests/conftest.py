@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl.templates import DEFAULT, SUFFIX
+from elasticctl_launcher.bootstrap import imports_that_stay
 from tests.support.jobs import light_template
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
@@ -52,12 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Thousands of tests and all that they import are no garbage: looking for some takes seconds of each process."""
-    gc.disable()
-    try:
+    with imports_that_stay():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def not_mounted(case: Case) -> Finding | None:
             name = short_worker_name(str(at(pod, "metadata", "name")), case.name)
             return _not_mounted(case, f"{name} cannot start on {at(pod, 'spec', 'nodeName')}: {words_of(failed)}")
     words = next((found for found in (_held(case, reason) for reason in MOUNTS) if found), None)
-    return None if words is None else _not_mounted(case, f"{short_worker_name(words, case.name)}")
+    return None if words is None else _not_mounted(case, short_worker_name(words, case.name))
 
 
 def _not_mounted(case: Case, words: str) -> Finding:

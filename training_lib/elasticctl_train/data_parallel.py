@@ -84,7 +84,8 @@ class ResumableDataParallel(DistributedDataParallel):
         return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _post_forward(self, output: Any) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not any(_require_gradients(self._listed)):
+        is_watched = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if is_watched and not any(parameter.requires_grad for parameter in self._listed):  # mostly, the first does
             return output
         return super()._post_forward(output)  # type: ignore[no-untyped-call]
 

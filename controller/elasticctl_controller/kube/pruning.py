@@ -11,7 +11,8 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, INSTANCE_LABEL
-from elasticctl.api.objects import as_list, as_mapping
+from elasticctl.api.objects import as_list, as_mapping, as_text
+from elasticctl.api.observed.workers import beside_worker
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU_SLOTS
 from elasticctl.api.spec import ANNOTATION_POOL, ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
@@ -134,13 +135,11 @@ def _container_status(status: Mapping[str, Any]) -> Manifest:
 def _before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
     """The init containers that cannot start, run or have failed, if there are any; of those beside the worker, if
     they cannot start."""
-    given = [as_mapping(item) for item in as_list(spec.get("initContainers"))]
-    beside = [item.get("name") for item in given if item.get("restartPolicy") == "Always"]
-    kept = []
+    beside, kept = beside_worker(spec), []
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
         state = as_mapping(item.get("state"))
         failed = as_mapping(state.get("terminated")).get("exitCode", 0) != 0
-        if state.get("waiting") or (item.get("name") not in beside and (state.get("running") or failed)):
+        if state.get("waiting") or (as_text(item.get("name")) not in beside and (state.get("running") or failed)):
             kept.append({**_pick(item, ("name",)), "state": {**_container_status(item)["state"], **_running(state)}})
     return {"initContainerStatuses": kept} if kept else {}
 

@@ -226,13 +226,19 @@ def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
     return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
 
 
+def beside_worker(spec: Mapping[str, Any]) -> set[str]:
+    """The names of the init containers that run beside the others."""
+    given = map(as_mapping, as_list(spec.get("initContainers")))
+    return {as_text(item.get("name")) for item in given if item.get("restartPolicy") == "Always"}
+
+
 def _init_states(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The init containers, without those that run beside the others, by name and state."""
-    given = [as_mapping(item) for item in as_list(spec.get("initContainers"))]
-    beside = [item.get("name") for item in given if item.get("restartPolicy") == "Always"]
+    beside = beside_worker(spec)
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
-        if item.get("name") not in beside:
-            yield as_text(item.get("name")), as_mapping(item.get("state"))
+        name = as_text(item.get("name"))
+        if name not in beside:
+            yield name, as_mapping(item.get("state"))
 
 
 def _failed_before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:

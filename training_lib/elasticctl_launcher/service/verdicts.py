@@ -18,11 +18,10 @@ _EVENTS: Mapping[str, LauncherEvent] = {
     DONE: LauncherEvent.GROUP_FINISHED,
 }
 
-log = logging.getLogger(__name__)
-
-
 MOST_COUNTED = 8
 """Of the failures of this worker that are remembered: of more, the service has stored the earlier ones long ago."""
+
+log = logging.getLogger(__name__)
 
 
 class Verdicts:

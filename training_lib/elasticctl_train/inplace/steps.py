@@ -200,14 +200,12 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of what an optimizer's group holds, with the very same parameters."""
-    return {
-        key: list(value)
-        if key == "params"
-        else value
-        if isinstance(value, int | float | None)
-        else copy.deepcopy(value)
+    others = {
+        key: value if isinstance(value, int | float | None) else copy.deepcopy(value)
         for key, value in group.items()
+        if key != "params"
     }
+    return {**others, "params": list(group["params"])}
 
 
 def _size_bytes(part: Stateful) -> int:

@@ -93,8 +93,9 @@ class InPlace:
 
     def begin_step(self, is_first: bool) -> None:
         """The first batch of a step is about to be fetched; `is_first`: of a pass."""
-        self._own.note(dist.collectives_of_script(), is_comparable=not is_first and not self.is_lost)
-        self._last.begin(is_lost=self.is_lost)
+        is_lost = self.is_lost
+        self._own.note(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
+        self._last.begin(is_lost=is_lost)
 
     def wrap(self, model: torch.nn.Module, buckets: Buckets | None) -> ElasticDataParallel:
         """The model to call, the same in every generation. `buckets`: those of the checkpoint that was resumed from."""
