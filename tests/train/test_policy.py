@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
+from elasticctl_train.interruptions import QUIET_S, Hazard
 from elasticctl_train.policy import (
     LONGEST_S,
     NOTICE_CHECK_S,
@@ -20,6 +21,11 @@ from elasticctl_train.policy import (
     SavePolicy,
     interval_s,
 )
+
+
+def lost_every(between_s: float) -> Hazard:
+    """Interruptions at a constant rate."""
+    return Hazard((), 1 / between_s, ())
 
 
 def walk(cadence: Cadence, first_step: int, step_times_s: list[float]) -> tuple[list[int], list[int]]:
@@ -72,7 +78,7 @@ def test_the_interval_is_chosen_by_default() -> None:
 
 
 def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -> None:
-    cadence = Cadence(SavePolicy(), 0, 0.0, between_s=lambda: 20_000.0)
+    cadence = Cadence(SavePolicy(), 0, 0.0, hazard=lambda: lost_every(20_000.0))
     with caplog.at_level(logging.INFO):
         cadence.saved(0.25)  # sqrt(2 x 0.25 s x 20,000 s) = 100 s
         assert caplog.messages == [
@@ -105,9 +111,9 @@ def test_a_given_interval_stays_whatever_saves_cost() -> None:
 positive = st.floats(1e-3, 1e5)
 
 
-@given(positive, positive, positive)
+@given(positive, positive, st.floats(1e-3, QUIET_S))
 def test_the_chosen_interval_loses_the_least_time(cost_s: float, write_s: float, between_s: float) -> None:
-    chosen = interval_s(cost_s, write_s, between_s)
+    chosen = interval_s(cost_s, write_s, lost_every(between_s))
     assert SHORTEST_S <= chosen <= LONGEST_S
 
     def lost(every_s: float) -> float:
@@ -120,7 +126,7 @@ def test_the_chosen_interval_loses_the_least_time(cost_s: float, write_s: float,
 
 def test_the_interval_follows_the_machines_ages() -> None:
     between_s = [20_000.0]
-    cadence = Cadence(SavePolicy(), 0, 0.0, between_s=lambda: between_s[0])
+    cadence = Cadence(SavePolicy(), 0, 0.0, hazard=lambda: lost_every(between_s[0]))
     cadence.saved(0.25)
     assert walk(cadence, 0, [10.0] * 31)[1] == [10, 20, 30]
     between_s[0] /= 4

@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from elasticctl_store.checkpoints.commits import read_commits
@@ -67,17 +68,35 @@ class Machine:
 class Hazard:
     """How likely an interruption is: `by_age` for each machine (per second), `other` whatever their ages.
 
-    `ages_s` are those of the machines at the time 0 of `between_s`.
+    `ages_s` are the ages of the machines now.
     """
 
     by_age: Sequence[float]
     other: float
     ages_s: Sequence[float]
 
-    def between_s(self, after_s: float = 0.0) -> float:
-        """The mean time between interruptions at this rate, so many seconds later; `QUIET_S` at most."""
+    def between_s(self) -> float:
+        """The mean time between interruptions at the rate of now; `QUIET_S` at most."""
+        return 1 / self._rate(0.0)
+
+    def best_interval_s(self, cost_s: float) -> float:
+        """How long to go on before a save of `cost_s` seconds pays.
+
+        It pays once the work that is expected to be lost, the sum of rate times work at risk, has grown to its cost. At
+        a constant rate that is sqrt(2 x cost x mean time between interruptions).
+        """
+        changes_s = sorted({edge - age_s for edge in AGES_S for age_s in self.ages_s if edge > age_s})
+        lost_s = 0.0
+        for start_s, end_s in pairwise((0.0, *changes_s, math.inf)):
+            rate = self._rate(start_s + min(end_s - start_s, 2.0) / 2)
+            if lost_s + rate * (end_s**2 - start_s**2) / 2 >= cost_s:
+                return math.sqrt(start_s**2 + 2 * (cost_s - lost_s) / rate)
+            lost_s += rate * (end_s**2 - start_s**2) / 2
+        raise AssertionError("the last span has no end")
+
+    def _rate(self, after_s: float) -> float:
         rate = self.other + sum(self.by_age[_span(age_s + after_s)] for age_s in self.ages_s)
-        return min(1 / rate, QUIET_S) if rate > 0 else QUIET_S
+        return max(rate, 1 / QUIET_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,32 +125,37 @@ class Record:
         seen_at = max(self.since, min(committed_at or 0.0, now))
         until = self.ended_at if self.ended_at is not None else min(now, seen_at + UNSEEN_S)
         until = min(max(until, self.since), now)
-        machine_s, losses = list(self.machine_s), list(self.losses)
-        for machine in self.machines:
-            for span, spent_s in enumerate(_spent(self.since - machine.booted_at, until - machine.booted_at)):
-                machine_s[span] += spent_s
-        others = self.others
+        losses, others = list(self.losses), self.others
         if work_lost and self.ended_at is None:
             present = {machine.id for machine in machines}
             lost = [machine for machine in self.machines if machine.id not in present]
             for machine in lost:
                 losses[_span(until - machine.booted_at)] += 1 / len(lost)
             others += not lost
-        group_s = self.group_s + max(0.0, until - self.since)
+        machine_s, group_s = self._lived(until)
         return Record(tuple(machine_s), tuple(losses), group_s, others, tuple(machines), now)
 
+    def _lived(self, until: float) -> tuple[list[float], float]:
+        """`machine_s` and `group_s` with the time of the present group up to then."""
+        machine_s = list(self.machine_s)
+        for machine in self.machines:
+            for span, spent_s in enumerate(_spent(self.since - machine.booted_at, until - machine.booted_at)):
+                machine_s[span] += spent_s
+        return machine_s, self.group_s + max(0.0, until - self.since)
+
     def hazard(self, now: float) -> Hazard:
-        """What to expect of the machines that are in the group now.
+        """What to expect of the machines in the group, which has lived until now.
 
         All together are taken to have been interrupted once more, in `PRIOR_S`; from there, each age is weighed by what
         was seen of it.
         """
-        usual = (1 + sum(self.losses)) / (PRIOR_S * max(1, len(self.machines)) + sum(self.machine_s))
+        machine_s, group_s = self._lived(now)
+        usual = (1 + sum(self.losses)) / (PRIOR_S * max(1, len(self.machines)) + sum(machine_s))
         by_age = [
             (_AGE_EVENTS + lost) / (_AGE_EVENTS / usual + spent_s)
-            for lost, spent_s in zip(self.losses, self.machine_s, strict=True)
+            for lost, spent_s in zip(self.losses, machine_s, strict=True)
         ]
-        other = self.others / (PRIOR_S + self.group_s)
+        other = self.others / (PRIOR_S + group_s)
         return Hazard(by_age, other, [max(0.0, now - machine.booted_at) for machine in self.machines] or [0.0])
 
 
@@ -178,7 +202,6 @@ class Interruptions:
         self._storage = storage
         self._record = Record()
         self._began_s = time.monotonic()
-        self._hazard = self._record.hazard(0.0)
         self._thread: threading.Thread | None = None
 
     def begin(self, found: Sequence[tuple[str, float | None]], *, work_lost: bool) -> None:
@@ -190,9 +213,10 @@ class Interruptions:
         self._run(lambda: self._write(replace(self._record, ended_at=time.time())))
         self.join(grace_s)
 
-    def between_s(self) -> float:
-        """The mean time between interruptions, as it is expected now."""
-        return self._hazard.between_s(time.monotonic() - self._began_s)
+    def hazard(self) -> Hazard:
+        """What to expect of the machines from now on."""
+        began_s, record = self._began_s, self._record
+        return record.hazard(record.since + time.monotonic() - began_s)
 
     def join(self, grace_s: float | None = None) -> None:
         """Wait for what is being read or written."""
@@ -222,7 +246,7 @@ class Interruptions:
         commit = next(read_commits(self._storage), None) if before.machines else None
         machines = machines_of(found, before, now)
         record = before.followed_by(machines, now, committed_at=commit.at if commit else None, work_lost=work_lost)
-        self._began_s, self._hazard = time.monotonic(), record.hazard(now)
+        self._began_s = time.monotonic()
         self._write(record)
 
     def _write(self, record: Record) -> None:

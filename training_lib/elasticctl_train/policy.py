@@ -8,14 +8,13 @@ says so at the next check, and all stop behind that very step. Where a notice ca
 
 Without an interval given, rank 0 chooses it: a save costs the time that training stands still for it, an interruption
 costs on average half an interval of work, and their sum is least at sqrt(2 x cost x mean time between interruptions)
-(Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly refined it in 2006). That time is
-not constant: it is asked for anew at each save (`interruptions`).
+(Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly refined it in 2006). The rate of
+interruptions changes with the age of the machines, so the interval is chosen anew at each save (`interruptions`).
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from typing import Literal
 
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
-from elasticctl_train.interruptions import PRIOR_S
+from elasticctl_train.interruptions import Hazard, Record
 
 log = logging.getLogger("elasticctl_train")
 
@@ -84,19 +83,19 @@ class SavePolicy:
         return Retention(self.keep_last, every_s, self.keep_best or 0, self.metric, self.mode)
 
 
-def interval_s(cost_s: float, write_s: float, between_s: float) -> float:
+def interval_s(cost_s: float, write_s: float, hazard: Hazard) -> float:
     """The seconds between saves at which the least time is lost.
 
-    `cost_s` is how long training stands still for a save, `between_s` the mean time between interruptions. Writing
-    takes `write_s` beside training; the interval is twice that at least, to leave training the network half the time.
+    `cost_s` is how long training stands still for a save. Writing takes `write_s` beside training; the interval is
+    twice that at least, to leave training the network half the time.
     """
-    return min(max(math.sqrt(2 * cost_s * between_s), 2 * write_s, SHORTEST_S), LONGEST_S)
+    return min(max(hazard.best_interval_s(cost_s), 2 * write_s, SHORTEST_S), LONGEST_S)
 
 
 class Cadence:
     """Rank 0's clockwork: turns the policy into check steps.
 
-    `between_s()` is the mean time between interruptions as expected now, for a policy that chooses its interval.
+    `hazard()` is how likely interruptions are from now on, for a policy that chooses its interval.
     """
 
     def __init__(
@@ -106,12 +105,12 @@ class Cadence:
         now_s: float | None = None,
         *,
         notice_possible: bool = False,
-        between_s: Callable[[], float] = lambda: PRIOR_S,
+        hazard: Callable[[], Hazard] = lambda: Record().hazard(0.0),
     ) -> None:
         self._notice_possible = notice_possible
         self._every_steps = policy.every_steps
         self._every_s = SHORTEST_S if policy.auto else float(policy.every_s or 0)
-        self._auto, self._between_s, self._said_s = policy.auto, between_s, 0.0
+        self._auto, self._hazard, self._said_s = policy.auto, hazard, 0.0
         self._costs_s: deque[float] = deque(maxlen=_COSTS_KEPT)
         self._write_s = 0.0
         self._saved_s = self._checked_s = time.monotonic() if now_s is None else now_s
@@ -128,15 +127,15 @@ class Cadence:
         self._costs_s.append(cost_s)
         if not self._auto:
             return
-        cost_s, between_s = statistics.median(self._costs_s), self._between_s()
-        self._every_s = interval_s(cost_s, self._write_s, between_s)
+        cost_s, hazard = statistics.median(self._costs_s), self._hazard()
+        self._every_s = interval_s(cost_s, self._write_s, hazard)
         if not self._said_s / _SAID_AGAIN_AT <= self._every_s <= self._said_s * _SAID_AGAIN_AT:
             self._said_s = self._every_s
             log.info(
                 "saving every %.0f s: a save stops training for %.0f ms, an interruption is expected every %.1f h",
                 self._every_s,
                 cost_s * 1000,
-                between_s / 3600,
+                hazard.between_s() / 3600,
             )
 
     def written(self, write_s: float) -> None:

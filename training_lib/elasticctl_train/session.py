@@ -24,7 +24,7 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, 
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
-from elasticctl_train.interruptions import PRIOR_S, Interruptions, this_machine
+from elasticctl_train.interruptions import Hazard, Interruptions, Record, this_machine
 from elasticctl_train.not_finite import LossGuard
 from elasticctl_train.policy import Cadence, SavePolicy
 from elasticctl_train.progress import Notice, Progress, Reporter
@@ -137,7 +137,7 @@ class Session:
         if self.world.rank == 0:
             self._say_where()
         self._cadence = Cadence(
-            self._policy, cursor.step, notice_possible=self._notice.possible, between_s=self._expected_between_s
+            self._policy, cursor.step, notice_possible=self._notice.possible, hazard=self._expected_hazard
         )
         self._next_check = self._cadence.first_check
         self._watch.step = cursor.step
@@ -271,8 +271,8 @@ class Session:
         if self._interruptions is not None and self.world.rank == 0:
             self._interruptions.end(_NOTE_GRACE_S)
 
-    def _expected_between_s(self) -> float:
-        return PRIOR_S if self._interruptions is None else self._interruptions.between_s()
+    def _expected_hazard(self) -> Hazard:
+        return Record().hazard(0.0) if self._interruptions is None else self._interruptions.hazard()
 
     def _restore(self, like: Like | None) -> Restored | None:
         """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
