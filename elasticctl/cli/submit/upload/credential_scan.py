@@ -88,4 +88,4 @@ def findings_by_name(path: str) -> tuple[Finding, ...]:
 def rule_of(path: str) -> str:
     """The rule of gitignore that means this path and no other."""
     escaped = re.sub(r"([\\*?\[\]])", r"\\\1", path)
-    return f"/{escaped[:-1]}\\ " if escaped.endswith(" ") else f"/{escaped}"
+    return "/" + re.sub(r"\s(?=\s*$)", r"[\g<0>]", escaped)  # else it would be trimmed at the end
