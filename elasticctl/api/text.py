@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SHOWN_CHARS = 60
@@ -84,6 +84,12 @@ def join_and(names: Iterable[str]) -> str:
     """`a, b and c`."""
     *head, last = list(names)
     return f"{', '.join(head)} and {last}" if head else last
+
+
+def join_some(names: Sequence[str], noun: str, most: int = 3) -> str:
+    """`a, b, c and 5 more workers`: at most so many names, then how many more there are of the `noun`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {plural(more, f'more {noun}')}" if more > 0 else "")
 
 
 def plural_are(number: int, noun: str) -> str:

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl.api.text import visible, visible_line
+from elasticctl.api.text import join_some, visible, visible_line
 
 HOSTILE = "a\x1b]0;owned\x07b\x1b[2Jc\rd\x9be\u202ef\x7fg\x00"
 
 
 def harmless(text: str) -> bool:
     return not any((ord(char) < 32 and char not in "\t\n") or 127 <= ord(char) < 160 for char in text)
+
+
+def test_of_many_names_the_first_and_how_many_more_there_are() -> None:
+    assert join_some(["a"], "worker") == "a"
+    assert join_some(["a", "b", "c"], "worker") == "a, b, c"
+    assert join_some(["a", "b", "c", "d"], "worker") == "a, b, c and 1 more worker"
+    assert join_some(["a", "b", "c", "d", "e"], "worker") == "a, b, c and 2 more workers"
 
 
 def test_control_characters_are_shown() -> None:

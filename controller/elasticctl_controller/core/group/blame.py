@@ -14,13 +14,11 @@ from dataclasses import dataclass, replace
 from elasticctl.api.observed.standstill import RankPlace, describe_standstill
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
-from elasticctl.api.text import plural
+from elasticctl.api.text import join_some
 from elasticctl_controller.core.causes import APPLICATION
 
 PERMANENT_EXIT_CODES = range(1, 128)
 """restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried."""
-MOST_NAMES = 3
-"""Of the workers that an error names; it is shown in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,5 @@ def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int
         return replace(end, failure=replace(failure, error=f"{failure.error}; {others}" if others else failure.error))
     if not end.of_peers or not finished:
         return end
-    more = len(finished) - MOST_NAMES
-    who = ", ".join(finished[:MOST_NAMES]) + (f" and {plural(more, 'more worker')}" if more > 0 else "")
-    error = f"the ranks of {who} had ended with exit code 0 by then: {failure.error}"
+    error = f"the ranks of {join_some(finished, 'worker')} had ended with exit code 0 by then: {failure.error}"
     return replace(end, failure=replace(failure, verdict=APPLICATION, error=error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.blame import Judgement, RanksEnd, first_to_blame, with_evidence
 from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
@@ -38,7 +39,7 @@ def judge_failure(group: GroupRecord, now: float) -> None:
         return
     unheard = unheard_beside(group, end)
     if unheard:
-        names = ", ".join(member.name for uid, member in group.members.items() if uid in unheard)
+        names = join_some([member.name for uid, member in group.members.items() if uid in unheard], "worker")
         group.advance(GroupEvent.MEMBER_LEFT, now, f"hung while nobody could hear {names}")
         return
     finished = [member.name for uid, member in group.members.items() if uid in group.finished]

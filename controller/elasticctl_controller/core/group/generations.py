@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration
+from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import awaits_exit, excuse_failure, judge_failure, wait_for_ends_s
 from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
@@ -84,10 +85,10 @@ def _settle_notices(group: GroupRecord, now: float) -> float | None:
         others = Replacements(ready, any(uid not in known for uid in group.alive), group.first_join_at)
     leaving, again_at = who_leaves(held, others, leaving_lead_s(group), now)
     if leaving:
-        reasons = {held[uid].reason for uid in leaving}
-        names = ", ".join(group.members[uid].name for uid in leaving)
+        reasons = join_some(sorted({held[uid].reason for uid in leaving}), "reason")
+        names = join_some([group.members[uid].name for uid in leaving], "worker")
         have = "has" if len(leaving) == 1 else "have"
-        let_go(group, leaving, f"{names} {have} to stop: {'; '.join(sorted(reasons))}", now)
+        let_go(group, leaving, f"{names} {have} to stop: {reasons}", now)
     again_at = min(again_at, started_at if started_at > now else math.inf)
     return None if again_at == math.inf else max(0.0, again_at - now)
 

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from elasticctl.api.status import GroupGeneration, ProgressStatus
+from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.blame import Judgement, RanksEnd, first_to_blame
 from elasticctl_controller.core.group.failures import excuse_failure, judge_failure, may_restart, unheard_beside
 from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation
@@ -314,4 +315,4 @@ class Group(GroupRecord):
         """End the generation if a member that has not finished is no longer alive."""
         lost = [m.name for uid, m in self.members.items() if uid not in self.alive and uid not in self.finished]
         if lost:
-            self.advance(GroupEvent.MEMBER_LOST, now, f"lost {', '.join(lost)}")
+            self.advance(GroupEvent.MEMBER_LOST, now, f"lost {join_some(lost, 'worker')}")

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
+from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.group_states import GroupEvent
 from elasticctl_controller.core.group.growth import decide_growth, measure_growth, outruns, payback_s, stopped_share
 from elasticctl_controller.core.group.record import GroupRecord
@@ -52,7 +53,7 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
         if not verdict.grow:
             group.growth = before or verdict.words  # the first words stay: the seconds left change all the time
             return None if verdict.again_at is None else max(0.0, verdict.again_at - now)
-    group.advance(GroupEvent.NEWCOMERS_DUE, now, f"{', '.join(newcomers)}{_JOINED}")
+    group.advance(GroupEvent.NEWCOMERS_DUE, now, f"{join_some(newcomers, 'worker')}{_JOINED}")
     return None
 
 

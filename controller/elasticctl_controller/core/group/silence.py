@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import excuse_failure
 from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
@@ -79,7 +80,7 @@ def _has_victims_only(group: GroupRecord) -> bool:
 def _leave_out(group: GroupRecord, lost: Collection[str], why: str, now: float) -> None:
     """End the generation: these members are lost, which explains whatever has failed."""
     excuse_failure(group)
-    names = ", ".join(member.name for uid, member in group.members.items() if uid in lost)
+    names = join_some([member.name for uid, member in group.members.items() if uid in lost], "worker")
     group.advance(GroupEvent.MEMBER_LOST, now, f"{why} {names}")
 
 

@@ -111,6 +111,15 @@ def test_losing_a_member_opens_and_survivors_form_at_once_without_the_replacemen
     assert group.history.generations[-1].opened_at == 10.0
 
 
+def test_the_reason_names_few_of_many_workers_so_that_twenty_of_them_fit_a_status() -> None:
+    group = formed(*range(500))
+    group.set_alive(alive(0, 1), 1, 10.0)
+    for index in (0, 1):
+        group.join(member(index), 1, 10.1)
+    reason = group.history.generations[-1].reason
+    assert reason == "lost job-worker-2, job-worker-3, job-worker-4 and 495 more workers"
+
+
 def test_survivors_keep_their_order_when_rank_0_is_lost() -> None:
     group = formed(0, 1, 2)
     group.set_alive(alive(1, 2), 1, 5.0)
