@@ -87,6 +87,7 @@ class Election:
         self._seen: tuple[str, float] = ("", 0.0)  # the last version of another's lease, and when it was first seen
         self._expires_at = 0.0
         self._version = ""
+        self._term: Manifest = {}  # since when this replica has held the lease, and how often it has changed hands
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run_election, name="election", daemon=True)
 
@@ -102,7 +103,7 @@ class Election:
             return
         self._held_until = None
         try:
-            self._put({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": to_rfc3339(time.time())})
+            self._put(self._spec() | {"holderIdentity": "", "leaseDurationSeconds": 1})
             log.info("released the lease")
         except ElasticctlError as e:
             log.warning("could not release the lease: %s", e)
@@ -170,18 +171,18 @@ class Election:
             if self._clock() < self._expires_at:
                 return False
             log.info("the lease of %s has expired", holder)
-        transitions = int(spec.get("leaseTransitions") or 0) + 1
+        self._begin_term(int(spec.get("leaseTransitions") or 0) + 1)
         try:
-            self._put(self._spec() | {"acquireTime": to_rfc3339(time.time()), "leaseTransitions": transitions})
+            self._put(self._spec())
         except ConflictError:
             return False  # another replica was faster
         return True
 
     def _create(self) -> bool:
         metadata = {"name": self._me.name, "namespace": self._me.namespace}
-        spec = self._spec() | {"acquireTime": to_rfc3339(time.time()), "leaseTransitions": 0}
+        self._begin_term(transitions=0)
         try:
-            made = self._api.request("POST", self._path, _lease(metadata, spec), timeout_s=REQUEST_TIMEOUT_S)
+            made = self._api.request("POST", self._path, _lease(metadata, self._spec()), timeout_s=REQUEST_TIMEOUT_S)
         except ConflictError:
             return False
         self._version = made["metadata"]["resourceVersion"]
@@ -202,8 +203,12 @@ class Election:
             self._put(self._spec())
         return True
 
+    def _begin_term(self, transitions: int) -> None:
+        self._term = {"acquireTime": to_rfc3339(time.time()), "leaseTransitions": transitions}
+
     def _spec(self) -> Manifest:
         return {
+            **self._term,
             "holderIdentity": self._me.identity,
             "leaseDurationSeconds": int(DURATION_S),
             "renewTime": to_rfc3339(time.time()),

@@ -74,8 +74,9 @@ PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
 UNHEARD_S = 3.0
 """After how long without the lease a leader knows no more of the groups than a new one: before a worker whose calls it
 refused meanwhile would count as silent."""
-LOOPS = 8
-"""Jobs that are reconciled at once: a pass mostly waits for the API server."""
+LOOPS, LOOPS_OF_ONE = 10, 8
+"""How many jobs are reconciled at a time, and how many of them of one namespace. A pass mostly waits for the API
+server; over thousands of workers, it does so for seconds."""
 CONNECTIONS = 40
 """Enough for the requests of all passes, up to seven watches, the events and the lease."""
 
@@ -91,7 +92,7 @@ class Manager:
     def __init__(self, flags: Flags, connection: Connection, key: bytes) -> None:
         self._flags, self._connection = flags, connection
         self._host = socket.gethostname()
-        self._metrics, self._queue = Metrics(), WorkQueue()
+        self._metrics, self._queue = Metrics(), WorkQueue(most_at_once=LOOPS_OF_ONE)
         candidate = LeaseCandidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
         self._election = Election(
             connection,

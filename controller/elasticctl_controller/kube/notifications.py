@@ -18,7 +18,9 @@ import queue
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,7 +37,9 @@ from elasticctl_controller.loop.notifier import Destination, value_of
 COMPONENT = "elasticctl-controller"
 WINDOW_S = 600.0
 MAX_DIFFERENT = 10
-MAX_WAITING = 1_000
+FORGET_EVERY_S = 30.0
+MAX_WAITING, MAX_WAITING_OF_ONE = 1_000, 500
+"""How many events may be queued, and how many of one namespace: the rest is always left to the others."""
 MESSAGE_CHARS = 1024
 """The limit of the API server."""
 
@@ -66,7 +70,9 @@ class EventRecorder:
     def __init__(self, api: LimitedApi, instance: str, clock: Callable[[], float] = time.time) -> None:
         self._api, self._instance, self._clock = api, instance, clock
         self._waiting: queue.Queue[PendingEvent | None] = queue.Queue(MAX_WAITING)
+        self._lock, self._queued = threading.Lock(), Counter[str]()  # by namespace
         self._series: dict[tuple[str, str], _Series] = {}
+        self._forgotten_at = 0.0
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
@@ -75,21 +81,28 @@ class EventRecorder:
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Write the queued events, for at most `timeout_s`, and end the thread."""
-        self._put(None)
+        with suppress(queue.Full):  # then the thread is left behind: it ends with the process
+            self._waiting.put_nowait(None)
         self._thread.join(timeout_s)
 
     def record(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Queue an event; returns at once."""
-        self._put(PendingEvent(job, type_, reason, message[:MESSAGE_CHARS], self._clock()))
-
-    def _put(self, event: PendingEvent | None) -> None:
+        """Queue an event; returns at once. It is dropped if too many are queued, of its namespace or in all."""
         try:
-            self._waiting.put_nowait(event)
+            with self._lock:
+                if self._queued[job.namespace] >= MAX_WAITING_OF_ONE:
+                    raise queue.Full
+                self._waiting.put_nowait(PendingEvent(job, type_, reason, message[:MESSAGE_CHARS], self._clock()))
+                self._queued[job.namespace] += 1
         except queue.Full:
-            log.warning("too many events are queued; dropping one")
+            fields = {"job": job.key, "reason": reason}
+            log.warning("job %s: dropped the event %s: too many are queued", job.key, reason, extra=fields)
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
+            with self._lock:
+                self._queued[event.job.namespace] -= 1
+                if not self._queued[event.job.namespace]:
+                    del self._queued[event.job.namespace]
             try:
                 self._write(event)
             except ElasticctlError as e:
@@ -123,7 +136,10 @@ class EventRecorder:
         return resource_path("v1", event.job.namespace, "events", name)
 
     def _forget_old(self, now: float) -> None:
-        """Forget the events that are too old to be counted on."""
+        """Forget the events that are too old to be counted on, now and then: there may be thousands."""
+        if 0 <= now - self._forgotten_at < FORGET_EVERY_S:
+            return
+        self._forgotten_at = now
         for key, series in list(self._series.items()):
             series.events = {text: event for text, event in series.events.items() if now - event[2] < WINDOW_S}
             if not series.events:

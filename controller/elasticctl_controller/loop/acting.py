@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +45,9 @@ _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
 """Errors that say nothing about the worker that is to be created."""
 _REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$|^the cluster refused [A-Z]+ /[^ ]*: ")
 """What our client adds to the words of an API server."""
+
+PARALLEL_CALLS = 16
+"""How many pods are created or deleted at a time."""
 
 T = TypeVar("T")
 
@@ -170,8 +174,17 @@ def log_fields(job: ElasticJob, worker: str = "") -> dict[str, Any]:
 
 
 def call_all(calls: Executor, call: Callable[[T], None], items: list[T]) -> None:
-    """Make all calls, several in parallel; raises the first error after all have been made."""
-    errors = [future.exception() for future in [calls.submit(call, item) for item in items]]
+    """Make all calls, at most `PARALLEL_CALLS` at a time; raises the first error after all have been made.
+
+    The others are not submitted yet: calls of another job come between them.
+    """
+    errors: list[BaseException | None] = []
+    pending: deque[Future[None]] = deque()
+    for item in items:
+        if len(pending) == PARALLEL_CALLS:
+            errors.append(pending.popleft().exception())
+        pending.append(calls.submit(call, item))
+    errors += [future.exception() for future in pending]
     for error in errors:
         if error is not None:
             raise error

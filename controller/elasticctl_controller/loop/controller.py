@@ -26,24 +26,24 @@ from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
-from elasticctl_controller.loop.acting import Workload, log_events, log_fields, run_actions
+from elasticctl_controller.loop.acting import PARALLEL_CALLS, Workload, log_events, log_fields, run_actions
 from elasticctl_controller.loop.evidence import PoolEvidence
 from elasticctl_controller.loop.hearsay import LONGEST_PAUSE_S, Hearsay
-from elasticctl_controller.loop.workqueue import WorkQueue
+from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
 from elasticctl_controller.rendezvous.service import GroupView
 
 PROGRESS_WRITE_S = 1.0
 """Progress alone is written to a job's status at most this often."""
 PROGRESS_SETTLE_S = 0.1
 """How long to collect reports of the rendezvous service before a pass: ranks report every step."""
-PARALLEL_CALLS = 16
 SLOW_PASS_S = 10.0
 """A longer pass is logged: the API server is slow, or this machine."""
 REFUSED_RETRY_S = 3.0
 """How long after a worker could not be created it is tried again: nothing tells when a quota has room, or when what its
 template names is there..."""
 REFUSED_PER_S = 20.0
-"""... but of all jobs no more often than this, so that many of them do not use up the requests that others need."""
+"""... but no more often than this over all jobs, so that many of them do not use up the requests that others need. Each
+namespace has the same share of it."""
 TOKEN_RETRY_S = 60.0
 AVOID_S = 300.0
 """How long after its notice no new worker is put on a node; the node is mostly gone by then. Nodes that take none
@@ -231,7 +231,7 @@ class Controller:
         self._deliver_token(decided)
         self._carry_out(queued, decided)
         self._ask_about(decided, decision.unexplained)
-        least_s = 0.0 if created else self._refused_pause_s()
+        least_s = 0.0 if created else self._refused_pause_s(key)
         for wait_s in (decision.requeue_s, queued.again_s, None if created else least_s):
             if wait_s is not None:
                 self._queue.add_after(key, max(wait_s, least_s))
@@ -398,7 +398,7 @@ class Controller:
         if outcome.taken:
             if not outcome.taken <= memory.taken.keys():
                 self._queue.add(job.key)  # there may be other names, and the status is to tell
-            again_s = self._refused_pause_s()
+            again_s = self._refused_pause_s(job.key)
             memory.taken |= dict.fromkeys(outcome.taken, self._clock() + again_s)
             self._queue.add_after(job.key, again_s)
         elif decision.status.active >= job.desired:
@@ -411,10 +411,10 @@ class Controller:
         memory.refused = refused
         return not refused
 
-    def _refused_pause_s(self) -> float:
-        """Seconds until a worker that could not be created is tried again."""
-        refused = sum(bool(memory.refused or memory.taken) for memory in list(self._memories.values()))
-        return max(REFUSED_RETRY_S, refused / REFUSED_PER_S)
+    def _refused_pause_s(self, key: str) -> float:
+        """Seconds until a worker of this job that could not be created is tried again."""
+        refused = [other for other, memory in list(self._memories.items()) if memory.refused or memory.taken]
+        return max(REFUSED_RETRY_S, fair_pause_s(refused, key, REFUSED_PER_S))
 
 
 def _deletion(pod: Pod) -> Notice:

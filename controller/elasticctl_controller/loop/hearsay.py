@@ -13,6 +13,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.observed.pod_events import told_by_events
 from elasticctl.api.observed.workers import Pod, PodWait
 from elasticctl.api.spec import ElasticJob
+from elasticctl_controller.loop.workqueue import fair_pause_s
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 120.0
 ASKED_PER_S = 2.0
@@ -55,7 +56,7 @@ class Hearsay:
         heard = self._heard.get(job.key)
         if heard is not None and heard.uid != pod.uid:
             heard = None
-        least_s = len(self._heard) / ASKED_PER_S
+        least_s = fair_pause_s(list(self._heard), job.key, ASKED_PER_S)
         if heard is not None and now < heard.at + max(heard.pause_s, least_s):
             return False, heard.at + max(heard.pause_s, least_s) - now
         wait = told_by_events(self._list_events(job, pod.uid), placed=bool(pod.node), now=now)

@@ -1,17 +1,19 @@
-"""A queue of job keys: each is queued at most once, and never worked on by two threads at a time.
+"""A queue of job keys (`namespace/name`): each is queued at most once, and never worked on by two threads at a time.
 
-A key that is added while it is being worked on is queued again when that is done, so no change is missed. Of several
-delays the earliest time counts; failures back off exponentially, with jitter.
+A key that is added while it is being worked on is queued again when that is done, so no change is missed. If a key is
+delayed several times, the earliest time counts. Failures back off exponentially, with jitter. Namespaces take turns, so
+a namespace with thousands of jobs to work on delays the jobs of another by one of its own jobs, not by all of them.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 
 BASE_DELAY_S = 0.05
 MAX_DELAY_S = 60.0
@@ -21,15 +23,37 @@ SPARE_TIMERS = 64
 """How many outdated timers are allowed, in addition to one per key, before they are removed."""
 
 
+def namespace_of(key: str) -> str:
+    """The namespace in `namespace/name`."""
+    return key.partition("/")[0]
+
+
+def fair_pause_s(keys: Iterable[str], key: str, per_s: float) -> float:
+    """Seconds between two tries of the job `key`, if all of `keys` together may try `per_s` times a second.
+
+    Each namespace gets the same share of the tries, and its jobs divide that share among themselves.
+    """
+    jobs = Counter(map(namespace_of, keys))
+    return jobs[namespace_of(key)] * len(jobs) / per_s
+
+
 class WorkQueue:
-    """A thread-safe queue of keys; `clock` is monotonic seconds, `jitter` gives numbers in [0, 1)."""
+    """A thread-safe queue of keys; `clock` is monotonic seconds, `jitter` gives numbers in [0, 1).
+
+    At most `most_at_once` keys of one namespace are worked on at a time: with more threads than that, some are always
+    left for the other namespaces, however long a pass takes.
+    """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        most_at_once: int = sys.maxsize,
     ) -> None:
-        self._clock, self._jitter = clock, jitter
+        self._clock, self._jitter, self._most_at_once = clock, jitter, most_at_once
         self._changed = threading.Condition()
-        self._ready: deque[str] = deque()
+        self._ready: dict[str, deque[str]] = {}  # by namespace; the first is next
+        self._busy = Counter[str]()  # how many keys of each namespace are being worked on
         self._waiting: set[str] = set()
         self._working: set[str] = set()
         self._due: dict[str, float] = {}
@@ -79,10 +103,8 @@ class WorkQueue:
             deadline = None if timeout_s is None else self._clock() + timeout_s
             while not self._shut_down:
                 self._promote()
-                if self._ready:
-                    key = self._ready.popleft()
-                    self._waiting.discard(key)
-                    self._working.add(key)
+                key = self._take()
+                if key is not None:
                     return key
                 if deadline is not None and self._clock() >= deadline:
                     return None
@@ -92,10 +114,15 @@ class WorkQueue:
     def done(self, key: str) -> None:
         """The caller of `get` has finished with `key`."""
         with self._changed:
+            namespace = namespace_of(key)
             self._working.discard(key)
+            self._busy[namespace] -= 1
+            if not self._busy[namespace]:
+                del self._busy[namespace]
             if key in self._waiting:
-                self._ready.append(key)
-                self._changed.notify()
+                self._make_ready(key)
+            elif namespace in self._ready:
+                self._changed.notify()  # the namespace may have been at its limit
 
     def shut_down(self) -> None:
         """Make every `get` return None from now on."""
@@ -108,8 +135,25 @@ class WorkQueue:
             return
         self._waiting.add(key)
         if key not in self._working:
-            self._ready.append(key)
-            self._changed.notify()
+            self._make_ready(key)
+
+    def _make_ready(self, key: str) -> None:
+        self._ready.setdefault(namespace_of(key), deque()).append(key)
+        self._changed.notify()
+
+    def _take(self) -> str | None:
+        """Take the next key of the first namespace that may have one more worked on; None if there is none."""
+        namespace = next((name for name in self._ready if self._busy[name] < self._most_at_once), None)
+        if namespace is None:
+            return None
+        keys = self._ready.pop(namespace)
+        key = keys.popleft()
+        if keys:
+            self._ready[namespace] = keys  # after all others
+        self._waiting.discard(key)
+        self._working.add(key)
+        self._busy[namespace] += 1
+        return key
 
     def _promote(self) -> None:
         """Queue the keys that are due."""

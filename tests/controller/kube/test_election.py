@@ -121,6 +121,13 @@ def test_a_lease_that_is_given_up_is_taken_at_once(start: Callable[[str], Replic
     assert not first.election.holds()
     assert server.lease is not None
     assert server.lease["spec"]["leaseTransitions"] == 1
+    acquired, version = server.lease["spec"]["acquireTime"], server.version
+    wait_until(lambda: server.version >= version + 3)
+    spec = server.lease["spec"]
+    assert (spec["leaseTransitions"], spec["acquireTime"]) == (1, acquired), "renewals keep them"
+    assert start("third").name == "third"
+    second.election.stop()
+    wait_until(lambda: server.lease is not None and server.lease["spec"]["leaseTransitions"] == 2)
 
 
 def test_who_cannot_renew_stops_before_another_starts(start: Callable[[str], Replica], server: LeaseServer) -> None:

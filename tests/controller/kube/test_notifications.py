@@ -9,7 +9,13 @@ import pytest
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.notifications import MAX_DIFFERENT, MESSAGE_CHARS, EventRecorder
+from elasticctl_controller.kube.notifications import (
+    MAX_DIFFERENT,
+    MAX_WAITING,
+    MAX_WAITING_OF_ONE,
+    MESSAGE_CHARS,
+    EventRecorder,
+)
 from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 
@@ -87,6 +93,20 @@ def test_an_event_that_somebody_removed_is_written_anew(control: ControlApi, rec
     control.remove(f"{EVENTS}/{event['metadata']['name']}")
     recorder.record(JOB, "Normal", "Scaled", "to 4")
     assert written(control, 1)[0]["metadata"]["name"] != event["metadata"]["name"]
+
+
+def test_a_flood_of_one_namespace_leaves_room_for_the_events_of_others(control: ControlApi, clock: Clock) -> None:
+    recorder = EventRecorder(LimitedApi(control.connection(), TokenBucket(10_000, 10_000)), "me", clock)
+    for number in range(5 * MAX_WAITING):
+        recorder.record(ElasticJob(name="flood", namespace="other", uid="flood"), "Warning", "Preempted", str(number))
+    recorder.record(JOB, "Normal", "Scaled", "to 4")
+    recorder.start()
+    (event,) = written(control, 1)
+    recorder.stop(10)
+    assert event["message"] == "to 4"
+    with control.changed:
+        flood = [item for path, item in control.objects.items() if path.startswith("/api/v1/namespaces/other/events")]
+    assert sum(item["count"] for item in flood) == MAX_WAITING_OF_ONE
 
 
 def test_what_cannot_be_written_is_let_go(control: ControlApi, recorder: EventRecorder) -> None:

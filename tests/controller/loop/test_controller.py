@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
-from elasticctl_controller.loop.acting import NameTakenError, slow_start
+from elasticctl_controller.loop.acting import PARALLEL_CALLS, NameTakenError, call_all, slow_start
 from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
@@ -548,3 +549,25 @@ def test_batches_grow_and_end_with_the_first_failure() -> None:
     batches.clear()
     slow_start(call, [])
     assert batches == []
+
+
+def test_a_job_with_many_calls_lets_those_of_another_come_between() -> None:
+    made: list[str] = []
+    may_go, began = threading.Event(), threading.Event()
+
+    def call(name: str) -> None:
+        began.set()
+        assert may_go.wait(10)
+        made.append(name)
+
+    with ThreadPoolExecutor(1) as calls:
+        flood = threading.Thread(target=call_all, args=(calls, call, [f"flood-{number}" for number in range(500)]))
+        flood.start()
+        assert began.wait(10)
+        wait_until(lambda: calls._work_queue.qsize() == PARALLEL_CALLS - 1)
+        other = calls.submit(call, "other")
+        may_go.set()
+        other.result(10)
+        flood.join(10)
+    assert made.index("other") == PARALLEL_CALLS
+    assert len(made) == 501

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_controller.loop.workqueue import BASE_DELAY_S, MAX_DELAY_S, WorkQueue
+from elasticctl_controller.loop.workqueue import BASE_DELAY_S, MAX_DELAY_S, WorkQueue, fair_pause_s
 from tests.support.waiting import wait_until
 
 
@@ -72,6 +72,46 @@ def test_the_earliest_delay_counts_and_counts_once() -> None:
     queue.done("a")
     clock.now += 100
     assert take(queue) is None
+
+
+def test_namespaces_take_turns() -> None:
+    queue = queue_at(Clock())
+    for number in range(1000):
+        queue.add(f"flood/job-{number}")
+    queue.add("quiet/a")
+    queue.add("quiet/b")
+    assert [take(queue) for _ in range(5)] == ["flood/job-0", "quiet/a", "flood/job-1", "quiet/b", "flood/job-2"]
+
+
+def test_one_namespace_leaves_threads_to_the_others() -> None:
+    queue = WorkQueue(Clock(), most_at_once=2)
+    for number in range(4):
+        queue.add(f"flood/job-{number}")
+    assert [take(queue) for _ in range(3)] == ["flood/job-0", "flood/job-1", None]
+    queue.add("quiet/a")
+    assert [take(queue), take(queue)] == ["quiet/a", None]
+    queue.done("flood/job-1")
+    assert [take(queue), take(queue)] == ["flood/job-2", None]
+
+
+def test_a_namespace_at_its_limit_is_gone_on_with_as_soon_as_a_pass_ends() -> None:
+    queue = WorkQueue(most_at_once=1)
+    taken: list[str | None] = []
+    queue.add("flood/a")
+    queue.add("flood/b")
+    assert queue.get(timeout_s=0) == "flood/a"
+    thread = threading.Thread(target=lambda: taken.append(queue.get(timeout_s=60)))
+    thread.start()
+    queue.done("flood/a")
+    thread.join(10)
+    assert taken == ["flood/b"]
+
+
+def test_a_pause_is_shared_by_the_jobs_of_a_namespace_and_not_with_the_jobs_of_others() -> None:
+    flood = [f"flood/job-{number}" for number in range(10_000)]
+    assert fair_pause_s(flood, flood[0], per_s=20.0) == 500
+    assert fair_pause_s([*flood, "quiet/a"], flood[0], per_s=20.0) == 1000
+    assert fair_pause_s([*flood, "quiet/a"], "quiet/a", per_s=20.0) == 0.1
 
 
 def test_failures_back_off_up_to_a_limit_until_they_are_forgotten() -> None:
@@ -196,10 +236,18 @@ def test_threads_share_the_work_and_never_a_key() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "after", "fail", "take", "done", "tick"]))))
-def test_whatever_happens_an_added_key_is_taken_later(steps: list[tuple[str, str]]) -> None:
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["a/1", "a/2", "a/3", "b/1"]),
+            st.sampled_from(["add", "after", "fail", "take", "done", "tick"]),
+        )
+    ),
+    most=st.integers(1, 3),
+)
+def test_whatever_happens_an_added_key_is_taken_later(steps: list[tuple[str, str]], most: int) -> None:
     clock = Clock()
-    queue = queue_at(clock)
+    queue = WorkQueue(clock, jitter=lambda: 0.0, most_at_once=most)
     additions = {"add": queue.add, "after": lambda k: queue.add_after(k, 3.0), "fail": queue.add_rate_limited}
     owed: set[str] = set()  # keys whose last addition has not been taken yet
     asked: Counter[str] = Counter()  # additions less takings: one that was put off may come behind one at once
@@ -214,6 +262,7 @@ def test_whatever_happens_an_added_key_is_taken_later(steps: list[tuple[str, str
             if taken is not None:
                 assert asked[taken] > 0
                 assert taken not in held
+                assert sum(key[0] == taken[0] for key in held) < most
                 asked[taken] -= 1
                 held.add(taken)
                 owed.discard(taken)
