@@ -26,8 +26,10 @@ from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.diagnosis import diagnose
 from elasticctl.diagnosis.case import Case
 from elasticctl.settings.contexts import Context
+from elasticctl_store.checkpoints import notes, rollbacks
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits
 from elasticctl_store.checkpoints.retention import take_over
+from elasticctl_store.checkpoints.rollbacks import Rollback
 from elasticctl_store.errors import MovedError
 from elasticctl_store.storage.local import LocalStorage
 from tests.support import journals
@@ -251,6 +253,7 @@ def test_wherever_it_is_killed_the_same_command_brings_it_to_its_end(to: str) ->
 
 def test_an_open_move_is_seen_and_named_with_the_command_that_ends_it() -> None:
     with a_world() as world:
+        LocalStorage(world.root / "here").put(notes.INTERRUPTIONS, [b"seen"])
         world.bomb.at, world.bomb.seen = 4, 0
         with pytest.raises(Killed):
             world.move("west", "there")
@@ -350,6 +353,22 @@ def test_a_target_that_cannot_be_written_to_is_refused_before_anything_stops(tmp
         assert world.train() == ["east"]
         assert not world.job("east").is_moving
         assert moved_to(LocalStorage(world.root / "here")) is None
+
+
+def test_what_a_job_has_noted_goes_along_and_the_checkpoint_that_it_has_gone_back_to() -> None:
+    with a_world() as world:
+        here, there = (LocalStorage(world.root / name) for name in ("here", "there"))
+        writer = take_over(here)
+        for _ in range(3):
+            journals.commit(here, writer, world.best + 1)
+            world.best += 1
+        note = Rollback(writer.generation.generation, world.best - 1, "NaN", {"epoch": 0})
+        rollbacks.write(here, note)
+        here.put(notes.INTERRUPTIONS, [b"seen"])
+        world.move("west", "there")
+        assert [commit.step for commit in read_commits(there)] == [note.step - 1]
+        assert rollbacks.pending(there) == note
+        assert there.get(notes.INTERRUPTIONS) == b"seen"
 
 
 def test_a_job_over_there_with_other_state_is_not_taken_for_the_one_that_moves() -> None:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl_store.checkpoints.notes import INTERRUPTIONS
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.interruptions import (
     AGES_S,
-    KEY,
     PRIOR_S,
     QUIET_S,
     UNSEEN_S,
@@ -140,14 +140,14 @@ def test_it_is_kept_beside_the_checkpoints(tmp_path: Path) -> None:
         seen = Interruptions(storage)
         seen.begin([("here", 0.0)], work_lost=True)
         seen.join()
-    assert decode(storage.get(KEY)).others == 2
+    assert decode(storage.get(INTERRUPTIONS)).others == 2
     seen.end(10.0)
     seen = Interruptions(storage)
     seen.begin([("here", 0.0)], work_lost=True)
     seen.join()
-    assert decode(storage.get(KEY)).others == 2
+    assert decode(storage.get(INTERRUPTIONS)).others == 2
     assert seen.hazard().between_s() == pytest.approx(PRIOR_S / 3, rel=0.01)
-    storage.put(KEY, [b"\0" * 100])
+    storage.put(INTERRUPTIONS, [b"\0" * 100])
     seen.begin([("here", 0.0)], work_lost=True)
     seen.join()
     assert seen.hazard().between_s() == pytest.approx(PRIOR_S, rel=0.01)

@@ -30,12 +30,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.notes import INTERRUPTIONS
 from elasticctl_store.errors import DamagedError, MissingError, StorageError
 from elasticctl_store.storage import Storage
 
 log = logging.getLogger("elasticctl_train")
-
-KEY = "interruptions.json"
 
 AGES_S = (0.0, 3600.0, 3 * 3600.0, 12 * 3600.0, 20 * 3600.0)
 """From each of these ages on, losses are counted apart."""
@@ -240,7 +239,7 @@ class Interruptions:
     def _begin(self, found: Sequence[tuple[str, float | None]], work_lost: bool) -> None:
         now = time.time()
         try:
-            before = decode(self._storage.get(KEY))
+            before = decode(self._storage.get(INTERRUPTIONS))
         except (MissingError, DamagedError):
             before = Record()
         commit = next(read_commits(self._storage), None) if before.machines else None
@@ -251,7 +250,7 @@ class Interruptions:
 
     def _write(self, record: Record) -> None:
         self._record = record
-        self._storage.put(KEY, [encode(record)])
+        self._storage.put(INTERRUPTIONS, [encode(record)])
 
 
 def encode(record: Record) -> bytes:

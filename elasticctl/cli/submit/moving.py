@@ -36,7 +36,7 @@ from elasticctl.cli.job_storage import JobStorage, progress_bar, say_damage, siz
 from elasticctl.cli.submit.copies import JobLocation, moved_manifest, storage_patch, workspace_of, workspaces_beside
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage
-from elasticctl_store.checkpoints import arrival, commits, transfer, verify
+from elasticctl_store.checkpoints import arrival, commits, notes, transfer, verify
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, MovedError, StorageError
@@ -213,6 +213,7 @@ class Move:
                 discard_leftovers(here, self.begun, self.typed)
             arrival.hold(here, there, writer.generation.position)
             load, carried = self._copy_newest(name, here, there)
+            notes.copy(here, there)
             self._carry_workspace(manifest)
         sent = plural(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
         say(f"{name}: step {load.commit.step} copied: {sent}, {size(load.size_bytes)}")

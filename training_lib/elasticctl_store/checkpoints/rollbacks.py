@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage import Storage, all_keys
@@ -48,6 +49,13 @@ def write(storage: Storage, note: Rollback) -> None:
 def read_all(storage: Storage) -> list[Rollback]:
     """Every note of a URL, oldest first. Raises StorageError, DamagedError for what is none."""
     return [_decode(storage.get(key), f"{storage.url}: {key}") for key in all_keys(storage, PREFIX)]
+
+
+def pending(storage: Storage) -> Rollback | None:
+    """The note of a run that has gone back, if nothing has been committed since. Raises as `read_all` does."""
+    notes = read_all(storage)
+    newest = next(read_commits(storage), None) if notes else None
+    return None if not notes or (newest is not None and notes[-1].is_past(newest)) else notes[-1]
 
 
 def _decode(data: bytes, where: str) -> Rollback:

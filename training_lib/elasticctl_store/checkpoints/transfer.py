@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import arrival, entries, verify
+from elasticctl_store.checkpoints import arrival, entries, rollbacks, verify
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import read_contents, retry_damaged
 from elasticctl_store.checkpoints.verify import CheckedCommit, OnBytes
@@ -55,10 +55,16 @@ class CopyResult:
 def newest_first(
     source: Storage, on_damage: Callable[[CheckedCommit], None] = lambda finding: None
 ) -> Iterator[CheckpointObjects]:
-    """The checkpoints that look whole, newest first; `on_damage` is called with each that is passed over."""
+    """The checkpoints that look whole, newest first; `on_damage` is called with each that is passed over.
+
+    Where the run has gone back and committed nothing since, those that it may go on from.
+    """
+    back = rollbacks.pending(source)
     for finding in verify.findings(source):
         if finding.commit is None or finding.damage:
             on_damage(finding)
+            continue
+        if back is not None and not back.allows(finding.commit):
             continue
         contents = read_contents(source, finding.commit)
         yield CheckpointObjects(finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares)))

@@ -163,11 +163,7 @@ class Checkpointer:
 
     def rollback(self) -> Rollback | None:
         """The note of a run that has gone back, if nothing has been committed since; the same on all ranks."""
-        note = None
-        if self._world.rank == 0:
-            notes = rollbacks.read_all(self._storage)
-            newest = next(read_commits(self._storage), None) if notes else None
-            note = None if not notes or (newest is not None and notes[-1].is_past(newest)) else notes[-1]
+        note = rollbacks.pending(self._storage) if self._world.rank == 0 else None
         found = self._world.broadcast(None if note is None else asdict(note))
         return None if found is None else Rollback(**found)
 
