@@ -14,7 +14,7 @@
     │   ├── BusyError                   it is overloaded: try again later
     │   ├── ExpiredError                it no longer keeps the requested version
     │   └── StorageFullError            the disk is full: nothing was written
-    ├── StorageError            3   a job's storage (checkpoints, workspace, logs) failed
+    ├── JobStorageError         3   a job's storage (checkpoints, workspace, logs) failed
     └── JobFailedError              1   the job itself ended badly
 
 Each message says what failed, the value, and what to do next ("FIX: ..."), in one or two lines. The

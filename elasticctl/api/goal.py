@@ -6,7 +6,6 @@ A pool is named `CAPACITY[:TYPE][/ZONE]`, such as `spot`, `spot/zone-a`, `onDema
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,8 @@ from elasticctl.api.text import quote
 
 SPOT, ON_DEMAND = "spot", "onDemand"
 """Kinds of capacity, as keys of `status.workerSeconds`, and the first part of a pool's name."""
-MAX_USD = 1e9
+MIN_USD, MAX_USD = 1e-6, 1e9
+"""Smaller and larger amounts are ignored: prices are divided by each other, and infinite costs break JSON."""
 WAIT_S, RETRY_S = 600.0, 900.0
 """How long workers wait in a pool before the next is asked, and after how long a better one is tried again."""
 
@@ -77,7 +77,7 @@ class Goal:
 
 
 def _is_amount(value: float | None) -> bool:
-    return value is not None and 0 < value <= MAX_USD and math.isfinite(value)
+    return value is not None and MIN_USD <= value <= MAX_USD
 
 
 def capacity_of(pool: str) -> str:

@@ -6,7 +6,6 @@ that is empty allows everything.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,13 +13,13 @@ from typing import Any
 
 from elasticctl.api.codec import camel
 from elasticctl.api.errors import SpecError
+from elasticctl.api.goal import MAX_USD
 from elasticctl.api.gpu_types import INSTANCE_LABEL
 from elasticctl.api.objects import as_list, as_mapping, as_text, at
 from elasticctl.api.podtemplate import STORAGE_VARIABLE
 from elasticctl.api.spec import MAX_PRIORITY, ElasticJob
 from elasticctl.api.text import did_you_mean, join_or, quote
 
-MAX_USD = 1e9
 DEFAULT_ACCOUNT = "default"
 _ELSEWHERE = re.compile(r"(^|/)(\.|%2[eE]){2}(/|$)|[$][(]")
 """Parts of a URL that lead out of the folder that it seems to be in: `..`, and Kubernetes' references to variables."""
@@ -144,7 +143,7 @@ def _strings(given: object) -> tuple[str, ...]:
 
 def _is_amount(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= MAX_USD  # type: ignore[arg-type, operator]
+    return number and 0 <= value <= MAX_USD  # type: ignore[arg-type, operator]
 
 
 def _images(pod: Mapping[str, Any]) -> Sequence[str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticctl.api.errors import SpecError
+from elasticctl.api.text import quote
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -42,7 +43,7 @@ def check_label(name: object, path: str, max_length: int) -> None:
     """Raise SpecError unless `name` is a DNS label of at most `max_length` characters."""
     if not isinstance(name, str) or len(name) > max_length or not _LABEL.fullmatch(name):
         raise SpecError(
-            f"{name!r} is not a valid name: use lower-case letters, digits and '-', at most {max_length} characters",
+            f"{quote(name)} is not a valid name. FIX: use lower-case letters, digits and '-', {max_length} at most",
             path=path,
         )
 

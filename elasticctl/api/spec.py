@@ -1,8 +1,8 @@
 """The job as it is asked for: `JobSpec` (what a researcher types) and `ElasticJob` (what the controller acts on).
 
-A `JobSpec` is rendered to an ElasticJob manifest by a job template (`api.manifests`); the manifest is the one
-format on disk, on the wire and in the cluster. `ElasticJob.from_manifest` reads the part of it that decides how many
-workers there should be and what to do when one ends. A worker as the cluster reports it is in `api.workers`.
+A job template renders a `JobSpec` to an ElasticJob manifest (`elasticctl.templates`), which is the only format on disk,
+on the wire and in the cluster. `ElasticJob.from_manifest` reads the part of it that decides how many workers there
+should be and what happens when one ends. `api.observed.workers` describes workers as the cluster reports them.
 """
 
 from __future__ import annotations

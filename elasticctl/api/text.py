@@ -132,11 +132,6 @@ def dollars(amount: float) -> str:
     return f"${amount:,.2f}"
 
 
-def one_line(text: str) -> str:
-    """What somebody else's program said, on one line of at most 300 characters."""
-    return " ".join(text.split())[:300]
-
-
 def _printable(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 

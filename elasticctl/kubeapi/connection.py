@@ -23,7 +23,7 @@ import urllib3
 import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
-from elasticctl.api.text import one_line, quote
+from elasticctl.api.text import quote, shorten
 from elasticctl.kubeapi.credentials import (
     SERVICE_ACCOUNT,
     Access,
@@ -242,7 +242,11 @@ class Connection:
             try:
                 value = self._way.authorization()
             except OSError as e:
-                raise CredentialsError(f"the token of the credentials cannot be read: {one_line(str(e))}") from e
+                raise CredentialsError(f"the token of the credentials cannot be read: {shorten(str(e))}") from e
+        if not (value.isascii() and value.isprintable()):
+            raise CredentialsError(
+                "the token of the credentials contains characters that no HTTP header can hold. FIX: log in again"
+            )
         return {"Authorization": value} if value else {}
 
 
@@ -387,7 +391,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, urllib3.exceptions.ReadTimeoutError):
         return "no answer in time"
     # The library puts the name of its own object in front of what went wrong.
-    return one_line(_OBJECT.sub("", str(error)) or type(error).__name__)
+    return shorten(_OBJECT.sub("", str(error)) or type(error).__name__)
 
 
 class Requests(Protocol):

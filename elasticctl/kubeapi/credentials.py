@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import ConfigError, CredentialsError, NotFoundError
-from elasticctl.api.text import one_line, quote
+from elasticctl.api.text import quote, shorten
 from elasticctl.settings.kubeconfig import Kubeconfig, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -65,7 +65,7 @@ def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
     try:
         return _access(cluster, user)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:  # a file of another shape
-        raise CredentialsError(f"the kubeconfig cannot be used: {one_line(f'{type(e).__name__}: {e}')}") from e
+        raise CredentialsError(f"the kubeconfig cannot be used: {shorten(f'{type(e).__name__}: {e}')}") from e
 
 
 def from_service_account() -> Access:
@@ -101,7 +101,7 @@ def _tls_of_pod() -> ssl.SSLContext:
 
 
 def _unusable_pod(error: OSError) -> CredentialsError:
-    return CredentialsError(f"this pod's service account cannot be used: {one_line(str(error))}")
+    return CredentialsError(f"this pod's service account cannot be used: {shorten(str(error))}")
 
 
 def _find_entries(found: Kubeconfig, context: str) -> tuple[KubeconfigEntry, KubeconfigEntry]:
@@ -137,7 +137,7 @@ def _authorization(user: KubeconfigEntry) -> Callable[[], str]:
     if content.get("tokenFile"):
         return _TokenFile(user.folder / str(content["tokenFile"]))
     if content.get("token"):
-        value = f"Bearer {content['token']}"
+        value = f"Bearer {str(content['token']).strip()}"
     elif content.get("username"):
         pair = f"{content['username']}:{content.get('password', '')}".encode()
         value = f"Basic {base64.b64encode(pair).decode()}"
@@ -247,7 +247,7 @@ class _Plugin:
                 check=False,
             )
         except FileNotFoundError as e:
-            hint = one_line(str(self._spec.get("installHint") or "")) or "install it, or log in another way"
+            hint = shorten(str(self._spec.get("installHint") or "")) or "install it, or log in another way"
             raise CredentialsError(
                 f"the kubeconfig logs in with {quote(self._spec['command'])}, which is not installed. FIX: {hint}"
             ) from e
@@ -266,7 +266,7 @@ class _Plugin:
 def plugin_error(said: str) -> CredentialsError:
     """The error for a plugin that failed with this message."""
     return CredentialsError(
-        f"the kubeconfig's credential plugin failed ({one_line(said)}). FIX: log in to the cloud again"
+        f"the kubeconfig's credential plugin failed ({shorten(said)}). FIX: log in to the cloud again"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from elasticctl.api.errors import ClusterError, CredentialsError, UnreachableError
-from elasticctl.api.text import one_line
+from elasticctl.api.text import shorten
 from elasticctl.kubeapi.connection import CONNECT_TIMEOUT_S, Connection
 from elasticctl.kubeapi.refusals import refusal
 
@@ -36,7 +36,7 @@ class Tunnel:
         try:
             await self._socket.send_bytes(bytes((channel,)) + data)
         except (aiohttp.ClientError, OSError) as e:
-            raise UnreachableError(f"{self._server} has cut the connection: {one_line(str(e))}") from e
+            raise UnreachableError(f"{self._server} has cut the connection: {shorten(str(e))}") from e
 
     async def messages(self) -> AsyncIterator[tuple[int, bytes]]:
         """Yield (channel, data) until the tunnel is closed, by whichever side."""
@@ -106,7 +106,7 @@ async def _shake_hands(
     except aiohttp.WSServerHandshakeError as e:
         raise ClusterError(f"the cluster at {access.server} opens no connection into pods ({e.message})") from e
     except (aiohttp.ClientError, OSError, ValueError) as e:
-        why = one_line(str(e)) or type(e).__name__
+        why = shorten(str(e)) or type(e).__name__
         raise UnreachableError(f"no answer from the cluster at {access.server}: {why}") from e
     return socket
 

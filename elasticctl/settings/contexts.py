@@ -98,7 +98,7 @@ def config_folder() -> Path:
     """The user's configuration folder; it need not exist."""
     home = os.environ.get("ELASTICCTL_HOME")
     if home:
-        return Path(home).expanduser()
+        return Path(os.path.expanduser(home))
     import platformdirs
 
     return platformdirs.user_config_path("elasticctl")
@@ -146,9 +146,10 @@ def encode_config(config: Config) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file, mode 0600, or leave it unchanged; raises OSError."""
+    """Replace a file, mode 0600, or leave it unchanged; a symbolic link stays one. Raises OSError."""
     import tempfile  # most command lines only read
 
+    path = Path(os.path.realpath(path))
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp's mode is 0600
     try:
         with open(descriptor, "w", encoding="utf-8") as file:

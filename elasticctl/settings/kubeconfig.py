@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from elasticctl.api.errors import ConfigError, SpecError
 from elasticctl.api.objects import as_list, as_text, at
@@ -38,10 +37,10 @@ class KubeContext:
     @property
     def provider(self) -> str:
         """The provider, guessed from the names that the clouds' tools give and the plugins that they install."""
-        host = urlsplit(self.server).hostname or ""
         if self.plugin in _PLUGINS:
             return _PLUGINS[self.plugin]
-        if any(name.startswith("arn:aws") for name in (self.name, self.cluster)) or ".eks.amazonaws.com" in host:
+        named_by_aws = any(name.startswith("arn:aws") for name in (self.name, self.cluster))
+        if named_by_aws or ".eks.amazonaws.com" in self.server:
             return "aws"
         if any(name.startswith("gke_") for name in (self.name, self.cluster)):
             return "gcp"
@@ -68,8 +67,8 @@ class KubeContext:
 
 def kubeconfig_paths() -> tuple[Path, ...]:
     """The files that kubectl would read: those of $KUBECONFIG, or the one in the user's home."""
-    given = [Path(part).expanduser() for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return tuple(given) or (Path("~/.kube/config").expanduser(),)
+    given = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return tuple(Path(os.path.expanduser(part)) for part in given or ["~/.kube/config"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_
         ),
         (("quota", "set", "a", "--guaranteed", "t4=4", "--limit", "t4=2"), "error: spec.guaranteed.t4: 4 t4 are"),
         (("quota", "set", "a", "--weight", "0"), "error: spec.weight: must be from 0.001 to 1000, not 0.0\n"),
-        (("quota", "set", "A_b", "--weight", "1"), "error: metadata.name: 'A_b' is not a valid name"),
+        (("quota", "set", "A_b", "--weight", "1"), 'error: metadata.name: "A_b" is not a valid name'),
         (("local", "sharing", "--cpu-slots", "2"), "error: --cpu-slots goes with `on`"),
     ],
 )

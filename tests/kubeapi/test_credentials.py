@@ -149,6 +149,16 @@ def test_a_token_in_a_file_is_read_again(
         ask(made)
 
 
+def test_a_token_that_no_header_can_hold_is_said(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
+    kubeconfig(api.url, user={"token": "secret\n"})
+    ask(connect())
+    assert api.requests[-1].headers["Authorization"] == "Bearer secret"
+    kubeconfig(api.url, user={"token": "sec\nret"})
+    with pytest.raises(CredentialsError, match="characters that no HTTP header can hold") as caught:
+        ask(connect())
+    assert "ret" not in str(caught.value)
+
+
 def test_a_name_and_a_password(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
     kubeconfig(api.url, user={"username": "me", "password": "x"})
     ask(connect())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import ConfigError, NotFoundError
+from elasticctl.cluster.local.paths import local_paths
 from elasticctl.settings.contexts import Config, Context, config_folder, load_config, save_config
 
 AWS = Context(
@@ -106,3 +107,22 @@ def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert config_folder() == tmp_path
     monkeypatch.delenv("ELASTICCTL_HOME")
     assert config_folder().name == "elasticctl"
+
+
+@pytest.mark.parametrize("home", ["~/here", "~nobody-of-that-name/here"])
+def test_a_tilde_means_the_same_folder_to_contexts_and_to_the_local_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ELASTICCTL_HOME", home)
+    assert local_paths().state == config_folder().absolute() / "local"
+    assert config_folder() == Path(os.path.expanduser(home))
+
+
+def test_a_contexts_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    kept, path = tmp_path / "dotfiles" / "config.yaml", tmp_path / "config.yaml"
+    kept.parent.mkdir()
+    path.symlink_to(kept)
+    save_config(Config().having(AWS), path)
+    assert path.is_symlink()
+    assert load_config(kept) == Config().having(AWS)

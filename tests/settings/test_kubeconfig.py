@@ -39,6 +39,7 @@ def write(path: Path, *entries: tuple[str, dict[str, Any], dict[str, Any]]) -> P
         ("a", {}, {"exec": {"command": "gke-gcloud-auth-plugin.exe"}}, "gcp", "a"),
         ("kind-a", {"server": "https://127.0.0.1:6443"}, {"token": "t"}, "kubernetes", "kind-a"),
         ("a", {"server": "::nonsense"}, {"exec": {"command": ["x"]}}, "kubernetes", "a"),
+        ("a", {"server": "https://[half-an-address"}, {}, "kubernetes", "a"),
     ],
 )
 def test_a_context_tells_whose_cluster_it_is(
@@ -61,6 +62,11 @@ def test_of_several_files_the_first_counts(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, (first, tmp_path / "absent", second))))
     found = read_contexts(kubeconfig_paths())
     assert {name: context.provider for name, context in found.items()} == {"a": "aws", "b": "kubernetes"}
+
+
+def test_a_home_that_nobody_has_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "~nobody-of-that-name/config")
+    assert read_contexts(kubeconfig_paths()) == {}
 
 
 def test_files_of_another_kind(tmp_path: Path) -> None:

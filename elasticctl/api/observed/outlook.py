@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from elasticctl.api.codec import from_rfc3339
-from elasticctl.api.goal import PlanStatus, PlanStep, PoolsStatus, capacity_of, pool_words, zone_of
+from elasticctl.api.goal import Goal, PlanStatus, PlanStep, PoolsStatus, capacity_of, pool_words, zone_of
 from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.text import dollars, span
@@ -17,10 +16,10 @@ _WEEK_S = 6 * 86_400.0
 
 
 def goal_words(goal: Mapping[str, Any]) -> str:
-    """`done by Fri 18:00 for $200.00 at most`, of a manifest's `spec.goal`."""
-    at, budget = from_rfc3339(goal.get("finishBy")), goal.get("budget")
-    parts = ["" if at is None else f"done by {datetime.fromtimestamp(at):%a %Y-%m-%d %H:%M}"]
-    parts.append("" if budget is None else f"for {dollars(float(budget))} at most")
+    """`done by Fri 2026-11-27 18:00 for $200.00 at most`, for the `spec.goal` of a manifest of any content."""
+    found = Goal.from_spec(goal) or Goal()
+    parts = ["" if found.finish_by is None else f"done by {datetime.fromtimestamp(found.finish_by):%a %Y-%m-%d %H:%M}"]
+    parts.append("" if found.budget is None else f"for {dollars(found.budget)} at most")
     return " ".join(part for part in parts if part)
 
 

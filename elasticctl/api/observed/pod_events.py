@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.objects import as_text, at
 from elasticctl.api.observed.workers import MOUNTS, PodWait
-from elasticctl.api.text import one_line
+from elasticctl.api.text import shorten
 
 COMING, NOT_COMING = ("Nominated", "TriggeredScaleUp"), ("NotTriggerScaleUp", "FailedScheduling")
 """Reasons of the events in which Karpenter and the cluster autoscaler say whether a node comes for a pod."""
@@ -36,7 +36,7 @@ def is_of_autoscaler(event: Manifest) -> bool:
 
 def words_of(event: Manifest) -> str:
     """What an event says, on one line and without a full stop."""
-    return one_line(as_text(at(event, "message"))).removesuffix(".")
+    return shorten(as_text(at(event, "message"))).removesuffix(".")
 
 
 def seen_at(event: Manifest) -> float | None:

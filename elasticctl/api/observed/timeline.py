@@ -14,6 +14,7 @@ from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.objects import at
 from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.history import reports_steps
+from elasticctl.api.observed.pod_events import seen_at
 from elasticctl.api.observed.workers import UNTOLD
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Condition, ConditionType, GroupGeneration, Interruption, Scaling
@@ -88,11 +89,10 @@ def _count_warnings(events: Iterable[Manifest]) -> dict[tuple[str, str], tuple[i
         if at(event, "type") != "Warning":
             continue
         number = at(event, "series", "count") or at(event, "count")
-        last = at(event, "series", "lastObservedTime") or at(event, "lastTimestamp") or at(event, "eventTime")
         for entry in _event(event):
             count, until = found.get((entry.what, entry.details), (0, entry.at))
             more = number if isinstance(number, int) and number > 0 else 1
-            found[(entry.what, entry.details)] = (count + more, max(until, from_rfc3339(last) or entry.at))
+            found[(entry.what, entry.details)] = (count + more, max(until, seen_at(event) or entry.at))
     return found
 
 

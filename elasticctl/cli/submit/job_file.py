@@ -105,7 +105,7 @@ def read_project_file(folder: Path, known: Mapping[str, Form]) -> JobFile:
 
     Raises UsageError for one that cannot be read.
     """
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))
     for place in (folder, *folder.parents):
         for name in PROJECT_FILES:
             data = _read_toml(place / name)
@@ -146,7 +146,7 @@ def check_reach(file: JobFile, names: Iterable[str]) -> None:
 
 def _is_within_reach(path: str, value: str) -> bool:
     base, target = Path(os.path.realpath(path)).parent, Path(os.path.realpath(value))
-    home = Path(os.path.realpath(Path.home()))
+    home = Path(os.path.realpath(os.path.expanduser("~")))
     repository = next((place for place in (base, *base.parents) if (place / ".git").exists()), base)
     wide = {home, *home.parents, Path(os.path.realpath(tempfile.gettempdir()))}
     return any(target.is_relative_to(root) for root in {base, repository, Path(os.path.realpath("."))} - wide)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from elasticctl.api.codec import from_rfc3339, to_rfc3339
 from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, NotFoundError
 from elasticctl.api.objects import as_text, at
+from elasticctl.api.observed.pod_events import seen_at
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import (
     ANNOTATION_PREEMPTED,
@@ -33,7 +33,6 @@ from elasticctl.cluster.base import (
     Manifest,
     SecretInfo,
     check_secret_name,
-    is_owned,
     pod_order,
     say_on_stderr,
 )
@@ -43,6 +42,8 @@ from elasticctl.settings.contexts import Context
 
 LABEL_SECRET = f"{GROUP}/secret"
 """On Secrets that `elasticctl secret` has set; others, such as tokens, are not listed."""
+MOST_NAMED = 50
+"""A selector that names more jobs makes URLs that proxies and load balancers refuse."""
 _OF_JOBS = "of-jobs"
 _MESSAGE_CHARS = 1024
 """Kubernetes' limit for an event's message."""
@@ -146,14 +147,15 @@ class KubeCluster:
         return self._pods_of(ElasticJob.from_manifest(self.get_job(namespace, job)))
 
     def pods_of(self, jobs: Sequence[ElasticJob]) -> dict[str, list[Manifest]]:
-        """Return uid -> pods, in order of index, of jobs that have just been read: a request for each namespace."""
+        """Return uid -> pods, in order of index, of jobs that have just been read: one list for each namespace."""
         found: dict[str, list[Manifest]] = {job.uid: [] for job in jobs}
         for namespace in dict.fromkeys(job.namespace for job in jobs):
-            in_namespace = [job for job in jobs if job.namespace == namespace]
-            for pod in self._items(resource_path("v1", namespace, "pods"), {"labelSelector": _labels(in_namespace)}):
-                for job in in_namespace:
-                    if is_owned(pod, job.uid):
-                        found[job.uid].append(pod)
+            here = {job.uid: job.name for job in jobs if job.namespace == namespace}
+            pods = self._items(resource_path("v1", namespace, "pods"), {"labelSelector": _labels(here.values())})
+            for pod in pods:
+                owners = {owner.get("uid") for owner in pod["metadata"].get("ownerReferences", [])}
+                for uid in owners & here.keys():
+                    found[uid].append(pod)
         return {uid: sorted(pods, key=pod_order) for uid, pods in found.items()}
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
@@ -171,7 +173,7 @@ class KubeCluster:
     def _mark_preempted(self, path: str, uid: str) -> None:
         """Mark the coming deletion as a preemption for the controller, if the user may write to pods."""
         mark = {"uid": uid, "annotations": {ANNOTATION_PREEMPTED: "true"}}
-        with contextlib.suppress(ForbiddenError):  # the cause is then recorded as Deleted, which is true as well
+        with suppress(ForbiddenError):  # the cause is then recorded as Deleted, which is true as well
             self._call("PATCH", path, {"metadata": mark}, content_type=MERGE_PATCH)
 
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
@@ -213,7 +215,7 @@ class KubeCluster:
         asks = query.everything or someone_is_gone(found, live, query)
         past = stored.past(live, query) if asks else iter(())
         if query.follow:
-            workers = Resource(resource_path("v1", found.namespace, "pods"), _labels([found]))
+            workers = Resource(resource_path("v1", found.namespace, "pods"), _labels([found.name]))
             follower = LogFollower(self._connection, found, _jobs(namespace, job), workers, query, stored)
             return stored.failing_if_none(_chain(past, follower.lines(pods)))
         live_lines = read_logs(self._connection, pods, query, stored)
@@ -247,7 +249,7 @@ class KubeCluster:
         with self._explain_missing_api():
             return self._connection.request(method, path, body, params, content_type=content_type)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _explain_missing_api(self) -> Iterator[None]:
         """Say what to do about a cluster without the definition of ElasticJobs."""
         try:
@@ -289,9 +291,11 @@ def _quotas(project: str = "") -> str:
     return resource_path(API_VERSION, None, QUOTA_PLURAL, project)
 
 
-def _labels(jobs: Sequence[ElasticJob]) -> str:
-    """Return the label selector of these jobs' pods."""
-    return f"{LABEL_GROUP}={GROUP},{LABEL_JOB} in ({','.join(job.name for job in jobs)})"
+def _labels(names: Collection[str]) -> str:
+    """Return the label selector of the pods of these jobs; of many jobs, that of all pods of jobs."""
+    if len(names) > MOST_NAMED:
+        return f"{LABEL_GROUP}={GROUP}"
+    return f"{LABEL_GROUP}={GROUP},{LABEL_JOB} in ({','.join(names)})"
 
 
 def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
@@ -303,8 +307,7 @@ def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
 
 
 def _last_seen(event: Manifest) -> float:
-    stamps = (event.get("lastTimestamp"), event.get("eventTime"), event.get("metadata", {}).get("creationTimestamp"))
-    return next((at for at in map(from_rfc3339, stamps) if at is not None), 0.0)
+    return seen_at(event) or from_rfc3339(at(event, "metadata", "creationTimestamp")) or 0.0
 
 
 class KubeSecrets:
@@ -333,14 +336,13 @@ class KubeSecrets:
     def list(self, namespace: str) -> list[SecretInfo]:
         """See SecretStore.list."""
         params = {"labelSelector": f"{LABEL_SECRET}={_OF_JOBS}"}
-        items = self._api.request("GET", _path(namespace), None, params)["items"]
         found = [
             SecretInfo(
                 item["metadata"]["name"],
                 tuple(sorted(item.get("data") or {})),
                 from_rfc3339(item["metadata"].get("creationTimestamp")),
             )
-            for item in items
+            for item in list_objects(self._api, _path(namespace), params)
         ]
         return sorted(found, key=lambda info: info.name)
 

@@ -25,7 +25,7 @@ from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, 
 from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import worker_container
-from elasticctl.api.text import one_line, shorten
+from elasticctl.api.text import shorten
 from elasticctl.cluster.base import say_on_stderr
 from elasticctl.cluster.inside import BLOCK_BYTES, Streams, write_all
 from elasticctl.kubeapi.connection import Connection, resource_path
@@ -56,7 +56,7 @@ class KubeInside:
         self._check(worker)
         sys.stdout.flush()
         words = ["sh", "-c", ENTER, "sh", *argv]
-        params = [("container", _container(worker)), *(("command", word) for word in words)]
+        params = [("container", str(worker_container(worker).get("name", ""))), *(("command", word) for word in words)]
         params += [("stdin", str(streams.stdin is not None).lower()), ("stdout", "true")]
         params += [("stderr", str(not streams.terminal).lower()), ("tty", str(streams.terminal).lower())]
         return asyncio.run(self._run(worker, params, streams))
@@ -111,10 +111,6 @@ def _path(worker: Manifest, part: str) -> str:
     return resource_path("v1", metadata["namespace"], "pods", metadata["name"], part)
 
 
-def _container(worker: Manifest) -> str:
-    return str(worker_container(worker).get("name", ""))
-
-
 def _exit_code(message: bytes, worker: Manifest) -> int:
     """The exit code of a command, from the status that ends it. Raises ClusterError for one that could not run."""
     try:
@@ -127,7 +123,7 @@ def _exit_code(message: bytes, worker: Manifest) -> int:
         code = str(cause.get("message"))
         if cause.get("reason") == "ExitCode" and code.isascii() and code.isdigit():
             return int(code) & 0xFF
-    said = one_line(str(status.get("message") or "no reason given"))
+    said = shorten(str(status.get("message") or "no reason given"))
     raise ClusterError(f"the command cannot run in {worker['metadata']['name']}: {said}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +120,9 @@ class Installer:
                 self._say(f"waiting: {missing}")
                 shown = missing
             if time.monotonic() > deadline:
-                trouble = "; ".join(self._pod_troubles(namespace, name)) or missing
+                trouble = missing
+                with suppress(ClusterError):  # who may see the Deployment need not be allowed to see its pods
+                    trouble = "; ".join(self._pod_troubles(namespace, name)) or missing
                 raise ClusterError(f"the {what} is not running after {timeout_s:.0f} s: {trouble}")
             time.sleep(POLL_S)
 

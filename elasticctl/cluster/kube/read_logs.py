@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ClusterError, CredentialsError, ElasticctlError, ForbiddenError
+from elasticctl.api.podtemplate import worker_container
 from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
 from elasticctl.cluster.stored_logs import ReadLines, StoredLogs
@@ -90,7 +91,7 @@ class PodLog:
         self.pause_s, self.failures = MIN_PAUSE_S, 0
         self._connection, self._query = connection, query
         self._path = resource_path("v1", pod["metadata"]["namespace"], "pods", self.worker, "log")
-        self._container = _worker_container(pod)
+        self._container = str(worker_container(pod).get("name") or WORKER_CONTAINER)
         self._cursor = LogCursor()
 
     @property
@@ -192,8 +193,3 @@ def has_ended(pod: Manifest) -> bool:
 
 def _phase(pod: Manifest) -> str:
     return str(pod.get("status", {}).get("phase", ""))
-
-
-def _worker_container(pod: Manifest) -> str:
-    names = [str(container.get("name")) for container in pod.get("spec", {}).get("containers", [])]
-    return WORKER_CONTAINER if WORKER_CONTAINER in names else next(iter(names), WORKER_CONTAINER)

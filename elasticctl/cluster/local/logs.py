@@ -84,7 +84,7 @@ def _follow_logs(
     first: LogFiles, list_files: Callable[[], LogFiles], tail_of: Callable[[LogFile], Tail], query: LogQuery
 ) -> Iterator[LogLine]:
     tails = {file.uid: tail_of(file) for file in first.wanted(query)}
-    found, next_list_at = first, 0.0
+    known, found, next_list_at = set(tails), first, 0.0
     while True:
         has_ended = False
         if time.monotonic() >= next_list_at:
@@ -95,15 +95,17 @@ def _follow_logs(
             next_list_at = time.monotonic() + LIST_EVERY_S
             has_ended = found.finished and all(file.ended for file in found.files)
             for file in found.added(first, query):
-                if file.uid not in tails:
+                if file.uid not in known:
+                    known.add(file.uid)
                     tails[file.uid] = tail_of(file)
             for file in found.files:
                 if file.ended and file.uid in tails:
                     tails[file.uid].ended = True
         # Listed before read: a file that was complete when it was listed is read to its end here.
-        yield from sorted((line for tail in tails.values() for line in tail.read()), key=lambda line: line.at)
+        yield from heapq.merge(*(tail.read() for tail in tails.values()), key=lambda line: line.at)
         if has_ended:
             return
+        tails = {uid: tail for uid, tail in tails.items() if not tail.ended}
         time.sleep(POLL_S)
 
 
@@ -120,22 +122,27 @@ class Tail:
     def read(self) -> Iterator[LogLine]:
         """Yield the complete lines that have been added.
 
-        A missing file does not exist yet or, once its worker has ended, does not exist any more: then its lines are
-        read from the storage, once.
+        The file is open only while a block is read: a job may have had more workers than a process may open files. A
+        missing file does not exist yet or, once its worker has ended, does not exist any more: then its lines are read
+        from the storage, once.
         """
         try:
-            with self._path.open("rb") as file:
-                if self._offset is None:
-                    self._offset = self._start_offset(file)
-                file.seek(self._offset)
-                while block := file.read(BLOCK_BYTES):
-                    self._offset += len(block)
-                    *lines, self._torn = (self._torn + block).split(b"\n")
-                    yield from self._parse(lines)
+            while block := self._next_block():
+                *lines, self._torn = (self._torn + block).split(b"\n")
+                yield from self._parse(lines)
         except FileNotFoundError:
             if self.ended and self._stored is not None:
                 stored, self._stored = self._stored, None
                 yield from stored.rest(self._file.worker, self._file.uid, self._read, self._query)
+
+    def _next_block(self) -> bytes:
+        with self._path.open("rb") as file:
+            if self._offset is None:
+                self._offset = self._start_offset(file)
+            file.seek(self._offset)
+            block = file.read(BLOCK_BYTES)
+        self._offset += len(block)
+        return block
 
     def _start_offset(self, file: BinaryIO) -> int:
         by_tail = 0 if self._query.tail is None else tail_offset(file, self._query.tail)

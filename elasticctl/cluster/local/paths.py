@@ -103,7 +103,7 @@ def local_paths(environ: Mapping[str, str] = os.environ) -> LocalPaths:
     """Find this user's local cluster; `ELASTICCTL_HOME` moves it. Reads at most one link and creates nothing."""
     home = environ.get(HOME_VARIABLE)
     if home:
-        state = Path(home).absolute() / "local"
+        state = Path(os.path.expanduser(home)).absolute() / "local"
     else:
         import platformdirs
 

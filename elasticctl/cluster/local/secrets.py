@@ -17,6 +17,7 @@ from pathlib import Path
 
 from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.api.objects import check_label
+from elasticctl.api.text import quote
 from elasticctl.cluster.base import SecretInfo, check_secret_name, is_secret_name
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.private import make_private, storage_error
@@ -80,7 +81,7 @@ class Secrets:
         try:
             path.unlink()
         except FileNotFoundError as e:
-            raise NotFoundError(f"there is no secret {name!r} in namespace {namespace!r}") from e
+            raise NotFoundError(f"there is no secret {quote(name)} in namespace {quote(namespace)}") from e
         except OSError as e:
             raise storage_error(f"delete the secret {path}", e) from e
 

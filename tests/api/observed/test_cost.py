@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from elasticctl.api.gpu_types import GPU_TYPES
@@ -95,3 +97,11 @@ def test_without_a_price_there_is_no_cost() -> None:
     assert cost(local, AT) is None
     assert cost(made("aws", "", gpus=0, workerSeconds={"spot": 3600.0}), AT) is None
     assert cost(made(), AT) is None
+
+
+def test_prices_of_any_size_give_a_cost_that_json_can_hold() -> None:
+    prices = {"onDemand": 5e-324, "spot": 1e9}
+    manifest = {"spec": {"goal": {"budget": 5, "prices": prices}}, "status": {"workerSeconds": {"spot": 1e6}}}
+    job = ElasticJob.from_manifest(manifest)
+    found = cost(job, 1e9)
+    assert found is None or math.isfinite(found.spent)

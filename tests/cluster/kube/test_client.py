@@ -9,7 +9,9 @@ import pytest
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.kube import client
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi import connection
 from tests.support.cluster_contract import scale
@@ -64,6 +66,30 @@ def test_pods_are_those_of_this_very_job_in_order_of_index(api: FakeApi, cluster
     add_pod(api, cluster.create_job(shell_job("b", "true")), 1)
     names = [pod["metadata"]["name"] for pod in cluster.list_pods("default", "a")]
     assert names == ["a-worker-0", "a-worker-2", "a-worker-10"]
+
+
+def test_pods_of_many_jobs_are_asked_for_in_one_short_request(
+    api: FakeApi, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_NAMED", 2)
+    jobs = [cluster.create_job(shell_job(f"a-{number}", "true")) for number in range(4)]
+    for job in jobs:
+        add_pod(api, job, 0)
+    before = len(api.requests)
+    found = cluster.pods_of([ElasticJob.from_manifest(job) for job in jobs[:3]])
+    assert [[pod["metadata"]["name"] for pod in pods] for pods in found.values()] == [
+        [f"a-{number}-worker-0"] for number in range(3)
+    ]
+    assert len(api.requests) == before + 1
+    assert "a-1" not in str(api.requests[-1])
+
+
+def test_a_pod_that_claims_a_job_of_another_namespace_is_not_its_worker(api: FakeApi, cluster: KubeCluster) -> None:
+    mine = cluster.create_job(shell_job("a", "true"))
+    theirs = cluster.create_job(shell_job("b", "true", namespace="other"))
+    add_pod(api, mine, 0, owner=theirs["metadata"]["uid"])
+    found = cluster.pods_of([ElasticJob.from_manifest(job) for job in (mine, theirs)])
+    assert list(found.values()) == [[], []]
 
 
 def test_eviction_is_a_deletion_of_this_very_pod_with_its_grace(api: FakeApi, cluster: KubeCluster) -> None:

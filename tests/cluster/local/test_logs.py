@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 from pathlib import Path
 
@@ -75,6 +77,20 @@ def test_following_does_not_go_on_into_another_job_of_the_same_name(local_cluste
     local_cluster.delete_job("default", "live")
     local_cluster.create_job(shell_job("live", "echo of the second"))
     assert list(said) == []
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_more_workers_than_a_process_may_open_files(tmp_path: Path, follow: bool) -> None:
+    files = LogFiles(True, tuple(LogFile("w0", f"u{number}", True) for number in range(64)))
+    for number, file in enumerate(files.files):
+        write(tmp_path, file.uid, (float(number), "early"), (100.0 + number, "late"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 24, limits[1]))
+    try:
+        found = texts(tmp_path, files, LogQuery(everything=True, follow=follow))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == ["w0:early"] * 64 + ["w0:late"] * 64
 
 
 @settings(deadline=None, max_examples=60)

@@ -178,7 +178,7 @@ def _is_here(url: str) -> bool:
 
 def _is_shared_folder(folder: Path) -> bool:
     """Is it a folder that holds more than one project: home, /, or the temporary one?"""
-    shared = (Path.home(), Path(folder.anchor), Path(tempfile.gettempdir()))
+    shared = (Path(os.path.expanduser("~")), Path(folder.anchor), Path(tempfile.gettempdir()))
     return any(os.path.realpath(folder) == os.path.realpath(other) for other in shared)
 
 
