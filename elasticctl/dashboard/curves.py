@@ -10,7 +10,6 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
 from typing import Any
 
 from elasticctl.api.status import JobStatus
@@ -226,8 +225,8 @@ def curves_of_status(status: JobStatus) -> Curves:
     columns = {name: padded(column) for name, column in curve.metrics.items()}
     columns[RATE] = [*[None] * (length - len(curve.samples_per_s)), *curve.samples_per_s]
     words = {name: item.value for name, item in status.progress.not_finite.items()}
-    for place, (at_s, step) in enumerate(zip_longest(curve.at_s, curve.step)):
+    for place, (at_s, step) in enumerate(zip(curve.at_s, curve.step, strict=False)):
         row = {name: column[place] for name, column in columns.items()}
         named = {name: words.get(name, value) if value == "NaN" else value for name, value in row.items()}
-        curves.add([{**named, "step": step or 0, "at": curve.since + at_s}])
+        curves.add([{**named, "step": step, "at": curve.since + at_s}])
     return curves

@@ -29,6 +29,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from elasticctl.api.errors import (
+    BusyError,
     ClusterError,
     ConflictError,
     ElasticctlError,
@@ -58,6 +59,7 @@ _STATUSES: Mapping[type[ElasticctlError], int] = {
     ForbiddenError: 403,
     NotFoundError: 404,
     ConflictError: 409,
+    BusyError: 503,
 }
 
 Compare = Callable[[Sequence[ElasticJob], Sequence[Results]], Mapping[str, Any]]
@@ -181,7 +183,8 @@ class Desk:
     def _version(self, event_id: str) -> int | None:
         """The version that a browser has seen; None for nothing, or if it is of an earlier run."""
         life, _, number = event_id.partition(".")
-        return int(number) if life == self._life and number.isascii() and number.isdigit() else None
+        is_number = number.isascii() and number.isdigit() and len(number) < 16
+        return int(number) if life == self._life and is_number else None
 
     async def details(self, request: web.Request) -> web.Response:
         """Everything about one job."""

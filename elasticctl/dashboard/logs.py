@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from typing import Any
 
@@ -19,6 +20,8 @@ from elasticctl.cluster.base import Cluster, LogLine, LogQuery
 MAX_LINES = 1000
 MAX_TEXT = 4000
 MAX_SOUGHT = 200
+MAX_SKIPPED = 20_000
+"""More lines than this of one moment are not kept apart: they are held in memory, perhaps for many people."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]{0,20}[@-~]")
 
 
@@ -47,8 +50,10 @@ class Page:
             rank, skip = int(query["rank"]) if "rank" in query else None, int(query.get("skip", 0))
         except ValueError as e:
             raise UsageError(f"not a time, a rank or a number: {e}") from e
-        if skip < 0:
-            raise UsageError(f"skip: {skip} is less than 0")
+        if not all(math.isfinite(moment) for moment in (since, until) if moment is not None):
+            raise UsageError("since, until: must be finite numbers of seconds")
+        if not 0 <= skip <= MAX_SKIPPED:
+            raise UsageError(f"skip: must be between 0 and {MAX_SKIPPED}")
         find = query.get("find", "")[:MAX_SOUGHT].casefold()
         return cls(query.get("worker", ""), find, since, until, query.get("all", "") == "1", rank, skip)
 
@@ -74,7 +79,7 @@ class Page:
         else:
             first = list(islice(lines, self.skip, self.skip + MAX_LINES + 1))
             more, shown = len(first) > MAX_LINES, first[:MAX_LINES]
-        return {"lines": [[line.worker, line.at, line.text[:MAX_TEXT]] for line in shown], "more": more}
+        return {"lines": [[line.worker, line.at, line.text] for line in shown], "more": more}
 
     def _wanted(self, lines: Iterable[LogLine], prefix: str) -> Iterator[LogLine]:
         since, until, find = self.since, self.until, self.find
@@ -84,7 +89,9 @@ class Page:
             lines = takewhile(lambda line: line.at <= until, lines)
         if prefix:
             lines = (line for line in lines if line.text.startswith(prefix))
-        return (line for line in lines if find in _plain(line.text)) if find else iter(lines)
+        if find:
+            lines = (line for line in lines if find in _plain(line.text))
+        return (replace(line, text=line.text[:MAX_TEXT]) if len(line.text) > MAX_TEXT else line for line in lines)
 
 
 def _plain(text: str) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+
 from elasticctl.api.goal import PlanStatus
 from elasticctl.api.objects import as_text, at
 from elasticctl.api.observed.outlook import pools_outlook
 from elasticctl.api.observed.timeline import NOTIFY_FAILED
+from elasticctl.api.observed.workers import DEADLINE_EXCEEDED
 from elasticctl.api.status import Cause, Phase, RankFailure
 from elasticctl.api.text import plural, plural_are, shorten, span, times
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used, short_worker_name
 
-_DEADLINE = "DeadlineExceeded"
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")
 """Our placeholder and Kubernetes' for a worker that left no error message."""
 
 
 def deadline_exceeded(case: Case) -> Finding | None:
     """It failed because its deadline passed."""
-    if case.status.phase is not Phase.FAILED or case.status.reason != _DEADLINE:
+    if case.status.phase is not Phase.FAILED or case.status.reason != DEADLINE_EXCEEDED:
         return None
     limit = "" if case.job.deadline_s is None else f" of {span(case.job.deadline_s)}"
     return Finding(
@@ -32,7 +34,7 @@ def deadline_exceeded(case: Case) -> Finding | None:
 def failed(case: Case) -> Finding | None:
     """It failed because its script did: which rank failed, how, and how many failures were allowed."""
     status = case.status
-    if status.phase is not Phase.FAILED or status.reason == _DEADLINE:
+    if status.phase is not Phase.FAILED or status.reason == DEADLINE_EXCEEDED:
         return None
     last = status.newest_failure
     steps = [NextStep("see all of its output", _logs(case, last))]
@@ -134,7 +136,7 @@ def _go_on(case: Case, more: str, advice: str) -> NextStep:
 
 def _logs(case: Case, failure: RankFailure | None) -> str:
     worker = short_worker_name(failure.worker, case.name).removeprefix("worker-") if failure else ""
-    return f"elasticctl logs {case.name}" + (f" --worker {worker}" if worker else "")
+    return f"elasticctl logs {case.name}" + (f" --worker {shlex.quote(worker)}" if worker else "")
 
 
 _ON_REQUEST, _NOT_ADMITTED, _OVER_LIMIT = "Suspended", "NotAdmitted", "OverLimit"
@@ -236,11 +238,12 @@ def moving(case: Case) -> Finding | None:
     here, _, to = case.job.moving_from.partition(" ")
     instead = NextStep("continue it here instead", f"elasticctl resume {case.name} --here")
     if here:
-        finish = NextStep("finish it", f"elasticctl move {case.name} --context {here} --to {to}")
+        places = f"--context {shlex.quote(here)} --to {shlex.quote(to)}"
+        finish = NextStep("finish it", f"elasticctl move {case.name} {places}")
         text = f"Its move from context {here} is not finished: its state has arrived, but the job has not been started."
     else:
         there, _, _ = case.job.moving_to.partition(" ")
-        finish = NextStep("finish it", f"elasticctl move {case.name} --to {there}")
+        finish = NextStep("finish it", f"elasticctl move {case.name} --to {shlex.quote(there)}")
         text = f"Its move to context {there} is not finished, or is still in progress."
     return Finding("moving", Severity.WARNING, text, (finish, instead), decisive=case.job.suspend)
 
@@ -272,7 +275,7 @@ def suspended(case: Case) -> Finding | None:
         return None  # `moving` says it
     context = case.job.moved_to.partition(" ")[0]
     if context:
-        there = NextStep("see its status", f"elasticctl status {case.name} --context {context}")
+        there = NextStep("see its status", f"elasticctl status {case.name} --context {shlex.quote(context)}")
         text = f"It was moved to context {context} and runs only there."
         return Finding("moved", Severity.INFO, text, (there,), decisive=True)
     step = case.status.checkpoint.step

@@ -121,7 +121,8 @@ def running_out_of_memory(case: Case) -> Finding | None:
     if not count or case.status.phase.terminal:
         return None
     again = NextStep("see which, and when", f"elasticctl history {case.name}")
-    text = f"{plural(count, 'worker')} used more memory than allowed and were killed. {_used(case)}"
+    were = "was" if count == 1 else "were"
+    text = f"{plural(count, 'worker')} used more memory than allowed and {were} killed. {_used(case)}"
     return Finding("out-of-memory", _budget_severity(case), text, (again,))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from elasticctl.api.codec import Manifest, from_rfc3339
+from elasticctl.api.gpu_types import INSTANCE_LABEL
 from elasticctl.api.objects import as_list, as_text, at
 from elasticctl.api.observed.pod_events import (
     COMES_WITHIN_S,
@@ -37,7 +38,6 @@ _ACCOUNT = re.compile(r'serviceaccount "([-a-z0-9.]+)" not found')
 _STRANGER = re.compile(r"pod ([-a-z0-9.]+) exists, and it does not belong to this job")
 _OWNED = re.compile(r"([A-Za-z]+) ([-a-z0-9.]+) in namespace [-a-z0-9]+ does not belong to this job")
 _CLAIM = re.compile(r"nodeclaim/([-a-z0-9.]+)")
-_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _STARTABLE = (UNSCHEDULABLE, GATED, INITIALIZING)
 _STAGES = (("Launched", "launching {}"), ("Registered", "launched {}, which joins the cluster"))
 
@@ -110,7 +110,7 @@ def gated(case: Case) -> Finding | None:
     wait = next((wait for wait in case.pod_waits() if wait.reason == GATED), None)
     if wait is None or case.status.phase.terminal:
         return None
-    text = f"{_who(case, wait)} is held back until whoever set them removes its scheduling gates: {wait.message}."
+    text = f"{_who(case, wait)} cannot be scheduled until its scheduling gates are removed: {wait.message}."
     return Finding("gated", Severity.WARNING, text, decisive=case.waiting)
 
 
@@ -230,17 +230,12 @@ def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
     if asked:
         newest = asked[-1]
         claim = _claim_of(case, newest)
-        return (
-            True,
-            f"A node is being provisioned: {_describe_claim(case, claim) if claim else _describe_event(case, newest)}.",
-        )
+        coming = _describe_claim(case, claim) if claim else _describe_event(case, newest)
+        return True, f"A node is being provisioned: {coming}."
     refusals = [event for event in said if at(event, "reason") in NOT_COMING]
     if not refusals:
         return False, ""
-    return (
-        False,
-        f"The autoscaler is not adding a node: {words_of(refusals[-1])}.",
-    )
+    return False, f"The autoscaler is not adding a node: {words_of(refusals[-1])}."
 
 
 def _is_pending(case: Case, event: Manifest) -> bool:
@@ -259,9 +254,9 @@ def _claim_of(case: Case, event: Manifest) -> Manifest | None:
 
 
 def _describe_claim(case: Case, claim: Manifest) -> str:
-    """`nodeclaim default-dwdn5 launching g4dn.xlarge, asked 40s ago`."""
+    """`nodeclaim default-dwdn5 launching g4dn.xlarge, requested 40s ago`."""
     done = {at(item, "type") for item in as_list(at(claim, "status", "conditions")) if at(item, "status") == "True"}
-    kind = at(claim, "metadata", "labels", _INSTANCE_TYPE) or "a node"
+    kind = at(claim, "metadata", "labels", INSTANCE_LABEL) or "a node"
     stage = next((words for condition, words in _STAGES if condition not in done), "has {}, which is getting ready")
     asked = from_rfc3339(at(claim, "metadata", "creationTimestamp"))
     ago = "" if asked is None else f", requested {span(case.since(asked))} ago"

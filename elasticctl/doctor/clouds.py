@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.gpu_types import GKE_SPOT_LABEL, GPU_TYPES, place
-from elasticctl.api.objects import as_list, as_mapping, as_text
+from elasticctl.api.objects import as_list, as_mapping, as_text, at
+from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.text import plural
 from elasticctl.doctor import Check, CheckOutcome
 from elasticctl.kubeapi.connection import Connection, resource_path
@@ -71,7 +72,7 @@ def check_cloud(nodes: Sequence[Manifest], provider: str) -> Check:
         return Check("cloud", CheckOutcome.SKIPPED, "no node has a label of EKS, GKE or Karpenter")
     says = ", ".join(f"{number} {name}" for name, number in found.items())
     says = f"of {plural(len(nodes), 'node')} {says}"
-    taints = sorted({taint for node in nodes if _has_gpus(node) for taint in _unknown_taints(node, provider)})
+    taints = sorted({taint for node in nodes if allocatable_gpus(node) for taint in _unknown_taints(node, provider)})
     if not taints:
         return Check("cloud", CheckOutcome.OK, says)
     mend = "submit with --toleration, or put it into the template"
@@ -98,15 +99,10 @@ def check_identity(connection: Connection, namespace: str, account: str) -> Chec
 
 
 def _traits(node: Manifest) -> Iterator[str]:
-    labels = _labels(node)
+    labels = labels_of(node)
     for trait in TRAITS:
         if trait.label in labels and trait.value in ("", labels[trait.label]):
             yield trait.says
-
-
-def _has_gpus(node: Manifest) -> bool:
-    allocatable = as_mapping(as_mapping(node.get("status")).get("allocatable"))
-    return as_text(allocatable.get("nvidia.com/gpu")) not in ("", "0")
 
 
 def _unknown_taints(node: Manifest, provider: str) -> Iterator[str]:
@@ -124,5 +120,12 @@ def _tolerated(provider: str) -> frozenset[str]:
     return frozenset(item["key"] for item in place(provider, gpu, number, spot=True).tolerations)
 
 
-def _labels(node: Manifest) -> Mapping[str, object]:
+def labels_of(node: Manifest) -> Mapping[str, object]:
+    """The labels of a node of any content."""
     return as_mapping(as_mapping(node.get("metadata")).get("labels"))
+
+
+def allocatable_gpus(node: Manifest) -> int:
+    """How many GPUs of the node can be allocated to pods."""
+    text = as_text(at(node, "status", "allocatable", GPU_RESOURCE))
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import GROUP, KIND, PLURAL, VERSION
 from elasticctl.api.text import plural, span
 from elasticctl.doctor import Check, CheckOutcome
-from elasticctl.doctor.clouds import check_cloud, check_identity
+from elasticctl.doctor.clouds import allocatable_gpus, check_cloud, check_identity, labels_of
 from elasticctl.doctor.network import check_network
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
@@ -255,7 +255,7 @@ def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
 
 def gpu_name(node: Manifest) -> str:
     """The GPU type according to a node's labels, by our name if there is one; empty for none."""
-    labels = _labels(node)
+    labels = labels_of(node)
     accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
     for gpu in GPU_TYPES.values():
         if accelerator and gpu.gke_accelerator == accelerator:
@@ -263,12 +263,6 @@ def gpu_name(node: Manifest) -> str:
         if any(instance in names for names in gpu.aws.values()):
             return gpu.name
     return accelerator
-
-
-def allocatable_gpus(node: Manifest) -> int:
-    """How many GPUs of the node can be allocated to pods."""
-    text = str((node.get("status") or {}).get("allocatable", {}).get(GPU_RESOURCE, "0"))
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _check_readiness(ready: int, of: int) -> Check:
@@ -305,14 +299,9 @@ def _count_spot_nodes(nodes: Sequence[Manifest], provider: str) -> int | None:
         wanted = {(GKE_SPOT_LABEL, "true")}
     else:
         return None
-    return sum(any(_labels(node).get(label) == value for label, value in wanted) for node in nodes)
+    return sum(any(labels_of(node).get(label) == value for label, value in wanted) for node in nodes)
 
 
 def _is_ready(node: Manifest) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or []
     return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
-
-
-def _labels(node: Manifest) -> Mapping[str, Any]:
-    labels: Mapping[str, Any] = node["metadata"].get("labels") or {}
-    return labels

@@ -91,7 +91,24 @@ def test_a_long_line_is_cut() -> None:
     assert found["lines"] == [["digits-worker-0", 1.0, "x" * MAX_TEXT]]
 
 
-@pytest.mark.parametrize("query", [{"since": "yesterday"}, {"worker": "../etc"}, {"rank": "one"}, {"skip": "-1"}])
+def test_the_end_of_a_long_line_is_searched_too() -> None:
+    cluster = Talking(0)
+    cluster.lines = [LogLine("digits-worker-0", 1.0, "x" * 10_000 + "needle"), LogLine("digits-worker-0", 2.0, "x")]
+    assert read(cluster, find="needle") == ([1], False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"since": "yesterday"},
+        {"since": "nan"},
+        {"until": "inf"},
+        {"worker": "../etc"},
+        {"rank": "one"},
+        {"skip": "-1"},
+        {"skip": "9999999999"},
+    ],
+)
 def test_what_is_no_page_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         read(Talking(1), **query)

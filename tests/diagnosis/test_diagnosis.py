@@ -69,6 +69,16 @@ def test_a_loss_that_is_not_a_number_is_a_finding_while_it_trains_and_after() ->
     assert "not-finite" not in named(case(progress={"step": 120, "metrics": {"loss": 0.5}}))
 
 
+def test_commands_quote_what_others_wrote() -> None:
+    hostile = {**FAILED["firstFailure"], "worker": "digits-worker-0;reboot"}
+    found = first(case(**{**FAILED, "firstFailure": hostile, "lastFailure": hostile}))
+    assert found.mends[0].command == "elasticctl logs digits --worker '0;reboot'"
+    manifest = job(**QUIET)
+    manifest["metadata"]["annotations"] = {"elastic.pytorch.org/moving-to": "a;reboot s3://bucket/x"}
+    moving = named(Case(ElasticJob.from_manifest(manifest), (), NOW))["moving"]
+    assert moving.mends[0].command == "elasticctl move digits --to 'a;reboot'"
+
+
 def test_a_failed_job_names_rank_code_error_lines_and_budget() -> None:
     found = first(case(**FAILED))
     assert found.text == (

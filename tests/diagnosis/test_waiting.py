@@ -156,7 +156,7 @@ def test_a_scheduler_that_is_not_there() -> None:
 def test_scheduling_gates_are_named() -> None:
     found = first(case(unplaced(0, "SchedulingGated", "blocked", schedulingGates=[{"name": "a/b"}]), phase="Pending"))
     assert found.rule == "gated"
-    assert found.text == ("worker-0 is held back until whoever set them removes its scheduling gates: blocked: a/b.")
+    assert found.text == ("worker-0 cannot be scheduled until its scheduling gates are removed: blocked: a/b.")
 
 
 def test_what_a_node_cannot_mount_is_told_by_its_events() -> None:
