@@ -19,14 +19,13 @@ from elasticctl.cli.framework.near_urls import check_near_url
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, console, say
 from elasticctl_store import storage as storages
-from elasticctl_store.errors import DamagedError, MissingError
+from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage import Storage
 from elasticctl_store.workspace import transfer
 
 if TYPE_CHECKING:
     from elasticctl_store.checkpoints.entries import Commit, Retention
     from elasticctl_store.checkpoints.verify import CheckedCommit
-    from elasticctl_store.storage import Storage
 
 
 _COLUMNS = ("STEP", "EPOCH", "AGE", "SIZE", "RANKS", "STATE")
@@ -61,8 +60,6 @@ Check = Callable[[JobStorage, "CheckedCommit"], "CheckedCommit | None"]
 @contextmanager
 def storage_errors() -> Iterator[None]:
     """The training library's errors as ours."""
-    from elasticctl_store.errors import TrainError
-
     try:
         yield
     except TrainError as e:
@@ -74,14 +71,10 @@ def find_storage(wanted: str, where: Where, *, whole: bool = False) -> JobStorag
 
     `whole`: as in `Target.find`, where something is to be deleted.
     """
-    from elasticctl_store import storage
-
     check_near_url(wanted)
     if "://" in wanted or wanted.startswith((".", "/", "~")):
         with storage_errors():
-            return JobStorage(wanted, storage.open(wanted, storage.AT_A_TERMINAL), running=True)
-    from elasticctl.api.podtemplate import hardware
-    from elasticctl.api.spec import ElasticJob
+            return JobStorage(wanted, storages.open(wanted, storages.AT_A_TERMINAL), running=True)
     from elasticctl.cli.framework.target import reach
     from elasticctl.cluster.job_storages import open_job_storage
 

@@ -228,5 +228,8 @@ def _unknown_option(name: str, context: Any) -> str:
 
 
 def _say_error(message: str) -> None:
-    line = " ".join(message.split())
+    """Print an error on one line; commands in it name the context and the namespace of this command line."""
+    from elasticctl.cli.framework.place import with_place  # few command lines are wrong
+
+    line = with_place(" ".join(message.split()))
     sys.stderr.write(f"error: {visible(line)}\n".encode(errors="backslashreplace").decode())

@@ -51,7 +51,7 @@ def _look(inside: Inside, worker: Manifest, launcher: str) -> Stacks:
         err.seek(0)
         try:
             seen = as_mapping(json.loads(out.read()))
-        except ValueError:
+        except (ValueError, RecursionError):
             said = shorten(err.read(4096).decode("utf-8", "replace"))
             return Stacks(name, trouble=f"its launcher cannot look at ranks (exit code {code}: {said})")
     ranks = tuple(as_mapping(one) for one in as_list(seen.get("ranks")))

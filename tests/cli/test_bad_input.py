@@ -124,12 +124,17 @@ def test_one_line(run: Run, folder: Path, line: str, code: int, message: str) ->
     assert not (folder / "home").exists()
 
 
+def test_what_an_error_advises_names_the_place_of_the_command(run: Run, folder: Path) -> None:
+    done = run("submit", "train.py", "--secret", "hub", "--dry-run", "--context", "local", "-n", "ml")
+    assert done.err.splitlines()[-1].endswith("FIX: elasticctl secret set --context local -n ml hub KEY")
+
+
 def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
     assert run("config", "set-context", "", "--provider", "aws").err.startswith('error: "" cannot be the name of a')
     assert run("config", "set-context", "prod", "--provider", "aws", "--gpu-type", "T4").code == 0
     submit = ("submit", "train.py", "--context", "prod", "--dry-run", "--gpus", "4")
     assert run(*submit).err == (
-        "error: --image is needed in context prod (FIX: add it, or set it with `elasticctl config set-context`)\n"
+        "error: --image is needed in context prod. FIX: add it, or set it with `elasticctl config set-context`\n"
     )
     assert run(*submit, "--image", "i").err.startswith("error: --storage is needed in context prod")
     good = run(*submit, "--image", "i", "--storage", "s3://b/p")

@@ -237,7 +237,7 @@ def test_prune_deletes_nothing_where_nothing_is_whole(run: Run, folder: Path) ->
         damage(folder, step)
     done = run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y")
     assert (done.code, done.err.count("is damaged")) == (0, 3), "of a single one that is left nothing newer could go"
-    assert "nothing to delete, 4 checkpoints stay" in done.err
+    assert "nothing to delete; 4 checkpoints are kept" in done.err
     assert steps(folder) == [40, 30, 20, 10]
 
 
@@ -321,7 +321,7 @@ def test_prune_keeps_the_last_and_the_best(run: Run, folder: Path) -> None:
     assert run(*words, "-y").code == 0
     assert steps(folder) == [40, 30]
     again = run(*words, "-y")
-    assert (again.code, "nothing to delete, 2 checkpoints stay" in again.err) == (0, True)
+    assert (again.code, "nothing to delete; 2 checkpoints are kept" in again.err) == (0, True)
 
 
 def test_prune_counts_whole_ones_alone(run: Run, folder: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import GroupGeneration, JobStatus
-from elasticctl.cli.framework.output import Table, format_aligned
-from elasticctl.cli.views.description import describe_job, format_sections, protection
+from elasticctl.cli.framework.output import Table, fit_table, format_aligned
+from elasticctl.cli.views.description import describe_job, format_sections, protection, public
 from elasticctl.cli.views.job import on_a_loss
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
@@ -74,6 +74,19 @@ def test_variables_that_sound_private_are_not_shown() -> None:
     assert "hunter2" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("DB_PASSWD", "x", "(hidden)"),
+        ("SEED", "7", "7"),
+        ("PIP", "--index-url https://me:t0k@host/simple", "--index-url https://(hidden)@host/simple"),
+        ("PROXY", "http://proxy:8080/a@b", "http://proxy:8080/a@b"),
+    ],
+)
+def test_what_is_private_is_hidden(name: str, value: str, shown: str) -> None:
+    assert public(name, value) == shown
+
+
 def test_of_many_interruptions_the_last_are_shown_and_the_others_counted() -> None:
     lines = page(job(interruptions=[{"at": at(i), "worker": f"w-{i}"} for i in range(14)]), 80)
     begin = lines.index("Interruptions:")
@@ -100,6 +113,14 @@ def test_rows_that_come_later_stand_below_those_that_are_there() -> None:
     later, _ = format_aligned(Table(("A", "B"), [("1", "y")]), widths)
     assert (first, later[1:]) == (["A    B", "one  x"], ["1    y"])
     assert format_aligned(Table(("A", "B"), [("one", "x" * 50)]), width=20)[0][1] == "one  " + "x" * 15
+
+
+def test_wide_characters_take_two_columns_of_a_terminal() -> None:
+    lines, widths = format_aligned(Table(("A", "B"), [("日本", "x"), ("one", "y")]))
+    assert (widths, lines) == ([4, 1], ["A     B", "日本  x", "one   y"])
+    assert format_aligned(Table(("A",), [("日本語" * 10,)]), width=7)[0][1] == "日本語"
+    table = fit_table(Table(("NAME", "SAYS"), [("a", "語" * 30)]), 20)
+    assert table.rows[0][1] == "語" * 6 + "…"
 
 
 def test_a_real_job_described_and_its_events_followed(

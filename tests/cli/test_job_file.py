@@ -69,6 +69,23 @@ def test_what_is_saved_is_what_was_typed(run: Run, folder: Path) -> None:
     assert before == after
 
 
+def test_what_is_no_job_file_is_not_overwritten(run: Run, folder: Path) -> None:
+    before = (folder / "train.py").read_bytes()
+    done = run("submit", "train.py", *FULL, "--save", "train.py")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        2,
+        "error: --save train.py: this file exists and is not a job file. FIX: choose another name",
+    )
+    assert (folder / "train.py").read_bytes() == before
+    for _ in range(2):  # a job file may be written again
+        assert run("submit", "train.py", *FULL, "--save", "job.yaml").code == 0
+
+
+def test_a_project_file_may_begin_with_a_mark_of_its_encoding(run: Run, folder: Path) -> None:
+    (folder / "elasticctl.toml").write_bytes(b"\xef\xbb\xbfworkers = 2\r\n")
+    assert made(run, "train.py")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 2
+
+
 def test_it_works_from_a_clone_in_another_place(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from elasticctl.api.errors import ForbiddenError
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import bar, format_tabs
+from elasticctl.cli.framework.target import Target
 from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.jobs import Shape, job_table
+from elasticctl.cli.views.jobs import Shape, job_table, waiting_reasons
 from elasticctl.cli.views.watch import most_relevant
+from elasticctl.settings.contexts import Context
 from tests.support import snapshots
 from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job
 
@@ -64,6 +67,15 @@ def test_a_pipe_gets_every_column_of_every_job(shape: Shape) -> None:
     snapshots.check("list-wide-pipe" if shape.wide else "list-pipe", lines)
 
 
+def test_jobs_are_listed_for_those_who_may_not_list_pods() -> None:
+    class NoPods:
+        def pods_of(self, jobs: object) -> NoReturn:
+            raise ForbiddenError("pods is forbidden")
+
+    target = Target(Context("prod", "aws"), "default", NoPods())  # type: ignore[arg-type]
+    assert waiting_reasons(target, [unbounded()], NOW) == {}
+
+
 def test_columns_that_say_nothing_are_left_out_on_a_screen() -> None:
     header, _ = drawn(job_table([job()], NOW), 200)
     assert header.split() == ["NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE"]
@@ -102,7 +114,7 @@ def test_a_full_screen_shows_what_goes_on_and_what_ended_last() -> None:
 
 MANY = f"""
 import time
-from elasticctl.cli.views.jobs import Shape, job_table
+from elasticctl.cli.views.jobs import Shape, job_table, waiting_reasons
 from elasticctl.cli.framework.output import format_tabs
 from tests.support.job_samples import cloud_job
 jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]

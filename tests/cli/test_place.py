@@ -28,6 +28,10 @@ def nowhere() -> Iterator[None]:
             "elasticctl explain a -n ml   see its output: elasticctl logs a -n ml",
         ),
         ("elasticctl checkpoints list a", "elasticctl checkpoints list a -n ml"),
+        ("see: elasticctl stacks a", "see: elasticctl stacks a -n ml"),
+        ("elasticctl top a -o wide", "elasticctl top -n ml a -o wide"),
+        ("elasticctl secret set hub KEY", "elasticctl secret set -n ml hub KEY"),
+        ("elasticctl sweep --continue lr", "elasticctl sweep -n ml --continue lr"),
         ("elasticctl status a -n other", "elasticctl status a -n other"),
         ("elasticctl quota list", "elasticctl quota list"),
         ("elasticctl statuses digits", "elasticctl statuses digits"),
@@ -43,6 +47,8 @@ def test_a_context_that_was_given_is_too() -> None:
     name_place("lab", "ml")
     assert with_place("elasticctl wait a") == "elasticctl wait a --context lab -n ml"
     assert with_place("elasticctl wait a --context b") == "elasticctl wait -n ml a --context b"
+    assert with_place("elasticctl quota list") == "elasticctl quota list --context lab"
+    assert with_place("FIX: elasticctl install") == "FIX: elasticctl install --context lab"
 
 
 def test_what_was_not_given_is_not_said() -> None:

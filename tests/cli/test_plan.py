@@ -150,6 +150,7 @@ def test_other_names_are_refused(name: str) -> None:
 def test_storage_is_a_url() -> None:
     assert storage_url("out dir", "/home/me") == "file:///home/me/out%20dir"
     assert storage_url("/data", "/home/me") == "file:///data"
+    assert storage_url("~/runs", "/elsewhere") == (Path.home() / "runs").as_uri()
     assert storage_url("s3://b/p", "/home/me") == "s3://b/p"
     for wrong in ("ftp://x/y", "s3://", "://"):
         with pytest.raises(UsageError, match="give a folder"):

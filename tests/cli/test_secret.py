@@ -55,6 +55,14 @@ def test_a_value_comes_through_a_pipe(run: Run, pipe: Any) -> None:
     assert kept("hub", "ml") is None  # the pipe was empty
 
 
+def test_what_windows_has_written_is_read(run: Run, pipe: Any, tmp_path: Path) -> None:
+    pipe(f"\ufeff{PLANTED}\r\n".encode())
+    assert run("secret", "set", "hub", "HF_TOKEN").code == 0
+    (tmp_path / "keys.env").write_bytes(f"\ufeffA={PLANTED}\r\nB=2\r\n".encode())
+    assert run("secret", "set", "hub", "--from-env-file", str(tmp_path / "keys.env")).code == 0
+    assert kept("hub") == {"HF_TOKEN": PLANTED, "A": PLANTED, "B": "2"}
+
+
 def test_values_are_typed_unseen(run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     asked: list[str] = []

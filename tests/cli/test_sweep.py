@@ -80,6 +80,12 @@ def test_a_job_says_which_point_it_is() -> None:
     assert sweeps.point_of({"metadata": {"annotations": {sweeps.ANNOTATION_POINT: "no JSON"}}}) == {}
 
 
+def test_a_point_of_any_content_is_read() -> None:
+    for text in ("[" * 100_000, "[1]", "{", '{"lr": 1}'):
+        point = sweeps.point_of({"metadata": {"annotations": {sweeps.ANNOTATION_POINT: text}}})
+        assert point == ({"lr": "1"} if "lr" in text else {})
+
+
 def test_whose_turn_it_is() -> None:
     def jobs(*phases: str) -> list[dict[str, Any]]:
         return [made(at, phase, waits=phase == "Suspended") for at, phase in enumerate(phases)]

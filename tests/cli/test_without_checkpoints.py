@@ -33,9 +33,16 @@ def test_a_script_that_trains_and_saves_nothing(folder: Path) -> None:
     assert warned(Command("", ("python", "-m", "pkg")))
 
 
+def test_a_script_as_other_editors_write_it(folder: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (folder / "train.py").write_bytes(b"\xef\xbb\xbf" + f"import re\nre.compile('\\d')\n{TRAINS}".encode())
+    assert warned(Command("train.py"))
+    assert not recwarn, "the script's own escapes are its author's affair"
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        f"x = {'-' * 100_000}1\n{TRAINS}",
         "print('no training')\n",
         f"{TRAINS}torch.save(model, 'x')\n",
         f"from elasticctl_train import Run\n{TRAINS}",

@@ -138,8 +138,9 @@ def format_aligned(table: Table, least: Sequence[int] = (), width: int | None = 
     widths = [max(pair) for pair in zip_longest(_widths(table), least, fillvalue=0)]
     lines = []
     for row in (table.header, *table.rows):
-        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
-        lines.append((" " * _GAP).join(cells).rstrip()[:width])
+        cells = [cell + " " * (size - _columns(cell)) for cell, size in zip(row, widths, strict=True)]
+        line = (" " * _GAP).join(cells).rstrip()
+        lines.append(line if width is None else _clip(line, width))
     return lines, widths
 
 
@@ -208,7 +209,7 @@ def _without(table: Table, name: str) -> Table:
 def _needed(table: Table) -> int:
     """How many columns of a terminal the table takes, with its names and its last column cut as far as they may be."""
     widths, names = _widths(table), _names(table)
-    least = [*widths[:-1], max(len(table.header[-1]), min(widths[-1], _LEAST_LAST))]
+    least = [*widths[:-1], max(_columns(table.header[-1]), min(widths[-1], _LEAST_LAST))]
     least[names] = min(least[names], _LEAST_NAME)
     return sum(least) + _GAP * (len(least) - 1)
 
@@ -232,7 +233,9 @@ def _cut(table: Table, column: int, width: int, *, tail_share: float = 0.0) -> T
     tail = int(width * tail_share)
 
     def short(text: str) -> str:
-        return text if len(text) <= width else f"{text[: width - tail - 1]}\u2026{text[len(text) - tail :]}"
+        if _columns(text) <= width:
+            return text
+        return f"{_clip(text, width - tail - 1)}\u2026{_clip(text[::-1], tail)[::-1]}"
 
     rows = [(*row[:column], short(row[column]), *row[column + 1 :]) for row in table.rows]
     return dataclasses.replace(table, rows=rows)
@@ -240,7 +243,25 @@ def _cut(table: Table, column: int, width: int, *, tail_share: float = 0.0) -> T
 
 def _widths(table: Table) -> list[int]:
     rows = (table.header, *table.rows) if table.header else table.rows
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [max(map(_columns, column)) for column in zip(*rows, strict=True)]
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal the text takes: characters of some scripts, and emoji, take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # slow to import, and most text is plain
+
+    return cell_len(text)
+
+
+def _clip(text: str, columns: int) -> str:
+    """As much of the beginning of the text as fits into so many columns."""
+    if text.isascii():
+        return text[: max(0, columns)]
+    while _columns(text) > columns and text:
+        text = text[: max(0, len(text) - max(1, (_columns(text) - columns) // 2))]
+    return text
 
 
 def console(stream: TextIO | None = None, width: int | None = None) -> Console:

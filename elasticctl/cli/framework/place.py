@@ -6,13 +6,18 @@ import re
 import shlex
 from contextvars import ContextVar
 
-_PLACED = (
-    "cancel", "checkpoints [a-z]+", "delete", "describe", "events", "explain", "history", "list", "logs", "move",
-    "preempt", "rerun", "resume", "scale", "status", "submit", "suspend", "wait",
+_OF_A_NAMESPACE = (
+    "cancel", "checkpoints [a-z]+", "compare", "cp", "dashboard", "debug", "delete", "describe", "events", "exec",
+    "explain", "history", "list", "logs", "move", "port-forward", "preempt", "prune", "rerun", "resume", "scale",
+    "secret [a-z]+", "shell", "simulate", "stacks", "status", "submit", "suspend", "sweep", "top", "wait",
 )  # fmt: skip
-"""Verbs that take a namespace and a context."""
+"""Verbs that take a context and a namespace."""
+_OF_A_CONTEXT = ("doctor", "install", "quota [a-z]+")
+"""Verbs that take a context; their namespace, if any, is not that of jobs."""
 _JOB = r"(?: [a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?=$|[`,;\n]| {2}))?"
-_COMMAND = re.compile(rf"elasticctl (?:{'|'.join(_PLACED)})(?![-\w]){_JOB}")
+_COMMAND = re.compile(
+    rf"elasticctl (?:{'|'.join(_OF_A_NAMESPACE)}|(?P<context_only>{'|'.join(_OF_A_CONTEXT)}))(?![-\w]){_JOB}"
+)
 _END = re.compile(r"[`,;\n]| {2}")
 
 _flags: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("flags", default=())
@@ -20,7 +25,7 @@ _flags: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("flags", default=()
 
 def name_place(context: str, namespace: str) -> None:
     """Note what the command line says about the place of the jobs; "" where it says nothing."""
-    _flags.set(tuple((flag, value) for flag, value in (("--context", context), ("-n", namespace)) if value))
+    _flags.set((("--context", context), ("-n", namespace)))
 
 
 def with_place(text: str) -> str:
@@ -30,10 +35,11 @@ def with_place(text: str) -> str:
     """
     if not _flags.get() or "elasticctl " not in text:
         return text
-    return _COMMAND.sub(lambda found: found[0] + _missing(_END.split(text[found.start() :], maxsplit=1)[0]), text)
+    return _COMMAND.sub(lambda found: found[0] + _missing(found, text), text)
 
 
-def _missing(command: str) -> str:
-    """The flags that a command lacks."""
-    words = command.split()
-    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in _flags.get() if flag not in words)
+def _missing(found: re.Match[str], text: str) -> str:
+    """The flags that a command in a text lacks."""
+    words = _END.split(text[found.start() :], maxsplit=1)[0].split()
+    flags = _flags.get()[:1] if found["context_only"] else _flags.get()
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in flags if value and flag not in words)

@@ -13,7 +13,7 @@ import typer
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.text import did_you_mean, join_and, quote
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.target import ENDED, Target
+from elasticctl.cli.framework.target import ENDED, Target, phase_of
 
 if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
@@ -83,11 +83,6 @@ Labels = Annotated[
         "-l", "--label", parser=selector, metavar="KEY=VALUE", help="Select jobs by this label instead of by name."
     ),
 ]
-
-
-def phase_of(job: Manifest) -> str:
-    """A job's phase; Pending before anybody has seen it."""
-    return str((job.get("status") or {}).get("phase") or "Pending")
 
 
 def fits(job: Manifest, selectors: Sequence[Selector]) -> bool:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError, UsageError
 from elasticctl.api.text import did_you_mean, join_or, quote, span
@@ -18,10 +18,6 @@ from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.settings import contexts as config
 from elasticctl.settings.contexts import Context
-
-if TYPE_CHECKING:
-    pass
-
 
 ENDED = ("Succeeded", "Failed", "Cancelled")
 """The phases of jobs that are over, as they are written; most verbs need no more of `elasticctl.api.status`."""
@@ -47,7 +43,7 @@ class Target:
         names = list(jobs)
         fitting = [known for known in names if known.startswith(name)]
         if len(fitting) == 1 and not whole:
-            phase = _phase_of(jobs[fitting[0]])
+            phase = phase_of(jobs[fitting[0]])
             if phase in ENDED:
                 say(f"{quote(name)} is short for {fitting[0]}, which has ended ({phase})")
             return self.cluster.get_job(self.namespace, fitting[0])
@@ -74,7 +70,8 @@ class Target:
         return found
 
 
-def _phase_of(job: Manifest) -> str:
+def phase_of(job: Manifest) -> str:
+    """The phase of a job; Pending before the controller has seen it."""
     return str((job.get("status") or {}).get("phase") or "Pending")
 
 

@@ -39,10 +39,9 @@ from elasticctl.api.spec import (
     QUEUE_LABEL,
     ElasticJob,
 )
-from elasticctl.cli.submit.plan import split_url
+from elasticctl.cli.submit.plan import MAX_NAME, split_url
 from elasticctl.settings.contexts import LOCAL, Context
 
-_MAX_NAME = 51
 _RUN_FIELDS = ("suspend", "cancel", "removeWorkers")
 """Fields of a spec that are about this very run of it."""
 
@@ -122,7 +121,7 @@ def next_name(base: str, taken: Collection[str]) -> str:
     number = 2
     while True:
         suffix = f"-{number}"
-        name = base[: _MAX_NAME - len(suffix)].rstrip("-") + suffix
+        name = base[: MAX_NAME - len(suffix)].rstrip("-") + suffix
         if name not in taken:
             return name
         number += 1

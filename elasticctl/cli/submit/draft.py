@@ -31,7 +31,6 @@ from elasticctl.settings.contexts import LOCAL, Context
 if TYPE_CHECKING:
     from elasticctl.cli.submit.commands import Command
     from elasticctl.cli.submit.upload.workspace import Workspace
-    from elasticctl.cluster.base import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +240,7 @@ def _with_storage(spec: JobSpec, request: JobFlags, context: Context) -> JobSpec
     """The job with what depends on its name, and on where it was typed."""
     storage = choose_storage(spec.name, request.storage, context)
     if not storage:
-        raise UsageError(
-            f"--storage is needed in context {context.name} (FIX: add it, or set it with"
-            " `elasticctl config set-context`)"
-        )
+        raise plan.needed_error("--storage", context)
     return dataclasses.replace(spec, storage=storage, working_dir=os.getcwd() if context.provider == LOCAL else "")
 
 

@@ -11,7 +11,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import Goal, PoolOrder, Prices, parse_order
 from elasticctl.api.observed.cost import prices_of
 from elasticctl.api.spec import ElasticJob, JobSpec, Manifest
-from elasticctl.api.text import dollars, quote, span
+from elasticctl.api.text import dollars, span
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.goal_flags import GoalFlags, zones_of
 from elasticctl.cli.views.cost import rate_of_spec, spot_basis
@@ -29,7 +29,7 @@ def goal_of(request: GoalFlags, *, spot: bool = True) -> dict[str, Any]:
                 raise UsageError(f"{flag} goes with a goal. FIX: add --finish-by TIME or --budget USD")
         return {}
     if not spot:
-        raise UsageError("--on-demand: for a goal that is chosen at each moment. FIX: leave it out")
+        raise UsageError("--on-demand cannot be used with a goal, which chooses the capacity itself. FIX: leave it out")
     if request.work == 0:
         raise UsageError("--work 0s: must be longer than 0s")
     goal = request.as_spec()
@@ -134,4 +134,4 @@ def _pair(time_s: float, usd: float | None) -> str:
     """As flags: `--finish-by 7h --budget 24`."""
     minutes = max(1, math.ceil(time_s / 60 - 0.5))
     time = f"{math.ceil(minutes / 60)}h" if minutes > 300 else f"{minutes}m"
-    return f"--finish-by {quote(time)[1:-1]}" + ("" if usd is None else f" --budget {math.ceil(usd * 100) / 100:g}")
+    return f"--finish-by {time}" + ("" if usd is None else f" --budget {math.ceil(usd * 100) / 100:g}")

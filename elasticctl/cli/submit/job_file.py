@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from elasticctl.api.errors import UsageError
+from elasticctl.api.errors import SpecError, UsageError
 from elasticctl.api.text import did_you_mean, quote
 from elasticctl.api.yamltext import dump_yaml, parse_yaml
 from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
@@ -95,7 +95,7 @@ def read_job_file(path: str, known: Mapping[str, Form]) -> JobFile | None:
     except OSError:
         return None
     data = parse_yaml(text, path).data
-    if not isinstance(data, dict) or not {"script", "command"} & {*data} or "kind" in data:
+    if not _describes_job(data):
         return None
     return _parse(data, path, known, special=True)
 
@@ -153,10 +153,13 @@ def _is_within_reach(path: str, value: str) -> bool:
 
 
 def write_job_file(path: str, script: str, args: Sequence[str], options: Mapping[str, Any]) -> None:
-    """Write a job file; `options` as in `JobFile`, paths relative to the current folder. Raises UsageError.
+    """Write a job file; `options` as in `JobFile`, paths relative to the current folder.
 
-    Without a script, `args` are a command.
+    Without a script, `args` are a command. Raises UsageError if the file cannot be written, or if `path` is a file that
+    is not a job file: that could be the script itself.
     """
+    if os.path.exists(path) and not _is_job_file(path):
+        raise UsageError(f"--save {path}: this file exists and is not a job file. FIX: choose another name")
     base = Path(os.path.abspath(path)).parent
     data: dict[str, Any] = {"script": _relative("script", script, base)} if script else {"command": list(args)}
     if script and args:
@@ -169,6 +172,17 @@ def write_job_file(path: str, script: str, args: Sequence[str], options: Mapping
         Path(path).write_text(dump_yaml(data), "utf-8")
     except OSError as e:
         raise UsageError(f"cannot write {path}: {e.strerror}") from e
+
+
+def _is_job_file(path: str) -> bool:
+    try:
+        return _describes_job(parse_yaml(Path(path).read_bytes(), path).data)
+    except (OSError, SpecError):
+        return False
+
+
+def _describes_job(data: Any) -> bool:
+    return isinstance(data, dict) and bool({"script", "command"} & {*data}) and "kind" not in data
 
 
 def as_typed(value: Any) -> Any:
@@ -204,7 +218,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
     import tomllib
 
     try:
-        found = tomllib.loads(data.decode("utf-8"))
+        found = tomllib.loads(data.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise UsageError(f"{path}: not TOML: {e}") from e
     if path.name != "pyproject.toml":

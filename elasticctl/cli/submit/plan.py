@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 SETUP_VARIABLE = "ELASTICCTL_SETUP"
 """The command that a worker runs before its ranks; see `elasticctl_launcher.setup`."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_MAX_NAME = 51
+MAX_NAME = 51
+"""Characters of a job's name: those of its workers and their Services are longer, and may have 63."""
 _MAX_MADE_NAME = 40
 _OWN_VARIABLES = {
     STORAGE_VARIABLE: "give --storage URL",
@@ -73,9 +75,7 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
     if request.queue and context.provider == LOCAL:
         raise UsageError("--queue is for clusters with Kueue; `elasticctl local sharing on` shares this machine")
     if context.provider != LOCAL and not image:
-        raise UsageError(
-            f"--image is needed in context {context.name} (FIX: add it, or set it with `elasticctl config set-context`)"
-        )
+        raise needed_error("--image", context)
     return JobSpec(
         name=request.name,
         namespace=context.namespace,
@@ -115,6 +115,13 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         ttl_s=request.ttl,
         hang_timeout_s=request.hang_timeout,
         on_nan=request.on_nan,
+    )
+
+
+def needed_error(flag: str, context: Context) -> UsageError:
+    """The error for an option that neither the command line nor the context gives."""
+    return UsageError(
+        f"{flag} is needed in context {context.name}. FIX: add it, or set it with `elasticctl config set-context`"
     )
 
 
@@ -225,10 +232,10 @@ def name_from(script: str) -> str:
 
 def check_name(name: str) -> str:
     """`name` if a job can be called so; UsageError otherwise."""
-    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise UsageError(
             f"--name {quote(name)}: a name is lower-case letters, digits and '-', starts with a letter, does not end"
-            f" with '-', and has {_MAX_NAME} characters at most"
+            f" with '-', and has {MAX_NAME} characters at most"
         )
     return name
 
@@ -240,7 +247,8 @@ def storage_url(given: str, working_dir: str) -> str:
     if not separator:
         from pathlib import Path
 
-        return Path(working_dir, given).resolve().as_uri()
+        # Shells leave the tilde of --storage=~/runs alone.
+        return Path(working_dir, os.path.expanduser(given)).resolve().as_uri()
     check_public(given)
     if scheme not in SCHEMES or not rest:
         raise UsageError(

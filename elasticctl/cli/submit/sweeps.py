@@ -114,7 +114,7 @@ def point_of(job: Manifest) -> dict[str, str]:
     """The point that a job is; {} for one of no sweep."""
     try:
         found = json.loads(as_text(at(job, "metadata", "annotations", ANNOTATION_POINT)) or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 

@@ -132,7 +132,7 @@ def table(basis: Basis, found: Sequence[Prospect]) -> Table:
 def notes(basis: Basis, found: Sequence[Prospect], folder: Path) -> Iterator[str]:
     """What all of it rests on."""
     yield f"replayed on {folder} from {plural(found[0].starts, 'start')}, by the policy that plans for deadlines"
-    yield "guaranteed: on-demand machines alone can meet it, whatever happens to spot machines"
+    yield "promised: on-demand machines alone can meet it, whatever happens to spot machines"
     if basis.price is None:
         yield "no price is known: cost is in hours of one node on demand"
     yield from basis.about

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,9 @@ _GROUPS_SHOWN = 5
 _LAST_SHOWN = 10
 _NARROWEST = 40
 _SHOWN_APART = (STORAGE_VARIABLE, WORKSPACE_VARIABLE, WORKSPACE_FROM_VARIABLE)
-_PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+_PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL")
+_LOGIN = re.compile(r"(?<=://)[^\s/@]+@")
+"""A name and a password, or a token, in a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,8 @@ def _workspace(found: Hardware) -> str:
 
 
 def public(name: str, value: str) -> str:
-    """The value, unless its name says that it is nobody's business: people show their screens."""
-    return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else value
+    """The value as it may be shown on a shared screen: hidden if the name is one of a secret; so are logins in URLs."""
+    return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else _LOGIN.sub("(hidden)@", value)
 
 
 _ON_NAN = {

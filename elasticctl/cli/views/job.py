@@ -282,9 +282,6 @@ def look_around(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Se
 
 def next_line(manifest: Manifest, *, live: bool = False) -> str:
     """What to type next about a job; `live`: it is being watched already."""
-    from elasticctl.api.spec import ElasticJob
-    from elasticctl.api.status import Phase
-
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase in (Phase.PENDING, Phase.RESTARTING, Phase.FAILED):
         return f"Next: find out why: elasticctl explain {job.name}   see its output: elasticctl logs {job.name}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ForbiddenError
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import activity_text, makes_steps, not_finite_text, remaining_s
 from elasticctl.api.observed.workers import count_workers
@@ -15,7 +16,7 @@ from elasticctl.api.status import ConditionType, JobStatus, Phase
 from elasticctl.api.text import dollars, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.framework.selection import JobFilter
-from elasticctl.cli.framework.target import Target
+from elasticctl.cli.framework.target import Target, phase_of
 from elasticctl.cli.views.history import causes, restarts
 from elasticctl.cli.views.job import ago, borrowed, capacity_text, part_of, rate, reason, waiting_text
 
@@ -28,7 +29,7 @@ _SPARE = (
     "STORAGE", "CAUSES", "ON-DEMAND", "CAPACITY", "EPOCH", "GPUS", "RATE", "AGE", "COST", "REASON", "RESTARTS", "ETA",
     "CHECKPOINT", "STEP",
 )  # fmt: skip
-_WAITING = (None, "Pending", "Restarting")
+_WAITING = ("Pending", "Restarting")
 _LOOKED_AT = 5
 """Of how many waiting jobs the pods are asked for."""
 
@@ -107,12 +108,15 @@ def _not_training_yet(status: JobStatus, now: float) -> str:
 
 
 def waiting_reasons(target: Target, jobs: list[Manifest], now: float) -> dict[str, str]:
-    """UID -> why a job waits, of the first few that do: for that their pods are looked at."""
-    waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING][:_LOOKED_AT]
+    """UID -> why a job waits, for the first few that do, as far as this user may list their pods."""
+    waiting = [job for job in jobs if phase_of(job) in _WAITING][:_LOOKED_AT]
     if not waiting:
         return {}
     found = [ElasticJob.from_manifest(manifest) for manifest in waiting]
-    pods = target.cluster.pods_of(found)
+    try:
+        pods = target.cluster.pods_of(found)
+    except ForbiddenError:
+        return {}
     return {job.uid: reason(job, pods[job.uid], now) for job in found}
 
 
@@ -126,7 +130,7 @@ def no_jobs_line(target: Target, namespace: str | None, chosen: JobFilter) -> st
 
 def next_of_list(jobs: list[Manifest]) -> str:
     """What to type next: about a job that waits, if there is one, else about the newest."""
-    waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING]
+    waiting = [job for job in jobs if phase_of(job) in _WAITING]
     if waiting:
         return f"Next: find out why one is waiting: elasticctl explain {waiting[-1]['metadata']['name']}"
     return f"Next: details: elasticctl status {jobs[-1]['metadata']['name']}"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Phase
 from elasticctl.cli.framework.output import (
     Table,
     console,
@@ -25,7 +24,7 @@ from elasticctl.cli.framework.output import (
     say,
 )
 from elasticctl.cli.framework.selection import JobFilter
-from elasticctl.cli.framework.target import Poller, Target
+from elasticctl.cli.framework.target import ENDED, Poller, Target, phase_of
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.job import bar_encoding, next_line
 from elasticctl.cli.views.jobs import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
@@ -84,14 +83,14 @@ def watch_job(target: Target, watched: Manifest) -> None:
         changes = _Changes(job_table)
         for job in Poller(look, REDRAW_EVERY_S, say=say).each():
             changes.show([job])
-            if _ended(job):
+            if _has_ended(job):
                 return
     answers = Poller(look_closely, REDRAW_EVERY_S)
     with redrawing() as draw:
         for job, pods in answers.each():
             table = views.status_table(job, pods, time.time(), bar_encoding=bar_encoding())
             draw(Frame(table, next_line(job, live=True), answers.trouble))
-            if _ended(job):
+            if _has_ended(job):
                 return
 
 
@@ -113,10 +112,6 @@ class _Changes:
             emit(line if self._printed else f"{header}\n{line}")
             self._printed[job["metadata"]["uid"]] = key
         sys.stdout.flush()
-
-
-def _ended(job: Manifest) -> bool:
-    return ElasticJob.from_manifest(job).status.phase.terminal
 
 
 ROOM_AROUND = 4
@@ -185,5 +180,4 @@ def most_relevant(jobs: Sequence[Manifest], room: int) -> list[Manifest]:
 
 
 def _has_ended(job: Manifest) -> bool:
-    phase = job.get("status", {}).get("phase")
-    return phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+    return phase_of(job) in ENDED

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +44,8 @@ def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
     script = _python_script(command)
     if script is None:
         return ()
-    texts = list(_sources(script))
-    if not texts or not any(map(_TRAINS.search, texts)) or any(map(_SAVES.search, texts)):
+    texts = [text for text, _ in _sources(script)]
+    if not any(map(_TRAINS.search, texts)) or any(map(_SAVES.search, texts)):
         return ()
     return (
         f"{script.name} saves no checkpoints: after each loss and each scaling it starts at step 0 again. These lines"
@@ -61,10 +62,11 @@ def lines_of_lone_ranks(command: Command, ranks: int) -> tuple[str, ...]:
     script = _python_script(command) if ranks > 1 else None
     if script is None:
         return ()
-    texts = list(_sources(script))
+    sources = _sources(script)
+    texts = [text for text, _ in sources]
     if not any(map(_TRAINS.search, texts)) or any(map(_JOINS.search, texts)):
         return ()
-    imported = {name.partition(".")[0] for text in texts for name in _imported(ast.parse(text))}
+    imported = {name.partition(".")[0] for _, names in sources for name in names}
     if not all(name in _ALONE or _is_beside(name, script) for name in imported):
         return ()
     return (
@@ -89,13 +91,14 @@ def _python_script(command: Command) -> Path | None:
     return None
 
 
-def _sources(script: Path) -> Iterator[str]:
-    """The text of the script, and of what it imports from its own folder or the current one.
+def _sources(script: Path) -> list[tuple[str, list[str]]]:
+    """(text, imported names) of the script, and of what it imports from its own folder or the current one.
 
-    Nothing at all where one of these cannot be read.
+    Empty if any of these files cannot be read or parsed, or if there are too many of them.
     """
     roots = tuple(dict.fromkeys((script.parent.resolve(), Path.cwd())))
-    todo, seen, texts = [script.resolve()], set[Path](), []
+    todo, seen = [script.resolve()], set[Path]()
+    found: list[tuple[str, list[str]]] = []
     while todo and len(seen) < _MOST_FILES:
         path = todo.pop()
         if path in seen:
@@ -103,15 +106,15 @@ def _sources(script: Path) -> Iterator[str]:
         seen.add(path)
         try:
             if path.stat().st_size > _MOST_BYTES:
-                return
-            text = path.read_text("utf-8")
-            tree = ast.parse(text)
-        except (OSError, ValueError, SyntaxError):
-            return
-        texts.append(text)
-        todo += [file for name in _imported(tree) for file in _files_of(name, (path.parent, *roots))]
-    if not todo:
-        yield from texts
+                return []
+            text = path.read_text("utf-8-sig")
+            with warnings.catch_warnings(action="ignore"):  # such as those about the script's own escapes
+                names = list(_imported(ast.parse(text)))
+        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
+            return []
+        found.append((text, names))
+        todo += [file for name in names for file in _files_of(name, (path.parent, *roots))]
+    return [] if todo else found
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

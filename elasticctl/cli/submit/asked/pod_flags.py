@@ -160,7 +160,7 @@ def read_env_file(path: str) -> dict[str, str]:
     Raises UsageError with the line that is none of these.
     """
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
     except OSError as e:
         raise UsageError(f"--env-file: cannot read {path}: {e.strerror}") from e
     except UnicodeDecodeError as e:

@@ -137,7 +137,7 @@ def _parents_in_repository(folder: Path) -> list[Path]:
 def _read(folder: Path, name: str) -> Iterable[_Layer]:
     path = folder / name
     try:
-        text = path.read_text("utf-8", "replace")
+        text = path.read_text("utf-8-sig", "replace")
     except (FileNotFoundError, IsADirectoryError):
         return ()
     except OSError as e:

@@ -17,7 +17,7 @@ from elasticctl.api.text import plural, quote
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit.asked.flags import JobFlags
-from elasticctl.cli.submit.plan import child_url, storage_url
+from elasticctl.cli.submit.plan import child_url, needed_error, storage_url
 from elasticctl.cli.submit.upload.gathering import WorkspaceFiles, collect_files, left_out_line, pieces_of
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage
@@ -158,10 +158,7 @@ def _url(given: str, context: Context) -> str:
 
         return local_paths().workspaces.as_uri()
     if not base:
-        raise UsageError(
-            f"--storage is needed in context {context.name} (FIX: add it, or set it with"
-            " `elasticctl config set-context`)"
-        )
+        raise needed_error("--storage", context)
     url = storage_url(base, os.getcwd())
     if context.provider != LOCAL and url.startswith("file:") and not _is_here(url):
         raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from elasticctl.api.errors import NotFoundError, UsageError
@@ -10,7 +9,7 @@ from elasticctl.api.text import plural
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.output import emit, say
 from elasticctl.cli.framework.target import reach
 from elasticctl.cli.verbs.enter.worker import running_workers
 from elasticctl.cluster import inside_of
@@ -42,7 +41,7 @@ def stacks(
     for seen in read_stacks(inside_of(target.context), workers, made.command[0]):
         for line in seen.lines(rank):
             shown += 1
-            sys.stdout.write(line + "\n")
+            emit(line)
         if seen.trouble:
             troubled = True
             say(f"{seen.worker}: {seen.trouble}")

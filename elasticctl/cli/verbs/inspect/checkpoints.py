@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.api.text import plural
+from elasticctl.api.text import plural, plural_are
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import VerbGroup, add_group, new_app, verb
@@ -211,7 +211,7 @@ def prune(
     rules = Retention(keep.keep_last, keep.keep_every, keep.keep_best or 0, keep.metric, keep.mode)
     doomed = job_storage.choose_doomed(place, found, rules, unread=force)
     if not doomed:
-        say(f"{place.name}: nothing to delete, {plural(len(found), 'checkpoint')} stay")
+        say(f"{place.name}: nothing to delete; {plural_are(len(found), 'checkpoint')} kept")
     elif dry_run:
         print_table(job_storage.checkpoints_table([f for f in found if f.commit in doomed], time.time()))
         say(f"{place.name}: would delete {_describe_checkpoints(doomed)}")

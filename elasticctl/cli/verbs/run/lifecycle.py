@@ -10,6 +10,7 @@ import typer
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.observed.ranks import worker_of_rank
+from elasticctl.api.observed.workers import runs
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
@@ -260,7 +261,7 @@ def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int 
     """
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and has no workers to lose")
-    running: list[str] = [pod["metadata"]["name"] for pod in pods if _is_running(pod)]
+    running: list[str] = [pod["metadata"]["name"] for pod in pods if runs(pod)]
     if not running:
         raise ConflictError(f"no worker of {job.name} is running. FIX: see why with `elasticctl status {job.name}`")
     name = running[-1]
@@ -271,7 +272,3 @@ def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int 
     if name not in running:
         raise NotFoundError(f"{name} is not running. These workers of {job.name} are: {', '.join(running)}")
     return name
-
-
-def _is_running(pod: Manifest) -> bool:
-    return pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]

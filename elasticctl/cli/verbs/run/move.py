@@ -86,6 +86,7 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
     from elasticctl.cli.submit.copies import JobLocation
     from elasticctl.cli.submit.draft import choose_storage
     from elasticctl.cli.submit.moving import Move
+    from elasticctl.cli.submit.plan import needed_error
 
     job = ElasticJob.from_manifest(manifest)
     old = JobLocation(source.context, source.namespace, hardware(job).storage)
@@ -102,9 +103,6 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
     else:
         url = choose_storage(job.name, storage, target.context)
     if not url:
-        raise UsageError(
-            f"--storage is needed in context {target.context.name} (FIX: add it, or set it with"
-            " `elasticctl config set-context`)"
-        )
+        raise needed_error("--storage", target.context)
     place = JobLocation(target.context, target.namespace, url)
     return Move(source, target, old, place, job.uid, storage, begun, context if begun else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -78,8 +78,8 @@ def prune(
     target, now = reach(where), time.time()
     everyone = target.cluster.list_jobs(target.namespace)
     doomed = select_jobs(everyone, which, now)
-    if state:
-        doomed = [_with_folder(target, item, doomed) for item in doomed]
+    if state and target.context.provider == LOCAL:
+        doomed = _with_folders(doomed, target.cluster.list_jobs(None))
     if output != "table":
         print_data("Pruned", {"dryRun": dry_run, "jobs": [_as_data(item) for item in doomed]}, output)
     elif doomed:
@@ -110,17 +110,18 @@ def select_jobs(manifests: Sequence[Manifest], which: PruneFilter, now: float) -
     return sorted(found, key=lambda item: item.ended_at)
 
 
-def _with_folder(target: Target, item: PrunedJob, doomed: Sequence[PrunedJob]) -> PrunedJob:
-    """The job with the folder that its state can be deleted with; without one where that is not ours to delete."""
-    folder = own_folder(item.storage) if target.context.provider == LOCAL else None
-    if folder is None:
-        return item
-    names = {other.job.key for other in doomed}
-    for manifest in target.cluster.list_jobs(None):
-        metadata = manifest["metadata"]
-        if f"{metadata['namespace']}/{metadata['name']}" not in names and _uses(manifest, item.storage, folder):
-            return item
-    return replace(item, state=GOES, folder=folder)
+def _with_folders(doomed: Sequence[PrunedJob], everyone: Sequence[Manifest]) -> list[PrunedJob]:
+    """The jobs, each with the folder of its state if that is ours to delete: no other job uses it."""
+    from elasticctl.api.spec import ElasticJob
+
+    going = {item.job.key for item in doomed}
+    staying = [job for job in map(ElasticJob.from_manifest, everyone) if job.key not in going]
+    used = {folder for job in staying for folder in _folders_of(job)}
+    found = []
+    for item in doomed:
+        folder = own_folder(item.storage)
+        found.append(item if folder is None or folder in used else replace(item, state=GOES, folder=folder))
+    return found
 
 
 def own_folder(url: str) -> Path | None:
@@ -135,14 +136,14 @@ def own_folder(url: str) -> Path | None:
     return folder if folder.parent == own and ".." not in folder.parts and not folder.is_symlink() else None
 
 
-def _uses(manifest: Manifest, url: str, folder: Path) -> bool:
-    """Does a job that stays keep its state there too, or start from there?"""
+def _folders_of(job: ElasticJob) -> Iterator[Path]:
+    """The folders made by elasticctl in which a job keeps its state, or from which it starts."""
     from elasticctl.api.podtemplate import START_FROM_VARIABLE, hardware
-    from elasticctl.api.spec import ElasticJob
 
-    found = hardware(ElasticJob.from_manifest(manifest))
-    start = found.env.get(START_FROM_VARIABLE, "").rpartition("#")[0]
-    return any(other and (other == url or own_folder(other) == folder) for other in (found.storage, start))
+    found = hardware(job)
+    for url in (found.storage, found.env.get(START_FROM_VARIABLE, "").rpartition("#")[0]):
+        if (folder := own_folder(url)) is not None:
+            yield folder
 
 
 def _delete_all(target: Target, doomed: Sequence[PrunedJob], now: float, *, workspaces: bool) -> None:

@@ -16,8 +16,8 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import Verb, new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import print_table, say
-from elasticctl.cli.framework.selection import fits, phase_of, selector
-from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, reach
+from elasticctl.cli.framework.selection import fits, selector
+from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, phase_of, reach
 from elasticctl.cli.submit import sweeps
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.sweeps import Axis

@@ -100,7 +100,8 @@ def _ask_values(keys: Sequence[str]) -> Mapping[str, str]:
         return {key: _check_value(key, getpass.getpass(f"{key}: ")) for key in keys}
     if len(keys) > 1:
         raise UsageError("a pipe holds the value of one key. FIX: give several with --from-env-file -")
-    return {keys[0]: _check_value(keys[0], _text(sys.stdin.buffer.read(), "stdin").removesuffix("\n"))}
+    value = _text(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
+    return {keys[0]: _check_value(keys[0], value)}
 
 
 def _from_file(path: str) -> Mapping[str, str]:
@@ -126,7 +127,7 @@ def _from_file(path: str) -> Mapping[str, str]:
 
 def _text(data: bytes, source: str) -> str:
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{source} is not UTF-8 text") from None  # its message would show what is in it
 
