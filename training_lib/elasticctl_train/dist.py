@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -115,7 +115,8 @@ class World:
 
     def _call(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         """Run a collective to its end. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
-        finish(collective(*arguments, group=self.channel.group, async_op=True, **options), self.channel)
+        with collective_errors():
+            finish(collective(*arguments, group=self.channel.group, async_op=True, **options), self.channel)
 
     def _call_apart(self, transfer: Callable[..., Any], *arguments: Any) -> None:
         """As `_call`, for what cannot be waited for with a limit: gloo then ends all that goes on in the group."""
@@ -129,16 +130,32 @@ class World:
 
         thread = threading.Thread(target=run, name="elasticctl-transfer", daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(_LOOK.total_seconds())
-            if thread.is_alive():
-                _check_dead(self.channel)
-        if errors:
-            raise errors[0]
+        with collective_errors():
+            while thread.is_alive():
+                thread.join(_LOOK.total_seconds())
+                if thread.is_alive():
+                    _check_dead(self.channel)
+            if errors:
+                raise errors[0]
 
 
 class GroupOver(RuntimeError):
     """The group ended before it had met."""
+
+
+@contextmanager
+def collective_errors() -> Iterator[None]:
+    """Mark the RuntimeErrors that are raised in here as those of collectives; see `is_of_collective`."""
+    try:
+        yield
+    except RuntimeError as error:
+        error._elasticctl_collective = True  # type: ignore[attr-defined]
+        raise
+
+
+def is_of_collective(error: BaseException) -> bool:
+    """Has a collective of this library raised this error? Errors of the script can have the same type."""
+    return getattr(error, "_elasticctl_collective", False)
 
 
 def finish(work: Any, channel: Channel) -> None:

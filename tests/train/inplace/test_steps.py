@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from elasticctl_train.checkpoint import parts
-from elasticctl_train.dist import Channel
+from elasticctl_train.dist import Channel, World, collective_errors
 from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
 from elasticctl_train.inplace.steps import LastStep, StepGate
-from elasticctl_train.inplace.training import OwnCollectives
+from elasticctl_train.inplace.training import InPlace, OwnCollectives
 
 
 class Scalars:
@@ -178,6 +180,29 @@ def test_a_step_that_is_left_out_returns_what_its_closure_does(bench: Bench) -> 
     assert torch.equal(bench.model[0].weight, before)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_scheduler_may_be_made_before_or_after_the_run(is_first: bool) -> None:
+    """Either wraps `optimizer.step`; a GradScaler looks at its signature besides."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    signature = inspect.signature(optimizer.step)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)] if is_first else []
+    watch = PeerWatch(2, lambda error: None)
+    StepGate(watch, [optimizer], lambda: None)
+    schedulers = schedulers or [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+    before = model.weight.clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    schedulers[0].step()  # warns, which is an error here, where it has not seen the optimizer's step
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert not torch.equal(model.weight, before)
+    assert list(inspect.signature(optimizer.step).parameters)[-1:] == list(signature.parameters)
+    watch.note(RuntimeError("Connection closed by peer"))
+    before = model.weight.clone()
+    optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
 @pytest.mark.parametrize(
     ("counts", "differ"),
     [
@@ -217,6 +242,32 @@ def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) 
         wrapped(torch.ones(1, 2))
     with pytest.raises(torch.OutOfMemoryError):
         watch.note(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+
+
+def in_place(watch: PeerWatch, *, is_over: bool = False) -> InPlace:
+    """A run that stays, alone in its group."""
+    model = nn.Linear(2, 2)
+    group: Any = SimpleNamespace(watch=watch, world=World(), is_over=is_over)
+    return InPlace(group, {parts.MODEL: model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+
+
+def test_an_error_of_the_script_in_run_step_ends_it_and_is_no_loss_of_a_peer() -> None:
+    """Such as a loss with two elements: in the next group it would be raised again."""
+    stay = in_place(PeerWatch(1, lambda error: pytest.fail(str(error))))
+    with pytest.raises(RuntimeError, match="Scalar"):
+        stay.complete(lambda: print(torch.ones(2).item()))
+
+
+def test_a_collective_that_fails_in_run_step_is_a_loss_of_a_peer() -> None:
+    told: list[BaseException] = []
+    stay = in_place(PeerWatch(1, told.append))
+
+    def step() -> None:
+        with collective_errors():
+            raise RuntimeError("Connection closed by peer")
+
+    assert not stay.complete(step)
+    assert [str(error) for error in told] == ["Connection closed by peer"]
 
 
 def test_parameters_that_no_optimizer_steps_are_seen() -> None:

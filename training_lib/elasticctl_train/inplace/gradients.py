@@ -17,7 +17,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
 
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
-from elasticctl_train.dist import Channel, GroupOver, finish, finish_on_gpu
+from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish, finish_on_gpu
 from elasticctl_train.inplace import releases
 from elasticctl_train.inplace.waits import ReduceWaits
 
@@ -157,15 +157,17 @@ class ElasticDataParallel(ResumableDataParallel):
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
         """As DistributedDataParallel, but leaves `tensors` alone if it raises RuntimeError: GroupOver if none come."""
+        channel = self._watch.channel
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             alike = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call]
-            work = dist.broadcast(flat, group=self._watch.group, group_src=authoritative_rank, async_op=True)
-            if flat.is_cuda:
-                work.wait()
-                finish_on_gpu(self._watch.channel)
-            else:
-                finish(work, self._watch.channel)
+            with collective_errors():
+                work = dist.broadcast(flat, group=channel.training, group_src=authoritative_rank, async_op=True)
+                if flat.is_cuda:
+                    work.wait()
+                    finish_on_gpu(channel)
+                else:
+                    finish(work, channel)
             parts = _unflatten_dense_tensors(flat, alike)  # type: ignore[no-untyped-call]
             for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part)

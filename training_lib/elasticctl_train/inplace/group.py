@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
+from elasticctl_store.errors import StateError
 from elasticctl_train import dist
 from elasticctl_train.inplace import handover, nccl
 from elasticctl_train.inplace.agreement import Agreement, Standing
@@ -128,7 +129,7 @@ class ElasticGroup:
         agreement = handover.agree(self.world, replace(standing, buckets_bytes=len(buckets)))
         self.watch.buckets = json.loads(handover.spread(self.world, agreement, buckets))
         if self.world.rank == agreement.source:
-            handover.give(self.world, agreement, state() if agreement.receivers else {})
+            handover.give(self.world, agreement, _taken_from(state) if agreement.receivers else {})
         taken = handover.take(self.world, agreement) if self.world.rank in agreement.receivers else None
         return agreement, taken
 
@@ -152,6 +153,14 @@ class ElasticGroup:
             if is_stuck() and connections is self._connections:
                 self._link.decline("a collective with a lost peer never ends")
                 return
+
+
+def _taken_from(state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Raises StateError where the script's own code fails, which it would do in any other group too."""
+    try:
+        return state()
+    except RuntimeError as error:
+        raise StateError(f"the state of this rank cannot be read: {error}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -48,10 +49,11 @@ class StepGate:
         self._made = 0
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
-        make_step = optimizer.step
+        make_step: Callable[..., Any] = optimizer.step
 
-        @functools.wraps(make_step)  # with what a scheduler has marked it with
-        def step(*args: Any, **kwargs: Any) -> Any:
+        # A method, and not a mere function: schedulers that are made later wrap nothing else.
+        @functools.wraps(getattr(make_step, "__func__", make_step))  # with what a scheduler has marked it with
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not self._made:
                 self._watch.finish_on_gpu()
             if self._watch.lost:
@@ -61,7 +63,7 @@ class StepGate:
             self._made += 1
             return make_step(*args, **kwargs)
 
-        optimizer.step = step  # type: ignore[method-assign]
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
 class LastStep:

@@ -135,7 +135,10 @@ class InPlace:
         return taken
 
     def complete(self, step: Callable[[], None]) -> bool:
-        """End a step that was made, with what `step` does then; False if the group is over or a peer is lost."""
+        """End a step that was made, with what `step` does then; False if the group is over or a peer is lost.
+
+        Raises what `step` raises for any other reason.
+        """
         self._last.end()
         self._gate.mark()
         self._collectives = dist.collectives_of_script()
@@ -146,6 +149,8 @@ class InPlace:
         except GroupOver:
             return False
         except RuntimeError as error:
+            if not dist.is_of_collective(error) and not self.group.is_over:
+                raise  # a mistake of the script, such as a loss that is no number: no other group would help
             self.group.watch.note(error)
             return False
         return not self.group.is_over
