@@ -32,7 +32,7 @@ def trained(generation: int, world: int, steps: range) -> list[Step]:
     for step in steps:
         epoch, batch = divmod(step - 1, PER_EPOCH)
         plan = EpochPlan(TASK.samples, TASK.global_batch, shuffle=True, seed=1, epoch=epoch)
-        order, positions = plan.order(), plan.batches(0)[batch]
+        order, positions = plan.order(), list(plan.batches(0))[batch]
         for rank in range(world):
             samples = tuple(int(order[n]) for n in slice_of(positions, rank, world))
             found.append(Step(generation * 100.0 + step, rank, world, generation, step, epoch, samples))

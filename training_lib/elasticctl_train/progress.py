@@ -88,24 +88,28 @@ class Reporter:
 
     def send(self, kind: str, **fields: object) -> bool:
         """Send one report; fields that are None are left out. False if nobody takes it now."""
-        if self._socket is None:
+        taken = self._socket  # which another thread may close
+        if taken is None:
             return False
         known = {name: value for name, value in fields.items() if value is not None}
         data = json.dumps({"kind": kind, **self._base, **known}).encode()
         with suppress(OSError):  # no listener yet or any more, or its queue is full
-            self._socket.sendto(data, self._path)
+            taken.sendto(data, self._path)
             return True
         return False
 
     def send_surely(self, kind: str, **fields: object) -> bool:
         """Send one report that somebody waits for: stands still until there is room for it, at most `SURELY_S`."""
-        if self._socket is None:
+        taken = self._socket
+        if taken is None:
             return False
-        self._socket.settimeout(SURELY_S)
         try:
+            with suppress(OSError):  # closed meanwhile
+                taken.settimeout(SURELY_S)
             return self.send(kind, **fields)
         finally:
-            self._socket.setblocking(False)
+            with suppress(OSError):
+                taken.setblocking(False)
 
     def close(self) -> None:
         """Close the socket; later reports are dropped."""

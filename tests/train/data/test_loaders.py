@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +89,28 @@ def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.
     batches = iter(loaders.make_loader(Pids(400), plan, Feed(), 0, Cursor, options))
     pids = set(next(batches).tolist()) | set(next(batches).tolist())
     assert os.getpid() not in pids
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
+    subprocess.run(["kill", "-TERM", *map(str, pids)], check=True)
     assert len(list(batches)) == 48
     assert set(capfd.readouterr().out.split("\n")) == {"worker 0", "worker 1", ""}
+
+
+class Stuck(Numbers):
+    """Yields the process that fetched the sample, and never comes to the second batch."""
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 8:
+            time.sleep(1000)
+        return os.getpid()
+
+
+def test_a_rank_can_end_while_its_workers_are_stuck() -> None:
+    """multiprocessing terminates what is left at the end of the interpreter, and then waits for it without a limit."""
+    batches = iter(loaders.make_loader(Stuck(400), EpochPlan(400, 8), Feed(), 0, Cursor, {"num_workers": 1}))
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    worker.join(20)
+    assert worker.exitcode == 128 + signal.SIGTERM
 
 
 def test_a_loader_draws_nothing_from_the_scripts_random_numbers() -> None:

@@ -85,6 +85,10 @@ def test_a_callback_that_was_not_asked_to_resume_says_how() -> None:
         ElasticCallback().on_step_end(None, None, None)  # type: ignore[arg-type]
 
 
+def test_an_evaluation_before_training_is_none_of_the_callbacks_business() -> None:
+    ElasticCallback().on_log(None, None, None, logs={"eval_loss": 1.0})  # type: ignore[arg-type]
+
+
 def test_two_ranks_go_on_with_what_is_left_of_the_epoch(tmp_path: Path) -> None:
     def steps(stop_at: int) -> list[list[float]]:
         folder = tmp_path / str(stop_at)

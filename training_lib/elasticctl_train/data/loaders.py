@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -96,7 +98,7 @@ class ElasticSampler(Sampler[list[int]]):
         self._plan, self._position = replace(self._plan, epoch=cursor.epoch), cursor.position
 
     def __len__(self) -> int:
-        return len(self._plan.batches(0))
+        return self._plan.count(0)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self._plan.order()
@@ -177,7 +179,7 @@ class ElasticLoader:
         self._go_to(plan, position)
 
     def __len__(self) -> int:
-        return self._passed + len(self._batches)
+        return self._passed + self._left
 
     def __iter__(self) -> Iterator[Any]:
         is_done, handed = False, 0
@@ -187,7 +189,9 @@ class ElasticLoader:
             if place != self._place:
                 self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
             is_done, self._passed = True, handed
-            for batch, samples in self._feed.watch_fetches(partial(zip, self._batches, self._loader, strict=True)):
+            for batch, samples in self._feed.watch_fetches(
+                partial(zip, self._plan.batches(cursor.position), self._loader, strict=True)
+            ):
                 self._feed.hand_over(batch)
                 handed += 1
                 yield samples
@@ -197,7 +201,7 @@ class ElasticLoader:
 
     def _go_to(self, plan: EpochPlan, position: int) -> None:
         self._plan, self._place = plan, (plan.epoch, position, self._feed.moves)
-        self._loader, self._batches = self._make(plan, position), plan.batches(position)
+        self._loader, self._left = self._make(plan, position), plan.count(position)
 
 
 def make_loader(
@@ -221,9 +225,9 @@ def make_loader(
 def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:
     """Options of a DataLoader with what this library adds to them.
 
-    It gets a generator of its own, so a resume does not shift the script's random numbers, and its workers ignore
-    SIGTERM: it reaches the whole process group, and a worker that died of it would take the last save along. Raises
-    DataError for options that say which samples make a batch.
+    It gets a generator of its own, so that a resume does not shift the script's random numbers. Its workers ignore
+    every SIGTERM but the rank's own: the signal may reach the whole process group, and a worker that died of it would
+    take the last save along. Raises DataError for options that say which samples make a batch.
     """
     check_options(options)
     generator = torch.Generator().manual_seed(rng.mix(*seeds))
@@ -292,5 +296,20 @@ def _place() -> tuple[int, int]:
 
 def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_rank, name="elasticctl-sigterm", daemon=True).start()
     if then is not None:
         then(worker)
+
+
+def _obey_rank() -> None:
+    """End this worker once its rank terminates it.
+
+    A DataLoader does so with workers that do not end by themselves, because they wait for a file system, say; the
+    interpreter of the rank would otherwise wait for them at its end.
+    """
+    rank = multiprocessing.parent_process()
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != (rank.pid if rank is not None else os.getppid()):
+        continue
+    os._exit(128 + signal.SIGTERM)

@@ -43,12 +43,14 @@ class EpochPlan:
         """How many samples of the epoch are used: all, unless the smaller last batch is dropped."""
         return self.length - self.length % self.global_batch if self.drop_last else self.length
 
-    def batches(self, position: int) -> list[range]:
+    def count(self, position: int) -> int:
+        """How many global batches there are from `position` on."""
+        return len(range(position, self.end, self.global_batch))
+
+    def batches(self, position: int) -> Iterator[range]:
         """The global batches from `position` on, as ranges of positions."""
-        return [
-            range(start, min(start + self.global_batch, self.end))
-            for start in range(position, self.end, self.global_batch)
-        ]
+        for start in range(position, self.end, self.global_batch):
+            yield range(start, min(start + self.global_batch, self.end))
 
     def order(self) -> torch.Tensor | range:
         """Which sample is at which position."""

@@ -120,8 +120,10 @@ class ElasticCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Report the numbers that are logged, and keep them with the next commit."""
-        self._running().log({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
+        """Report the numbers that are logged, and keep them with the next commit; not those of before `resume`."""
+        if self._session is None:
+            return
+        self._session.log({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
