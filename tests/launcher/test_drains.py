@@ -68,6 +68,12 @@ def test_a_drain_for_newcomers_has_no_deadline(reports: Reports) -> None:
     assert drain.is_done((4, 5))
 
 
+def test_ranks_that_cannot_be_asked_are_stopped_as_those_that_do_not_listen(reports: Reports, tmp_path: Path) -> None:
+    """On a full disk, say: the steps since the last commit are lost then, but not the worker."""
+    reports.folder = tmp_path / "none"
+    assert not drain_of(reports).request(to_leave=True)
+
+
 def test_one_for_its_own_sake_ends_before_the_worker_is_killed(reports: Reports) -> None:
     now = [100.0]
     drain = drain_of(reports, lambda: now[0])

@@ -1,11 +1,18 @@
-"""What the launcher imports, and when: each case is a process of its own."""
+"""What the launcher imports, and when (each case is a process of its own), and how it ends if it cannot begin."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
+
+from elasticctl_launcher import main as launcher
 
 
 def output_of(code: str) -> str:
@@ -26,3 +33,19 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 {registered}
 """
     assert output_of(code) == "True\n"
+
+
+def test_a_full_disk_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unpack(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/elasticctl-launch-x")
+
+    monkeypatch.setattr(launcher, "unpack_workspace", unpack)
+    monkeypatch.setattr(launcher, "_handle_signals", lambda handler: None)
+    known = dict.fromkeys(launcher.REQUIRED, "x") | {"ELASTICCTL_RDZV_ENDPOINT": f"unix://{tmp_path}/none"}
+    for name, value in (known | {"ELASTICCTL_TERMINATION_LOG": str(tmp_path / "end")}).items():
+        monkeypatch.setenv(name, value)
+    assert launcher.main(["--", "true"]) == launcher.EXIT_FAILED
+    assert "No space left on device: '/tmp/elasticctl-launch-x'\n" in capsys.readouterr().err
+    assert "No space left" in json.loads((tmp_path / "end").read_text())["error"]

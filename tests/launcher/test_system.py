@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.system import MemoryKills
+from elasticctl_launcher.system import ACCEPT_AGAIN_S, MemoryKills, serve_connections
+from tests.support.waiting import wait_until
 
 EVENTS = "low 0\nhigh 0\nmax 3\noom 2\noom_kill {}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -36,6 +41,32 @@ def test_the_kernel_s_kills_are_counted(tmp_path: Path, membership: str, file: s
     assert kills.count() == 3
     counter.unlink()
     assert kills.count() == 0
+
+
+def test_a_connection_for_which_there_is_no_descriptor_ends_nothing() -> None:
+    served: list[bytes] = []
+    server = socket.create_server(("127.0.0.1", 0))
+    arguments = server, lambda connected: served.append(connected.recv(1)), "served"
+    thread = threading.Thread(target=serve_connections, args=arguments, daemon=True)
+    thread.start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as first, socket.socket() as second:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            first.connect(server.getsockname())  # it may get the descriptor that the thread already waits with
+            first.sendall(b"1")
+            time.sleep(ACCEPT_AGAIN_S)
+            second.connect(server.getsockname())
+            second.sendall(b"2")
+            time.sleep(3 * ACCEPT_AGAIN_S)
+            assert b"2" not in served
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wait_until(lambda: served == [b"1", b"2"])
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_system_without_control_groups_has_killed_nobody(tmp_path: Path) -> None:

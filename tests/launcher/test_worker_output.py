@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +36,14 @@ def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPa
         rank.join()
     assert printed.getvalue().split("\n")[:-1] == copies
     assert len(copies) == 4 * 500 + 2 * 100
+
+
+def test_characters_that_the_output_lacks_are_escaped() -> None:
+    """An error here would end the thread that reads a rank's pipe, and with it the rank."""
+    code = "from elasticctl_launcher.worker_output import WorkerOutput as O; O().print_rank_line(0, 'caf\\u00e9')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    assert done.stdout == b"caf\\xe9\n"
 
 
 def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:

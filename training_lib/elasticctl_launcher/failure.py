@@ -6,6 +6,7 @@ pod's processes and needs no service that is up at the time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -168,10 +169,14 @@ class WorkerFailure:
             del lines[0]
 
     def write(self, path: str = "") -> None:
-        """Write the message to `path`, $ELASTICCTL_TERMINATION_LOG or Kubernetes' default path, if that exists."""
+        """Write the message to `path`, $ELASTICCTL_TERMINATION_LOG or Kubernetes' default path, if that exists.
+
+        Where it cannot be written, because the disk is full, say, the exit code has to tell enough.
+        """
         target = Path(path or os.environ.get("ELASTICCTL_TERMINATION_LOG", TERMINATION_LOG))
-        if target.parent.is_dir() and (target.exists() or str(target) != TERMINATION_LOG):
-            target.write_text(self.to_message())
+        with contextlib.suppress(OSError):
+            if target.parent.is_dir() and (target.exists() or str(target) != TERMINATION_LOG):
+                target.write_text(self.to_message())
 
 
 def _signal_name(number: int) -> str:

@@ -79,12 +79,12 @@ def main(argv: list[str] | None = None) -> int:
             if setup is not None:
                 stack.enter_context(contextlib.closing(setup))
                 command = setup.translate(command)
-        except TrainError as error:
+            run = _take_commands if options.launcher else _train
+            return run(command, options, output, heartbeat, uploads.hurry)
+        except (TrainError, OSError) as error:  # such as no room for a folder
             output.print_message(str(error))
             WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
-        run = _take_commands if options.launcher else _train
-        return run(command, options, output, heartbeat, uploads.hurry)
 
 
 def _train(

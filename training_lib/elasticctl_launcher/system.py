@@ -1,12 +1,15 @@
-"""What the launcher asks of the operating system: descriptors, orphans, and what the kernel killed for memory."""
+"""What the launcher asks of the operating system: descriptors, connections, orphans, and what was killed for memory."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +17,9 @@ from pathlib import Path
 from elasticctl_store.parallel import CGROUP
 
 REAP_EVERY_S = 5.0
+ACCEPT_AGAIN_S = 0.1
+_CLOSED = (errno.EBADF, errno.EINVAL)
+"""What `accept` says once a listening socket has been closed or shut down."""
 
 
 def raise_file_limit() -> None:
@@ -22,6 +28,37 @@ def raise_file_limit() -> None:
     if soft != hard:
         with suppress(OSError, ValueError):  # macOS has a limit below the one that it names
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def serve_connections(
+    server: socket.socket, serve: Callable[[socket.socket], None], name: str, most: int = 1024
+) -> None:
+    """Call `serve(connected)`, in a thread called `name`, for each connection to `server`, until that is closed.
+
+    A connection is closed once it has been served; more than `most` at a time are closed at once. That there is no
+    descriptor left for a connection, or that its caller has gone again, ends nothing.
+    """
+    slots = threading.BoundedSemaphore(most)
+
+    def run(connected: socket.socket) -> None:
+        try:
+            with connected:
+                serve(connected)
+        finally:
+            slots.release()
+
+    while True:
+        try:
+            connected, _ = server.accept()
+        except OSError as error:
+            if error.errno in _CLOSED:
+                return
+            time.sleep(ACCEPT_AGAIN_S)
+            continue
+        if slots.acquire(blocking=False):
+            threading.Thread(target=run, args=(connected,), name=name, daemon=True).start()
+        else:
+            connected.close()
 
 
 class OrphanReaper:

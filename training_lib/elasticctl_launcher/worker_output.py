@@ -15,6 +15,7 @@ A worker that is killed outright loses the lines of its last `FLUSH_S` seconds, 
 
 from __future__ import annotations
 
+import io
 import logging
 import random
 import sys
@@ -63,6 +64,9 @@ class WorkerOutput:
         self.on_line: LineSink | None = None
         self.on_metrics: LineSink | None = None
         self._lock = threading.Lock()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # $PYTHONIOENCODING or a locale may lack a character
 
     def print_rank_line(self, rank: int, text: str) -> None:
         """Print a line of a rank to stdout."""

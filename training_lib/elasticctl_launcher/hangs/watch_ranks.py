@@ -215,7 +215,7 @@ class GenerationWatch:
         for rank in self._ranks:
             if rank.code is not None:
                 self._tracks.pop(rank.rank, None)
-        moved_at_s = max(parent.reported_at_s, *(track.moved_at_s for track in self._tracks.values()))
+        moved_at_s = max([parent.reported_at_s, *(track.moved_at_s for track in self._tracks.values())])
         self._peers.look(we_move=moved_at_s >= began_s)
         now_s = time.monotonic()
         return max(0.0, now_s - max(moved_at_s, self._peers.moved_at_s))

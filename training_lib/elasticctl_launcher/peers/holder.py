@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl_launcher.peers.wire import CopiedFile, PeerError, receive_files, send_files
+from elasticctl_launcher.system import serve_connections
 from elasticctl_store.checkpoints.entries import DATA, save_of
 from elasticctl_store.parallel import CGROUP
 
@@ -64,8 +65,8 @@ class CopyHolder:
         self._unix.listen(MAX_CONNECTIONS)
         self.address: tuple[str, int] = (host, self._tcp.getsockname()[1])
         for work in (
-            lambda: self._accept(self._tcp, self._receive),
-            lambda: self._accept(self._unix, self._answer),
+            lambda: serve_connections(self._tcp, self._receive, "copies-line", MAX_CONNECTIONS),
+            lambda: serve_connections(self._unix, self._answer, "copies-line", MAX_CONNECTIONS),
             self._send_all,
         ):
             threading.Thread(target=work, name="copies", daemon=True).start()
@@ -83,37 +84,18 @@ class CopyHolder:
                 server.shutdown(socket.SHUT_RDWR)
             server.close()
 
-    def _accept(self, server: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        while True:
-            try:
-                line, _ = server.accept()
-            except OSError:
-                return
-            if not slots.acquire(blocking=False):
-                line.close()
-                continue
-            threading.Thread(target=self._serve, args=(line, serve, slots), name="copies-line", daemon=True).start()
-
-    def _serve(
-        self, line: socket.socket, serve: Callable[[socket.socket], None], slots: threading.BoundedSemaphore
-    ) -> None:
-        try:
-            with line, suppress(OSError, ValueError, TypeError, RecursionError):
-                serve(line)
-        finally:
-            slots.release()
-
     def _receive(self, line: socket.socket) -> None:
-        try:
-            receive_files(line, self._read_key(), self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes))
-        except PeerError as error:
-            log.warning("a copy was not taken from another worker: %s", error)
-        for own in self.folder.iterdir():
-            prune(own)
+        with suppress(OSError):
+            try:
+                key = self._read_key()
+                receive_files(line, key, self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes))
+            except PeerError as error:
+                log.warning("a copy was not taken from another worker: %s", error)
+            for own in self.folder.iterdir():
+                prune(own)
 
     def _answer(self, line: socket.socket) -> None:
-        with line.makefile("rb") as asked:
+        with suppress(OSError, ValueError, TypeError, RecursionError), line.makefile("rb") as asked:
             while request := asked.readline(MAX_LINE_BYTES):
                 message = json.loads(request)
                 answer = self._reply(message) if isinstance(message, dict) else {}

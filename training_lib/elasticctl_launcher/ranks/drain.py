@@ -6,6 +6,7 @@ committed. One for this worker's own sake ends shortly before the worker is kill
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ LEAVE = "leave"
 """What the file that asks ranks to drain says to those of a worker that has to go."""
 FAREWELL_S = 5.0
 """What the launcher needs for itself before it is killed: to tell the service, and to upload the last lines."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Drain:
         return self._reports.finished_generation >= self._generation
 
     def request(self, *, to_leave: bool = False) -> bool:
-        """Ask the ranks; False if their script does not, or no longer, use the training library.
+        """Ask the ranks; False if their script does not, or no longer, use the training library, or cannot be asked.
 
         `to_leave`: it is this worker that has to go, and not another that comes or goes.
         """
@@ -58,8 +61,12 @@ class Drain:
             return False
         notice = Path(self._reports.notice_file(self._generation))
         words = notice.with_suffix(".new")
-        words.write_text(LEAVE if to_leave else "")
-        words.replace(notice)
+        try:
+            words.write_text(LEAVE if to_leave else "")
+            words.replace(notice)
+        except OSError as error:  # what ranks wrote has filled the disk, perhaps: they lose steps, but the job lives
+            log.warning("the ranks cannot be asked to commit their step: %s: %s", notice.parent, error.strerror)
+            return False
         return True
 
     def limit(self, limit_s: float) -> None:

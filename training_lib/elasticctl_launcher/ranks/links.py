@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from elasticctl_launcher.system import serve_connections
+
 log = logging.getLogger(__name__)
 
 
@@ -35,7 +37,8 @@ class RankLinks:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(self.path)
         self._server.listen(1024)
-        threading.Thread(target=self._accept, name="links", daemon=True).start()
+        arguments = self._server, self._listen, "link"
+        threading.Thread(target=serve_connections, args=arguments, name="links", daemon=True).start()
 
     def are_attached(self, local_ranks: Iterable[int]) -> bool:
         """Could all of these ranks stay?"""
@@ -67,20 +70,11 @@ class RankLinks:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                line, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._listen, args=(line,), name="link", daemon=True).start()
-
     def _listen(self, line: socket.socket) -> None:
-        with line:
-            with suppress(OSError, ValueError, KeyError, TypeError), line.makefile("r") as messages:
-                for message in messages:
-                    self._hear(line, json.loads(message))
-            self._detach(line)
+        with suppress(OSError, ValueError, KeyError, TypeError), line.makefile("r") as messages:
+            for message in messages:
+                self._hear(line, json.loads(message))
+        self._detach(line)
 
     def _hear(self, line: socket.socket, message: Mapping[str, Any]) -> None:
         if "attach" in message:

@@ -22,6 +22,7 @@ from typing import IO
 from elasticctl_launcher.peers.wire import PeerError
 from elasticctl_launcher.ranks.starter import BOOTSTRAP
 from elasticctl_launcher.role.line import CHUNK_BYTES, Frame, Line
+from elasticctl_launcher.system import serve_connections
 
 MAX_CONNECTIONS = 512
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -128,7 +129,8 @@ class CommandServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
         self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, name="commands", daemon=True).start()
+        arguments = self._server, self._serve, "command", MAX_CONNECTIONS
+        threading.Thread(target=serve_connections, args=arguments, name="commands", daemon=True).start()
 
     def own_pids(self) -> set[int]:
         """The processes that this server has started and waits for."""
@@ -152,32 +154,17 @@ class CommandServer:
         for command in left:
             command.wait(self._grace_s + 1.0)
 
-    def _accept(self) -> None:
-        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        while True:
-            try:
-                connected, _ = self._server.accept()
-            except OSError:
-                return
-            if not slots.acquire(blocking=False):
-                connected.close()
-                continue
-            threading.Thread(target=self._serve, args=(connected, slots), name="command", daemon=True).start()
-
-    def _serve(self, connected: socket.socket, slots: threading.BoundedSemaphore) -> None:
+    def _serve(self, connected: socket.socket) -> None:
         try:
-            with connected:
-                line = Line(connected, self._read_key(), calls=False)
-                kind, words = line.receive()
-                if kind is Frame.RUN:
-                    line.stay_open()
-                    line.send(Frame.EXIT, str(self._run(line, os.fsdecode(words))).encode())
+            line = Line(connected, self._read_key(), calls=False)
+            kind, words = line.receive()
+            if kind is Frame.RUN:
+                line.stay_open()
+                line.send(Frame.EXIT, str(self._run(line, os.fsdecode(words))).encode())
         except PeerError as error:
             log.warning("a command was not taken: %s", error)
         except OSError:
             return  # the caller has gone, and what it had started has ended
-        finally:
-            slots.release()
 
     def _run(self, line: Line, words: str) -> int:
         try:
