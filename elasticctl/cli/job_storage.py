@@ -236,8 +236,10 @@ def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Seque
         # A moved job's journal can never be taken again.
         if newest(found) in doomed and commits.moved_to(place.storage) is None:
             retention.take_over(place.storage)
+        left = [finding.commit for finding in found if finding.commit is not None]
         for commit in sorted(doomed, key=lambda commit: commit.position):
-            commits.delete_commit(place.storage, commit)
+            left.remove(commit)
+            commits.delete_commit(place.storage, commit, left)
         retention.delete_unneeded_bases(place.storage, doomed)
 
 

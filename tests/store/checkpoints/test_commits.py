@@ -138,6 +138,15 @@ def test_a_commit_that_is_refused_although_it_was_written_is_made_once(tmp_path:
     assert steps(storage) == [2, 1]
 
 
+@pytest.mark.parametrize("name", ["000000000000", "000000000001", "899999999998"])
+def test_a_file_in_the_journal_that_no_run_can_have_written_does_not_end_it(tmp_path: Path, name: str) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put(f"journal/{name}.json", [b"whatever"])
+    for step in (1, 2):
+        commit(storage, CommitWriter.take_over(storage), step)
+    assert steps(storage) == [2, 1]
+
+
 def test_an_entry_that_is_damaged_on_its_way_only_is_read_again(storage: Storage, tmp_path: Path) -> None:
     class Noisy(LocalStorage):
         """Inverts a bit of every entry the first time that it is read; entries are read side by side."""

@@ -133,3 +133,36 @@ def test_starting_over_leaves_nothing_but_who_was_there(storage: LocalStorage) -
     writer = CommitWriter.take_over(storage)
     assert writer.generation.generation == 3
     assert repair.rebuild(storage, writer) == repair.Rebuilt((), ())
+
+
+def test_a_journal_that_was_put_back_costs_no_checkpoint_and_is_gone_on_from(storage: LocalStorage) -> None:
+    """As from a backup: what was committed since is listed again, and stays older than what comes behind it."""
+    runs = [Owner(storage) for _ in range(3)]
+    commit(storage, runs[-1], 1)
+    storage.delete([key for key in all_keys(storage, entries.JOURNAL) if key != entries.key_of(1)])
+    for step in (2, 3):
+        writer = CommitWriter.take_over(storage)
+        assert len(repair.rebuild(storage, writer).commits) == (step == 2)
+        assert journals.commit(storage, writer, step).generation > runs[-1].generation.generation
+        assert steps(storage) == list(range(step, 0, -1))
+
+
+def test_what_is_listed_is_not_listed_again_whatever_its_name_says(storage: LocalStorage) -> None:
+    first = Owner(storage)
+    found = commit(storage, first, 1)
+    later = entries.save_folder(1, 0, 2, "ab12cd34")  # as from a version that began to count anew
+    ref, size_bytes = write_share(storage, entries.share_key(later, 0, 1))
+    first.append(replace(found, step=2, shares=(ref,), size_bytes=size_bytes))
+    assert repair.rebuild(storage, CommitWriter.take_over(storage)).commits == ()
+    assert steps(storage) == [2, 1]
+
+
+def test_an_entry_that_could_not_be_read_for_a_while_takes_no_data_along(storage: LocalStorage) -> None:
+    """It was made again meanwhile, as the newest."""
+    run = Owner(storage)
+    found = commit(storage, run, 1)
+    again = run.append(replace(found, step=1))
+    assert again.folder == found.folder
+    run.retire(Retention(1))
+    assert [one.position for one in read_commits(storage)] == [again.position]
+    verify.verify(storage, again, lambda count: None)

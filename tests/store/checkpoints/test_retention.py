@@ -146,18 +146,19 @@ def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(
     storage = LocalStorage(tmp_path)
 
     class HeldUp(LocalStorage):
-        """Who first lists the data is overtaken before the answer comes."""
+        """Who lists the data to sweep it is overtaken before the answer comes."""
 
-        overtaken = False
+        sweeps = False
 
         def list(self, prefix: str, *, after: str = "") -> list[str]:
-            if prefix == entries.DATA and not HeldUp.overtaken:
-                HeldUp.overtaken = True
+            if prefix == entries.DATA and HeldUp.sweeps:
+                HeldUp.sweeps = False
                 commit(storage, Owner(storage), 7)
             return super().list(prefix, after=after)
 
     old = Owner(HeldUp(tmp_path))
     commit(storage, old, 1)
+    HeldUp.sweeps = True
     with pytest.raises(FencedError):
         old.retire(Retention(1))
     kept = {entry.folder for entry in read_commits(storage)}

@@ -47,13 +47,18 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
             yield entry
 
 
-def delete_commit(storage: Storage, commit: Commit) -> None:
+def delete_commit(storage: Storage, commit: Commit, others: Iterable[Commit] = ()) -> None:
     """Delete a commit: the entry first, then its data, so that what is listed is whole; but its marker before all, so
     that nobody takes it for one that has lost its entry.
+
+    Of the `others` one may be of the same data: an entry that was made again for one that could not be read just then.
 
     Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
     between two runs is that this never happens. Raises StorageError.
     """
+    if any(other.folder == commit.folder and other.position != commit.position for other in others):
+        storage.delete([entries.key_of(commit.position)])
+        return
     storage.delete([entries.marker_key(commit.folder), entries.key_of(commit.position)])
     storage.delete(list(all_keys(storage, commit.folder)))
 
@@ -81,6 +86,7 @@ class CommitWriter:
         run_id, host = secrets.token_hex(4), socket.gethostname()
         for _ in _count_tries(storage):
             position, generation, number = _newest(storage)
+            generation = max(generation, _stored_generation(storage))
             mine = Generation(position + 1, generation + 1, run_id, host, time.time())
             try:
                 storage.put(entries.key_of(mine.position), [entries.encode(mine)], if_absent=True)
@@ -274,6 +280,16 @@ def _newest(storage: Storage) -> tuple[int, int, int]:
         if isinstance(entry, Commit):
             return top, generation, entry.number
     return top, generation, 0
+
+
+def _stored_generation(storage: Storage) -> int:
+    """The highest generation that has saved anything here; 0 for none.
+
+    The journal may have lost it. What a later run saves has to be the newest by its name too, for `repair` to tell.
+    """
+    saves = (entries.save_of(entries.folder_of(key)) for key in all_keys(storage, entries.DATA))
+    found = (save.generation for save in saves if save is not None and save.generation < entries.MOST_GENERATIONS)
+    return max(found, default=0)
 
 
 def _is_outrun(storage: Storage, mine: Generation) -> bool:

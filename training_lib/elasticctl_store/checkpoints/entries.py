@@ -38,6 +38,10 @@ JOURNAL = "journal/"
 DATA = "data/"
 BASE = "base/"
 _TOP = 999_999_999_999
+_MOST_ENTRIES = 10**11
+"""No journal has more: what is named as if it had was not written by a run, and would leave no name for the next."""
+MOST_GENERATIONS = 10**12
+"""No job has more."""
 _MAX_COUNT = 1 << 62
 _MAX_TIME = 1e11  # some thousand years
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
@@ -149,7 +153,8 @@ def position_of(key: str) -> int | None:
     """The position an entry's key stands for; None for a key that is no entry (a partial file, a stranger's)."""
     name = key.removeprefix(JOURNAL).removesuffix(".json")
     is_entry = key.startswith(JOURNAL) and key.endswith(".json") and len(name) == 12
-    return _TOP - int(name) if is_entry and name.isascii() and name.isdigit() else None
+    position = _TOP - int(name) if is_entry and name.isascii() and name.isdigit() else None
+    return None if position is None or position > _MOST_ENTRIES else position
 
 
 def position_of_partial(key: str) -> int | None:

@@ -40,6 +40,7 @@ class Journal:
     commits: list[Commit] = field(default_factory=list)
     generations: set[str] = field(default_factory=set)
     damaged: list[int] = field(default_factory=list)
+    has_more: bool = False
 
 
 def label(step: int, epoch: int, metrics: Mapping[str, float], at: float) -> dict[str, Any]:
@@ -66,6 +67,11 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
         is_between = bool(journal.damaged) and (everything or save.order > bound)
         if folder in known or not (may_be_newest or is_between or (everything and save.order > bound)):
             continue  # a run does not stop for one that nothing says was committed
+        if not everything and journal.has_more:
+            journal = _read_journal(storage, True)  # an older one, perhaps, whose name says that it is newer
+            known = {commit.folder for commit in journal.commits}
+            if folder in known:
+                continue
         try:
             commit = retry_damaged(lambda save=save, keys=keys: _read_commit(storage, save, keys))  # type: ignore[misc]
         except (DamagedError, MissingError) as e:
@@ -146,6 +152,7 @@ def _read_journal(storage: Storage, everything: bool) -> Journal:
         elif isinstance(entry, Commit):
             journal.commits.append(entry)
             if not everything:
+                journal.has_more = True
                 break
         elif isinstance(entry, Generation):
             journal.generations.add(entry.run_id)

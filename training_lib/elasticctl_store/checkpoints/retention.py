@@ -85,8 +85,8 @@ class Keeper:
         doomed = self._choose(found, keep, strays)
         for old in doomed:
             self._writer.check_fence()
-            delete_commit(self._storage, old)
             found.remove(old)
+            delete_commit(self._storage, old, found)
         self._drop_bases(doomed, found)
         if strays and self._proven is not None:
             self._writer.check_fence()  # they were listed before it: nothing is among them that a newer run stores
@@ -133,8 +133,8 @@ class Keeper:
                 oldest.step,
                 len(found) - 1,
             )
-            delete_commit(self._storage, oldest)
             found.remove(oldest)
+            delete_commit(self._storage, oldest, found)
             self._drop_bases([oldest], found)
             gone = True
         return gone
