@@ -89,6 +89,11 @@ def test_what_stopping_leaves_of_the_time(left_s: float, drain_s: float) -> None
     assert Limits(stop_grace_s=5.0).drain_s(left_s) == drain_s
 
 
+@pytest.mark.parametrize(("left_s", "grace_s"), [(120.0, 115.0), (30.0, 25.0), (4.0, 2.0), (0.0, 0.0), (None, 20.0)])
+def test_what_ranks_of_a_worker_that_has_to_go_may_take_to_end(left_s: float | None, grace_s: float) -> None:
+    assert Limits(stop_grace_s=20.0).last_grace_s(left_s) == grace_s
+
+
 def test_ranks_that_have_made_their_last_step_are_not_asked(reports: Reports) -> None:
     reports.finished_generation = 3
     assert not drain_of(reports).request()

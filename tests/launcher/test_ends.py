@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from elasticctl_launcher.service.client import ServiceAway
 from elasticctl_launcher.service.heartbeat import Doing
 from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous, get_sigterm
+from tests.support.waiting import wait_until
 
 EXIT, REJOIN, PENDING = {"verdict": "exit"}, {"verdict": "rejoin"}, {"verdict": "pending"}
 AWAY = ServiceAway("not there")
@@ -171,3 +173,28 @@ def test_sigterm_while_ranks_are_stopped_counts_once_they_are(launch: Launch) ->
     handler = ScriptedRendezvous(on_join=stop)
     assert launch(handler, *python(*lines), options=("--stop-grace", "1.5")) == 143
     assert handler.generation == 1
+
+
+def test_ranks_of_a_worker_that_has_to_go_have_as_long_as_the_worker(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for them, so a script that saves on SIGTERM has more than the time that a restart would give it."""
+    monkeypatch.setenv("ELASTICCTL_GRACE_S", "30")
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+    lines = (
+        "import pathlib, signal, sys, time",
+        "def save(*_):",
+        "    time.sleep(1)",
+        f"    pathlib.Path({str(saved)!r}).touch()",
+        "    sys.exit()",
+        "signal.signal(signal.SIGTERM, save)",
+        f"pathlib.Path({str(ready)!r}).touch()",
+        "time.sleep(60)",
+    )
+
+    def go(handler: ScriptedRendezvous) -> None:
+        threading.Thread(target=lambda: (wait_until(ready.exists), get_sigterm(handler)), daemon=True).start()
+
+    handler = ScriptedRendezvous(on_join=go)
+    assert launch(handler, *python(*lines), options=("--stop-grace", "0.1")) == 143
+    assert saved.exists()

@@ -248,7 +248,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> No
         "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "p = subprocess.Popen(['sleep', '600']); print('child', p.pid, flush=True); time.sleep(600)"
     )
-    lab.start("a-0", sys.executable, "-c", stubborn, options=("--stop-grace", "0.3"))
+    lab.start("a-0", sys.executable, "-c", stubborn, ELASTICCTL_GRACE_S="1")
     lab.until(lambda: "child" in lab.output("a-0"))
     child = int(lab.output("a-0").split("child")[1].split()[0])
     lab.workers["a-0"].terminate()

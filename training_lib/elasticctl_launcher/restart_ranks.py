@@ -300,7 +300,7 @@ class Agent(TorchAgent):
         if self.failure is not None and not self._verdicts.has_reported(self.failure):
             self._verdicts.ask(self.failure)  # the verdict does not matter any more
         self._service.tell("leave", self._leaving.why)
-        self._ranks.stop()
+        self._ranks.stop(grace_s=self._limits.last_grace_s(self._leaving.left_s()))
         why = self._leaving.why
         self.failure = WorkerFailure.of_sigterm(*self._place(), "" if why == BY_SIGNAL else why)
         return LauncherEvent.RANKS_STOPPED

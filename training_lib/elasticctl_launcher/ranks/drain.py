@@ -38,6 +38,12 @@ class Limits:
         """How long the ranks of a worker may take to commit a step that is killed in `left_s` and stops them first."""
         return max(left_s / 2, left_s - self.stop_grace_s - FAREWELL_S)
 
+    def last_grace_s(self, left_s: float | None) -> float:
+        """How long the ranks of a worker that has to go may take to end: nobody waits for them any more, so as long as
+        the worker itself has, which is killed in `left_s`; None: nobody knows.
+        """
+        return self.stop_grace_s if left_s is None else max(left_s / 2, left_s - FAREWELL_S)
+
 
 class Drain:
     """The drain of one generation, from its start on, whether or not one is ever asked for."""
