@@ -49,9 +49,10 @@ def to_rfc3339(at: float) -> str:
 
 
 def from_rfc3339(text: object) -> Timestamp | None:
-    """Parse an RFC 3339 string; None for anything that is not one.
+    """Parse an RFC 3339 string; None for anything else.
 
-    So is the first year, which Go writes for no time at all, and the last: in another time zone they are no dates.
+    The first year, which Go writes for a zero time, and the last one also give None, as another time zone has no such
+    dates.
     """
     if not isinstance(text, str):
         return None
@@ -103,12 +104,12 @@ def from_json(cls: type[T], data: object) -> T:
 
 
 def written_as(encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> dict[str, Any]:
-    """The metadata of a field that has a JSON form of its own; `decode` returns None for what it cannot read."""
+    """The metadata of a field with its own JSON form; `decode` returns None for a value that it cannot read."""
     return {_FORM: (encode, decode)}
 
 
 def pack_names(names: Sequence[str]) -> list[str]:
-    """Names, where there are many, as runs: `job-worker-0..63` for 64 names that differ in a rising number."""
+    """Shorten a long list of names by writing runs: `job-worker-0..63` for 64 names with consecutive numbers."""
     if len(names) <= MANY:
         return list(names)
     runs: list[tuple[str, int, int]] = []
@@ -122,7 +123,7 @@ def pack_names(names: Sequence[str]) -> list[str]:
 
 
 def unpack_names(items: Any) -> tuple[str, ...] | None:
-    """The names that `pack_names` has written; None for what is no list."""
+    """Read the names that `pack_names` has written; None for a value that is not a list."""
     if not isinstance(items, list | tuple):
         return None
     names: list[str] = []
@@ -158,7 +159,7 @@ def _encoders(cls: Any) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
 
 
 def _forms(cls: Any) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    """The fields of a dataclass that have a JSON form of their own."""
+    """The fields of a dataclass that have their own JSON form."""
     return {f.name: f.metadata[_FORM] for f in dataclasses.fields(cls) if _FORM in f.metadata}
 
 
@@ -183,7 +184,7 @@ def _bare(hint: Any) -> Any:
 
 @functools.cache
 def _decoders(cls: Any) -> tuple[tuple[str, str, _Decoder], ...]:
-    """(name, key in JSON, decoder) of each field of a dataclass: its types are looked at once, not at each value."""
+    """(name, key in JSON, decoder) of each field of a dataclass, derived from its types once."""
     forms = _forms(cls)
     return tuple(
         (name, camel(name), _form_decoder(forms[name][1]) if name in forms else _decoder(hint))
@@ -200,7 +201,7 @@ def _form_decoder(decode: Callable[[Any], Any]) -> _Decoder:
 
 
 def _decoder(hint: Any) -> _Decoder:
-    """What decodes a value other than None as `hint`; it returns _MISSING for one that is none."""
+    """The decoder of values of type `hint` other than None; it returns _MISSING for a value of another type."""
     hint = _bare(hint)
     origin = typing.get_origin(hint)
     if hint is Timestamp:
@@ -249,7 +250,7 @@ def _mapping_decoder(decode: _Decoder) -> _Decoder:
 
 
 def _numbers(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
-    """A column of numbers, which may be long, without asking about each; a bool's type is its own."""
+    """Decode a column of numbers at once, as it may be long; a bool is not a number here."""
     if kind is int:
         return tuple(value for value in values if type(value) is int and -_LONGEST <= value < _LONGEST)
     return tuple(float(value) for value in values if _is_number(value))

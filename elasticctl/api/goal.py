@@ -1,7 +1,7 @@
-"""On which machines a job runs: by when it is to be done and for how much, or in which order pools are asked for them.
+"""Which machines a job runs on: a deadline and a budget to meet, or an order of preference among pools of machines.
 
-`spec.goal` with `status.plan`, what was decided to get there; `spec.pools` with `status.pools`, where its workers are.
-A pool is named `CAPACITY[:TYPE][/ZONE]`, such as `spot`, `spot/zone-a`, `onDemand:g5.xlarge` or `/zone-b`.
+`spec.goal` comes with `status.plan`, the decisions made to meet it; `spec.pools` with `status.pools`, where its workers
+are. A pool is named `CAPACITY[:TYPE][/ZONE]`, such as `spot`, `spot/zone-a`, `onDemand:g5.xlarge` or `/zone-b`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from elasticctl.api.text import quote
 SPOT, ON_DEMAND = "spot", "onDemand"
 """Kinds of capacity, as keys of `status.workerSeconds`, and the first part of a pool's name."""
 MIN_USD, MAX_USD = 1e-6, 1e9
-"""Smaller and larger amounts are ignored: prices are divided by each other, and infinite costs break JSON."""
+"""Amounts outside these bounds are ignored: prices are divided by each other, and JSON cannot hold an infinite cost."""
 WAIT_S, RETRY_S = 600.0, 900.0
-"""How long workers wait in a pool before the next is asked, and after how long a better one is tried again."""
+"""How long workers wait for a pool before the next one is tried, and when a better one is tried again."""
 
 
 class Prefer(StrEnum):
-    """Rather cheap, and done just in time; or rather early, as far as the budget goes."""
+    """What to aim for within the goal: a low cost, finishing just in time, or the earliest end within the budget."""
 
     COST = "cost"
     TIME = "time"
@@ -33,7 +33,7 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per worker and hour, where they come from, and of which day they are."""
+    """Prices in US dollars per worker and hour, with their source and date."""
 
     on_demand: float = 0.0
     spot: float = 0.0
@@ -43,9 +43,9 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`spec.goal`: `budget` is in US dollars; None: no limit. `zones` are those to have spot machines in.
+    """`spec.goal`. `budget` is in US dollars (None: no limit); spot machines are used in `zones` only.
 
-    `work_seconds` is how long training is expected to take on as many workers as the job may have; None: unknown.
+    `work_seconds` is how long training should take on the largest number of workers allowed; None: unknown.
     """
 
     finish_by: Timestamp | None = None
@@ -57,7 +57,7 @@ class Goal:
 
     @classmethod
     def from_spec(cls, data: object) -> Goal | None:
-        """Read `spec.goal` of any content; None where it asks for nothing."""
+        """Read `spec.goal`, whatever it contains; None where it sets no goal."""
         if not isinstance(data, Mapping):
             return None
         found = from_json(cls, data)
@@ -72,7 +72,7 @@ class Goal:
 
     @property
     def spot_pools(self) -> tuple[str, ...]:
-        """The names of its spot pools: one for each zone, or one for all."""
+        """The names of the goal's spot pools: one for each zone, or one for all."""
         return tuple(f"{SPOT}/{zone}" for zone in dict.fromkeys(self.zones)) or (SPOT,)
 
 
@@ -109,9 +109,9 @@ def pool_words(pool: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PoolOrder:
-    """`spec.pools`: the pools that are asked for machines, by name, the best first.
+    """`spec.pools`: the names of the pools to take machines from, best first.
 
-    The next one is asked when workers have waited `wait_seconds` for a machine; a better one that had none is tried
+    The next pool is tried once workers have waited `wait_seconds` for a machine; a better pool that had none is tried
     again after `retry_seconds`.
     """
 
@@ -121,7 +121,7 @@ class PoolOrder:
 
     @classmethod
     def from_spec(cls, data: object) -> PoolOrder | None:
-        """Read `spec.pools` of any content; None where it names no pool."""
+        """Read `spec.pools`, whatever it contains; None where it names no pool."""
         said = as_mapping(data)
         parts = [[as_text(as_mapping(one).get(key)) for key in _PARTS] for one in as_list(said.get("order"))]
         order = tuple(dict.fromkeys(pool_name(*part) for part in parts if any(part)))
@@ -129,7 +129,7 @@ class PoolOrder:
         return cls(order, wait_s, retry_s) if order else None
 
     def as_spec(self) -> dict[str, object]:
-        """As `spec.pools` has it."""
+        """Return the value of `spec.pools`."""
         named = [(capacity_of(pool), type_of(pool), zone_of(pool)) for pool in self.order]
         pools = [{key: value for key, value in zip(_PARTS, parts, strict=True) if value} for parts in named]
         times = zip(_TIMES, (self.wait_seconds, self.retry_seconds), strict=True)
@@ -143,7 +143,7 @@ class PoolOrder:
 
 
 def parse_order(text: str, wait_s: float | None = None) -> PoolOrder:
-    """`spot/us-east-1a,spot,on-demand:g5.xlarge` as somebody types it. Raises UsageError."""
+    """`spot/us-east-1a,spot,on-demand:g5.xlarge` as typed on the command line. Raises UsageError."""
     named = [part.strip() for part in text.split(",")]
     for part in named:
         if not _POOL.fullmatch(part):
@@ -172,10 +172,11 @@ def _time(value: object, default: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """What was seen of a pool of spot machines up to `at`: is it `up` (has machines), and for how long, in hours.
+    """What is known of a pool of spot machines at the time `at`: whether it is `up`, that is, has machines.
 
-    `up_hours`, `up_ends`, `away_hours`, `away_ends` are how long it was so and how often that ended, by age; what is
-    long ago counts for less. `short_since`: it had no more than `short` machines then (None: it has as many as wanted).
+    `up_hours` and `away_hours` are how long it was up or away, `up_ends` and `away_ends` how often that ended, by age;
+    older observations count for less. Since `short_since` it has had no more than `short` machines (None: as many as
+    wanted).
     """
 
     name: str = ""
@@ -192,12 +193,13 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolsStatus:
-    """`status.pools`: where a job with an order of pools asks for machines, and what was seen of each pool.
+    """`status.pools`: which pool a job with an order of pools requests machines from, and what is known of each pool.
 
-    `waiting` workers wait for a machine of `pool`, the first of them `since`; `then` is asked `then_at` (0 and None:
-    nobody waits). `trying`: replacements for workers in worse pools are asked for in `pool` since then, while those
-    workers train. `back_to` is a better pool than that of some workers, tried again `back_at`; `stays` is why it is not
-    (`back_at` None). Of each of the `seen` count `short` and `short_since`: who waited there in vain gave up then.
+    `waiting` workers have waited for a machine of `pool` since `since`; the pool `then` is tried at `then_at` (0 and
+    None: no worker waits). Since `trying`, replacements for workers in worse pools have been requested in `pool`, while
+    those workers train on. `back_to` is a better pool than the one some workers are in; it is tried again at `back_at`,
+    or, where that is None, not tried for the reason `stays`. Only `short` and `short_since` are used of each of the
+    `seen`: workers gave up waiting for that pool then.
     """
 
     pool: str = ""
@@ -214,7 +216,7 @@ class PoolsStatus:
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """One decision: so many workers on spot machines of a pool, so many on demand, and why."""
+    """One decision: how many workers run on spot machines of a pool, how many on demand, and why."""
 
     at: Timestamp | None = None
     pool: str = ""
@@ -230,14 +232,15 @@ class PlanStep:
 
 @dataclass(frozen=True, slots=True)
 class PlanStatus:
-    """`status.plan`: what the policy has decided, why, and what it expects. Decided again at `again_at`.
+    """`status.plan`: what the policy has decided, why, and what it expects. The next decision is due at `again_at`.
 
-    `reason` is one word, `message` a sentence without a subject. `promised`: deadline and budget are kept whatever
-    happens to spot machines. `measured`: by rates of this job's own. `finish_at` is expected give or take `spread_s`,
-    for `cost` US dollars in all, `spent` of them by now; `on_demand_at` is when on-demand machines take over if spot
-    machines stay away. `probing`: one of the spot workers only waits to see when there are machines again. `basis` is
-    what it was decided from; `costs` are what a start, a planned change, a loss and the time between saves were
-    measured at, in seconds, and `rates` steps a second by size, from the smallest. `steps` are the last decisions.
+    `reason` is one word, `message` a sentence without a subject. `promised`: the deadline and the budget are kept even
+    if no spot machine stays. `measured`: the rates were measured in this job. It should end at `finish_at`, give or
+    take `spread_s`, and cost `cost` US dollars, of which `spent` are spent; at `on_demand_at`, on-demand machines take
+    over if there are no spot machines by then. `probing`: one spot worker only waits, to notice when there are machines
+    again. `basis` is what the decision rests on. `costs` are the measured seconds that a start, a planned change and a
+    loss take, and those between saves; `rates` are steps per second by size, smallest first. `steps` are the last
+    decisions.
     """
 
     at: Timestamp | None = None
@@ -263,16 +266,16 @@ class PlanStatus:
 
     @property
     def workers(self) -> int:
-        """As many as it wants now."""
+        """The number of workers wanted now."""
         return self.spot + self.on_demand
 
     def of(self, pool: str) -> int:
-        """How many of this pool."""
+        """The number of workers wanted in this pool."""
         return self.on_demand if pool == ON_DEMAND else self.spot if pool == self.pool else 0
 
     @property
     def words(self) -> str:
-        """`6 on spot in zone-b and 2 on demand`: what it wants now."""
+        """The workers wanted now: `6 on spot in zone-b and 2 on demand`."""
         zone, spot = zone_of(self.pool), self.spot - self.probing
         parts = [f"{spot} on spot{f' in {zone}' if zone else ''}" if spot > 0 else ""]
         parts.append(f"{self.on_demand} on demand" if self.on_demand else "")

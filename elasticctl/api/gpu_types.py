@@ -1,4 +1,4 @@
-"""GPU types: which instance types have them, and how a pod asks for one of those and for spot capacity.
+"""GPU types: the instance types that have them, and how a pod requests one of those, or spot capacity.
 
 Sources: the instance tables of aws.amazon.com/ec2/instance-types and
 cloud.google.com/compute/docs/gpus; the labels are those that EKS managed node groups, Karpenter and GKE put on nodes.
@@ -102,7 +102,7 @@ GPU_TYPES: Mapping[str, GpuType] = {
 
 
 def gpu_type(name: str) -> GpuType:
-    """Look up a GPU type; UsageError with the nearest name if it is unknown."""
+    """Look up a GPU type. Raises UsageError with the nearest name if it is unknown."""
     found = GPU_TYPES.get(name.lower())
     if found is None:
         near = did_you_mean(name, GPU_TYPES)
@@ -111,13 +111,13 @@ def gpu_type(name: str) -> GpuType:
 
 
 def accelerator_of(instance: str) -> str:
-    """GKE's name of the GPU that comes with a machine type; "" where none does, or any may be attached."""
+    """GKE's name for the GPU of a machine type; "" if it has none, or if any can be attached."""
     found = {gpu.gke_accelerator for gpu in GPU_TYPES.values() for types in gpu.gcp.values() if instance in types}
     return found.pop() if len(found) == 1 else ""
 
 
 def place(provider: str, gpu: GpuType | None, gpus_per_node: int, *, spot: bool) -> Placement:
-    """How a worker asks `provider` for a node with `gpus_per_node` GPUs of type `gpu` (None: any node).
+    """How a worker requests from `provider` a node with `gpus_per_node` GPUs of type `gpu` (None: any node).
 
     Raises UsageError if the provider has no such node.
     """

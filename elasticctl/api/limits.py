@@ -1,7 +1,7 @@
-"""What an administrator allows the jobs of a project: `spec.allowed` of its ElasticQuota, and what breaks it.
+"""The limits that an administrator sets for the jobs of a project (`spec.allowed` of its ElasticQuota), and breaches.
 
-The same rules are in `deploy/limits.yaml`, for API servers that check them when a job is created or changed. A list
-that is empty allows everything.
+The same rules are in `deploy/limits.yaml`, for API servers that check them when a job is created or changed. An
+empty list allows everything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTAINERS = ("initContainers", "containers")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What jobs of a project may ask for at most; empty or None: anything.
+    """The most that jobs of a project may request; empty or None: anything.
 
     `images` are names, or beginnings of names that end in `*`. `storage` are URLs; whatever is below one is allowed
     too. `node_types` are values of the label node.kubernetes.io/instance-type. `usd_per_day` is in US dollars per day
@@ -45,9 +45,9 @@ class Limits:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Limits:
-        """Read the `spec` of an ElasticQuota of any content; never raises.
+        """Read the `spec` of an ElasticQuota, whatever it contains; never raises.
 
-        A list without one usable entry is kept as one that allows nothing, for a limit that is damaged is still one.
+        A list without a usable entry allows nothing, since a damaged limit is still a limit.
         """
         allowed = as_mapping(spec.get("allowed"))
         priority, usd = allowed.get("priority"), allowed.get("usdPerDay")
@@ -59,7 +59,7 @@ class Limits:
         )
 
     def to_spec(self) -> dict[str, Any]:
-        """`spec.allowed` as it is stored: only what is limited."""
+        """Return `spec.allowed` as it is stored, with only the limits that are set."""
         given: dict[str, Any] = {camel(name): list(getattr(self, name)) for name in _LISTS if getattr(self, name)}
         if self.priority is not None:
             given["priority"] = self.priority
@@ -68,7 +68,7 @@ class Limits:
         return given
 
     def breaches(self, job: ElasticJob) -> tuple[str, ...]:
-        """What of a job is not allowed, a clause for each: `its image x is not one of y`; empty if all of it is."""
+        """The breaches of a job, one clause each: `its image x is not one of y`; empty if everything is allowed."""
         return tuple(self._breaches(job))
 
     def _breaches(self, job: ElasticJob) -> Iterator[str]:
@@ -104,7 +104,7 @@ _NAMES = tuple(camel(field.name) for field in fields(Limits))
 
 
 def check_limits(allowed: object) -> Limits:
-    """Check `spec.allowed` before it is stored; SpecError names the field, the value and what is possible."""
+    """Check `spec.allowed` before it is stored. Raises SpecError with the field, the value and what is possible."""
     path = "spec.allowed"
     if not isinstance(allowed, Mapping):
         raise SpecError(f"must be a mapping, not {quote(allowed)}", path=path)
@@ -147,7 +147,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _images(pod: Mapping[str, Any]) -> Sequence[str]:
-    """All images that a pod runs or mounts; a container without one gets none, and is no breach."""
+    """All images that a pod runs or mounts. A container without an image cannot start, and is no breach."""
     containers = [item for part in _CONTAINERS for item in as_list(pod.get(part))]
     found = [at(item, "image") for item in containers]
     found += [at(volume, "image", "reference") for volume in as_list(pod.get("volumes"))]
@@ -155,7 +155,7 @@ def _images(pod: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _storages(pod: Mapping[str, Any]) -> Sequence[str]:
-    """The storage URLs that containers are given; "" for one whose value is elsewhere, and cannot be checked."""
+    """The storage URLs of the containers; "" for one whose value comes from another object and cannot be checked."""
     variables = [
         one
         for part in _CONTAINERS
@@ -172,7 +172,7 @@ def _matches(image: str, allowed: str) -> bool:
 
 
 def _is_below(url: str, allowed: str) -> bool:
-    """Is this URL the allowed one, or below it? What follows `?` says where the storage is, and has to be the same."""
+    """True if this URL is the allowed one or below it. The query says where the storage is, and has to be the same."""
     (path, _, query), (base, _, base_query) = url.partition("?"), allowed.partition("?")
     base = base.rstrip("/")
     below = path.rstrip("/") == base or path.startswith(base + "/")

@@ -1,4 +1,4 @@
-"""Where a job's notifications go: a reference to a webhook's URL. The URL itself is a secret and is in no manifest.
+"""Where a job's notifications go: a reference to a webhook's URL, which is a secret and appears in no manifest.
 
 secret:KEY    the key of the secret `elasticctl-notify` in the job's namespace; `KEY` alone means the same
 file:PATH     a file with that one line; only on the local cluster
@@ -22,7 +22,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """`kind` is one of `KINDS`; `name` the key, the path or the variable."""
+    """`kind` is one of `KINDS`, and `name` the key, the path or the variable."""
 
     kind: str
     name: str

@@ -1,4 +1,4 @@
-"""Kubernetes objects as JSON data: reading fields of any content, the rules for names, and merge patches.
+"""Kubernetes objects as JSON data: reading their fields, the rules for names, and merge patches.
 
 The readers never raise: a field that is missing or has the wrong type reads as empty, because an object can hold
 anything.
@@ -49,7 +49,7 @@ def check_label(name: object, path: str, max_length: int) -> None:
 
 
 def selects(selector: object, labels: Mapping[str, str]) -> bool:
-    """Does a label selector of any content match these labels? One that is {} matches all, null none."""
+    """True if a label selector, whatever it contains, matches these labels; {} matches all, null none."""
     if not isinstance(selector, Mapping):
         return False
     exact = as_mapping(selector.get("matchLabels"))

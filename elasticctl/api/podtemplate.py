@@ -1,4 +1,4 @@
-"""What a job's pod template says: GPUs, storage, command, image, nodes. Lenient with any content."""
+"""The content of a job's pod template: GPUs, storage, command, image, nodes. Never raises, whatever it contains."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MOST = 1_000_000  # GPUs or ranks of a worker: larger numbers mean nothing, and
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What each worker of a job has and runs; zero or blank where its pod template says nothing.
+    """What each worker of a job has and runs; zero or blank where its pod template does not say.
 
-    `ranks_per_worker` is how many ranks a worker's launcher starts (1 where the template does not say); `command` is
-    the whole argv; `env` the variables with a plain value.
+    `ranks_per_worker` is the number of ranks that a worker's launcher starts (1 by default), `command` the whole argv,
+    and `env` the variables with a plain value.
     """
 
     gpus_per_worker: int = 0
@@ -44,12 +44,12 @@ class Hardware:
 
     @property
     def launched(self) -> bool:
-        """True if our launcher runs the ranks, so that groups, and perhaps progress, are known."""
+        """True if our launcher runs the ranks, so that groups and perhaps progress are known."""
         return bool(self.command) and self.command[0].rpartition("/")[2] == LAUNCHER
 
     @property
     def in_launcher_role(self) -> bool:
-        """True if a program on one worker, which our launcher runs, starts the ranks."""
+        """True if a program on one worker, itself run by our launcher, starts the ranks."""
         return self.launched and _LAUNCHER_ROLE in self.command[: _end_of_ours(self.command)]
 
 
@@ -75,7 +75,7 @@ def hardware(job: ElasticJob) -> Hardware:
 
 
 def worker_container(template: Mapping[str, Any]) -> Any:
-    """The container that trains: the one named `elasticjob-worker`, else the first; {} if there is none."""
+    """The container that trains: the one named `elasticjob-worker`, or else the first; {} if there is none."""
     containers = as_list(at(template, "spec", "containers"))
     named = (item for item in containers if at(item, "name") == WORKER_CONTAINER)
     return next(named, containers[0] if containers else {})
@@ -99,7 +99,7 @@ def node_labels(template: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def capacity(template: Mapping[str, Any]) -> str:
-    """The capacity that workers ask for: `spot`, `onDemand`, or "" if they accept either or do not say."""
+    """The capacity that workers request: `spot`, `onDemand`, or "" for either."""
     labels = node_labels(template)
     wanted = {
         SPOT if value == spot else ON_DEMAND
@@ -131,7 +131,7 @@ def _number(value: Any) -> int | None:
 
 
 def covering_budgets(job: ElasticJob, budgets: Iterable[Manifest]) -> list[Manifest]:
-    """The PodDisruptionBudgets, not the job's own, that select its workers: of two, Kubernetes evicts nobody."""
+    """Other PodDisruptionBudgets that select the job's workers: Kubernetes evicts no pod that two budgets select."""
     labels = {**as_mapping(at(job.template, "metadata", "labels")), **worker_labels(job.name, 0)}
     return [
         budget for budget in budgets if selects(at(budget, "spec", "selector"), labels) and not _is_of_a_job(budget)
@@ -139,7 +139,7 @@ def covering_budgets(job: ElasticJob, budgets: Iterable[Manifest]) -> list[Manif
 
 
 def _is_of_a_job(budget: Manifest) -> bool:
-    """Is it a job's, or has it been until the job was deleted without what it owned?"""
+    """True if it belongs to a job, or belonged to one that was deleted without the objects it owned."""
     owners = as_list(at(budget, "metadata", "ownerReferences"))
     if not owners:
         return bool(at(budget, "metadata", "labels", LABEL_MANAGED) == MANAGER)

@@ -1,4 +1,4 @@
-"""Quotas of a shared cluster, and its usage by job, project and pool, as the command line and the dashboard show it."""
+"""Quotas of a shared cluster and its usage by job, project and pool, for the command line and the dashboard."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
 class Quota:
     """One project's quota in slots by pool: guaranteed (missing: 0) and limit (missing: none).
 
-    `weight` is its share, relative to the other projects, of what is not guaranteed or not used; `allowed` is what its
-    jobs may ask for.
+    `weight` is its share, relative to the other projects, of slots that are not guaranteed or not used; `allowed`
+    are the limits of its jobs.
     """
 
     project: str
@@ -44,7 +44,7 @@ class Quota:
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Quota:
-        """Read an ElasticQuota object of any content; never raises."""
+        """Read an ElasticQuota object, whatever it contains; never raises."""
         spec = as_mapping(manifest.get("spec"))
         weight = spec.get("weight")
         usable = isinstance(weight, int | float) and not isinstance(weight, bool) and MIN_WEIGHT <= weight <= MAX_WEIGHT
@@ -57,7 +57,7 @@ class Quota:
         )
 
     def to_manifest(self) -> Manifest:
-        """The object as it is stored."""
+        """Return the object as it is stored."""
         spec: Manifest = {"weight": self.weight, "guaranteed": dict(self.guaranteed), "limit": dict(self.limit)}
         if self.allowed != Limits():
             spec["allowed"] = self.allowed.to_spec()
@@ -65,7 +65,7 @@ class Quota:
 
 
 def check_quota(manifest: object) -> Quota:
-    """Check an ElasticQuota before it is stored; SpecError names the field, the value and what is allowed."""
+    """Check an ElasticQuota before it is stored. Raises SpecError with the field, the value and what is allowed."""
     if not isinstance(manifest, Mapping):
         raise SpecError(f"an {KIND} is a mapping, not {type(manifest).__name__}")
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
@@ -88,7 +88,7 @@ def check_quota(manifest: object) -> Quota:
 
 
 def spent_today(quotas: Iterable[Mapping[str, Any]], now: float) -> dict[str, float]:
-    """Project -> US dollars that the controller has counted on the day (UTC) of `now`, for those that it counts for."""
+    """Project -> US dollars spent on the day (UTC) of `now`, as counted by the controller, where it counts them."""
     found: dict[str, float] = {}
     for quota in quotas:
         usd, day = at(quota, "status", "spent", "usd"), at(quota, "status", "spent", "day")
@@ -99,7 +99,7 @@ def spent_today(quotas: Iterable[Mapping[str, Any]], now: float) -> dict[str, fl
 
 
 def refuse_over_limit(job: Mapping[str, Any], quota: Quota | None) -> None:
-    """Raise SpecError for a new job that its project does not allow; `quota` None: it allows everything."""
+    """Raise SpecError for a new job that its project does not allow; without a quota it allows everything."""
     breaches = quota.allowed.breaches(ElasticJob.from_manifest(job)) if quota is not None else ()
     if quota is not None and breaches:
         raise SpecError(
@@ -126,7 +126,7 @@ def _slots(given: object) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What one job uses of a pool, in slots, and why; `job` is its name, `project` its namespace.
+    """The slots that one job uses of a pool, and why; `job` is its name, `project` its namespace.
 
     `pool_slots` is the size of the pool according to the job's status; 0 if unknown.
     """
@@ -146,9 +146,9 @@ class JobUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProjectUsage:
-    """What a project uses of a pool, in slots; `limit` None: none. `waiting` counts its jobs without workers.
+    """The slots that a project uses of a pool; `limit` None: none. `waiting` counts its jobs without workers.
 
-    `unused` is the part of its guarantee that it does not use: lent to others until its jobs ask for it.
+    `unused` is the part of its guarantee that it does not use, and lends to others until its jobs need it.
     """
 
     project: str
@@ -164,10 +164,10 @@ class ProjectUsage:
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """A pool as a whole: `held` of its `slots`, and how many are `free`; None if unknown.
+    """A whole pool: how many of its `slots` are `held` and `free`; None: unknown.
 
-    Slots that an autoscaler may add count. The size is unknown while no job has slots; how many are free is unknown if
-    some jobs cannot be listed.
+    Slots that an autoscaler may add are included. The size is unknown while no job has slots, and the number of free
+    slots if some jobs cannot be listed.
     """
 
     pool: str
@@ -178,7 +178,7 @@ class PoolUsage:
 
 
 def job_usage(job: ElasticJob) -> JobUsage | None:
-    """What a job uses; None for one that has ended or takes no part in sharing."""
+    """The usage of a job; None if it has ended or takes no part in sharing."""
     share = job.status.share
     if share is None or job.status.phase.terminal or not share.pool:
         return None
@@ -198,7 +198,7 @@ def job_usage(job: ElasticJob) -> JobUsage | None:
 
 
 def usage_by_job(jobs: Iterable[ElasticJob]) -> list[JobUsage]:
-    """What each job uses, sorted by project, pool and name."""
+    """The usage of each job, sorted by project, pool and name."""
     found = (item for item in map(job_usage, jobs) if item is not None)
     return sorted(found, key=lambda item: (item.project, item.pool, item.job))
 

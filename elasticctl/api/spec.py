@@ -1,4 +1,4 @@
-"""The job as it is asked for: `JobSpec` (what a researcher types) and `ElasticJob` (what the controller acts on).
+"""A job as specified: `JobSpec` (what a researcher types) and `ElasticJob` (what the controller acts on).
 
 A job template renders a `JobSpec` to an ElasticJob manifest (`elasticctl.templates`), which is the only format on disk,
 on the wire and in the cluster. `ElasticJob.from_manifest` reads the part of it that decides how many workers there
@@ -79,7 +79,7 @@ class RestartPolicy(StrEnum):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which workers are removed once the job is over."""
+    """Which workers are removed when the job ends."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -97,7 +97,7 @@ class PodPhase(StrEnum):
 
 
 class OnNan(StrEnum):
-    """What is done about a loss that is NaN or infinite."""
+    """What to do about a loss that is NaN or infinite."""
 
     WARN = "warn"
     STOP = "stop"
@@ -106,16 +106,16 @@ class OnNan(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One training job in a researcher's words: what a job template renders.
+    """One training job as a researcher describes it, which a job template renders.
 
     `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
-    (`gpus_per_worker` 0: CPU ranks); `launcher`: it runs on one worker, and starts the ranks itself; `automatic`: how
-    many is chosen between the bounds; `goal` is `spec.goal`, `pools` is `spec.pools`.
+    (`gpus_per_worker` 0: CPU ranks); `launcher`: it runs on one worker and starts the ranks itself; `automatic`: the
+    number of workers is chosen between the bounds; `goal` is `spec.goal`, `pools` is `spec.pools`.
     `gpu_type` is a name of `elasticctl.api.gpu_types`; `storage` is a URL; times are in seconds. A worker runs on a
-    node that fits any one of `node_terms`: label -> the values that do (none: the label must be absent).
+    node that matches any of `node_terms`: label -> suitable values (none: the label must be absent).
 
-    `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
-    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path,
+    `workspace` is `URL#DIGEST` of the uploaded folder, `workspace_from` its path on the submitting machine. Every key
+    of `secrets` becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path,
     or `secrets:CLASS` -> path for what a SecretProviderClass of the Secrets Store CSI driver names.
 
     `cpus`, `memory` and `shm` (shared memory) are those of each worker, as Kubernetes writes quantities. `labels` are
@@ -170,7 +170,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRef:
-    """One incarnation of a worker, named for removal: the name alone would hit its successor too."""
+    """One incarnation of a worker to remove; its name alone would also mean its successor."""
 
     name: str = ""
     uid: str = ""
@@ -178,7 +178,7 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`spec.policy`, ours: times in seconds. Without a hang timeout the job's own pace decides; 0 is never."""
+    """`spec.policy`, with times in seconds. Without a hang timeout, the job's own pace sets one; 0: never."""
 
     backoff_seconds: float = 1.0
     backoff_max_seconds: float = 60.0
@@ -188,7 +188,7 @@ class Policy:
 
 
 class PodGroups(StrEnum):
-    """Schedulers that start a group of pods together, by the PodGroup that they know."""
+    """Schedulers that start a group of pods together, by the kind of PodGroup that they use."""
 
     VOLCANO = "Volcano"
     COSCHEDULING = "Coscheduling"
@@ -196,9 +196,9 @@ class PodGroups(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`spec.sharing`: is the number of workers chosen for the job, and whom does it outrank (higher: more)?
+    """`spec.sharing`: whether the number of workers is chosen for the job, and its priority (higher goes first).
 
-    `pod_group`: the scheduler, not ours, that is to start the minimum of them together.
+    `pod_group` is the third-party scheduler that starts the minimum of them together.
     """
 
     automatic: bool = False
@@ -211,13 +211,13 @@ class ElasticJob:
     """An ElasticJob object as the controller sees it; `template` is the pod template, opaque here.
 
     Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
-    `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
-    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `contradiction`: the numbers where they had to
-    be clamped, as a server without CEL lets anything pass. `queue` is Kueue's, if it is to admit the job;
-    `priority_class` is its rank there, and `admitted` the Workload that it was started by. `user` has submitted the
-    job. `pools` is None where something else chooses them: a goal, or Kueue. `held`, `over_limit` and `node_types`,
-    which no object has, say why the job is kept suspended though its owner wants it to run (a queue has not admitted
-    it, or its project's limits do not allow it) and on which node types alone its project may have workers.
+    `desired` is the wanted number of workers; for a job of automatic size, the largest number allowed. `bounded`: `max`
+    was set by the user; otherwise the job can be scaled beyond it. `contradiction` describes numbers that had to be
+    clamped, which a server without CEL lets pass. `queue` is the Kueue queue that has to admit the job,
+    `priority_class` its priority there, and `admitted` the Workload that started it. `user` submitted the job. `pools`
+    is None where a goal or Kueue chooses them. `held`, `over_limit` and `node_types` are in no object: the first two
+    are why the job is kept suspended although its owner wants it to run (a queue has not admitted it; its project's
+    limits do not allow it), the last are the only node types on which its project may have workers.
     """
 
     name: str = ""
@@ -268,17 +268,17 @@ class ElasticJob:
 
     @property
     def is_moving(self) -> bool:
-        """Has a move of it begun, and not come to its end? Only who ends that knows where it may train."""
+        """True while a move of the job is unfinished; only finishing it decides where the job may train."""
         return bool(self.moving_from or (self.moving_to and not self.moved_to))
 
     @property
     def bounds(self) -> str:
-        """`1-4`: the fewest and the most workers it trains with; `1+` where it names no most."""
+        """`1-4`: the smallest and largest number of workers; `1+` without a largest one."""
         return f"{self.min}-{self.max}" if self.bounded else f"{self.min}+"
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> ElasticJob:
-        """Read an ElasticJob object of any content; never raises."""
+        """Read an ElasticJob object, whatever it contains; never raises."""
         meta, spec = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("spec"))
         worker = as_mapping(as_mapping(spec.get("replicaSpecs")).get("Worker"))
         replicas = _count(worker.get("replicas"), 1)
@@ -333,7 +333,7 @@ class ElasticJob:
 
 
 def worker_name(job: str, index: int) -> str:
-    """The pod's name, and its Service's, as TorchElastic had it."""
+    """The name of the pod and of its Service, as in TorchElastic."""
     return f"{job}-worker-{index}"
 
 

@@ -1,4 +1,4 @@
-"""What a job's status tells: the words the controller writes and the CLI reads.
+"""The status of a job, which the controller writes and the command line reads.
 
 Times are `Timestamp`s: seconds since the epoch, UTC. Durations are seconds. All of it is stored as the `status` of the
 ElasticJob object through `elasticctl.api.codec`.
@@ -32,10 +32,10 @@ GROUP_HANGS = "the group hangs"
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points in order of time, as columns: `at_s` is seconds after `since`, `samples_per_s` over the whole group.
+    """Points in chronological order, as columns: `at_s` is seconds after `since`, `samples_per_s` over the whole group.
 
-    A column that began later is shorter: its last value belongs to the last point, and so on backwards. None is a value
-    that was not finite.
+    A column that began later is shorter; its last value belongs to the last point. None stands for a value that was not
+    finite.
     """
 
     since: Timestamp | None = None
@@ -46,7 +46,7 @@ class Curve:
 
 
 class Phase(StrEnum):
-    """Where a job is in its life."""
+    """The phase of a job's life."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -65,7 +65,7 @@ class Phase(StrEnum):
 class Cause(StrEnum):
     """Why a worker ended; one per worker, decided by `elasticctl_controller.core.causes`.
 
-    Decided once, but that an unresponsive one becomes `NODE_LOST` when its node is found lost.
+    It never changes, except that an unresponsive worker becomes `NODE_LOST` once its node turns out to be lost.
     """
 
     SCALED_IN = "ScaledIn"
@@ -84,19 +84,19 @@ class Cause(StrEnum):
 
     @property
     def counted(self) -> bool:
-        """True when it uses up the job's `backoffLimit`."""
+        """True if it counts towards the job's `backoffLimit`."""
         return self in (Cause.APPLICATION, Cause.OOM_KILLED, Cause.STUCK)
 
     @property
     def interruption(self) -> bool:
-        """True when training was disturbed: neither our own removal nor success."""
+        """True if training was disturbed: neither a removal of ours nor a success."""
         return self not in (Cause.SCALED_IN, Cause.COMPLETED)
 
 
 class ConditionType(StrEnum):
-    """TorchElastic's condition types, plus Suspended, and two of why there are no workers.
+    """TorchElastic's condition types, plus Suspended and two reasons for missing workers.
 
-    WorkersWaiting: wanted workers do not run; OverLimit: the limits of its project do not allow the job.
+    WorkersWaiting: wanted workers are not running. OverLimit: the limits of its project do not allow the job.
     """
 
     CREATED = "Created"
@@ -132,12 +132,12 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker the controller knows of: the roster that makes every ending counted exactly once.
+    """One worker that the controller knows of. This roster is why each ending is counted exactly once.
 
-    `removal` says why we remove it (ScaledIn, Suspended, Finished) and is stored before we do; `cause` and `ended_at`
-    once its end has been counted. `notice`: it runs, but will have to go, and why. `pool`: where its machine was asked
-    for, such as `spot` or `spot/zone-a`; "" for a job without a goal and an order of pools. `moves_to`: it
-    runs, and leaves once a replacement that is asked for in that better pool is ready.
+    `removal` is why it is removed (ScaledIn, Suspended, Finished), stored beforehand; `cause` and `ended_at` are
+    set once its end has been counted. `notice` is why it will soon have to stop, while it still runs. `pool` is where
+    its machine was requested, such as `spot` or `spot/zone-a`; "" for a job with neither a goal nor an order of pools.
+    `moves_to` is a better pool where a replacement has been requested; the worker leaves once that is ready.
     """
 
     name: str = ""
@@ -156,9 +156,9 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """How a rank failed; the launcher writes it as JSON to the worker's termination message.
+    """How a rank failed. The launcher writes it as JSON to the worker's termination message.
 
-    `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck", "killed" or
+    `verdict` is the kind of failure as far as the launcher knows: "application", "collateral", "stuck", "killed" or
     "preempted". `permanent`: another try cannot help (a SyntaxError, a missing module, a wrong argument).
     """
 
@@ -175,17 +175,17 @@ class RankFailure:
 
     @property
     def is_hang(self) -> bool:
-        """True if no rank has ended by itself: the group stood still."""
+        """True if no rank ended by itself, but the group was stuck."""
         return self.error.startswith(GROUP_HANGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """One loss of a worker and what it cost. Without a `uid` the worker stayed: its ranks failed and started again.
+    """One loss of a worker and its cost. Without a `uid`, the worker stayed, and its ranks failed and were restarted.
 
-    `recovered_at` is the first optimizer step of the group after it, or when that group had formed, as long as the
-    script has reported no step at all; `recovery_s` is counted up to then. `steps_redone` is how many optimizer steps
-    had to be done again; None: not known.
+    `recovered_at` is when the next group made its first optimizer step or, if the script never reported a step, when
+    it had formed; `recovery_s` is counted up to then. `steps_redone` is the number of optimizer steps that had to be
+    repeated; None: unknown.
     """
 
     at: Timestamp | None = None
@@ -201,7 +201,7 @@ class Interruption:
 
 
 class ScalingPhase(StrEnum):
-    """How far a scaling is: under way, done, or overtaken by the next one."""
+    """The state of a scaling: under way, done, or overtaken by the next one."""
 
     IN_PROGRESS = "InProgress"
     DONE = "Done"
@@ -210,9 +210,9 @@ class ScalingPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """One change of the wanted number of workers, on whose wish, and what for (`message`).
+    """One change of the wanted number of workers, who asked for it, and why (`message`).
 
-    `done_at` is when that many were training, or had formed a group, as long as the script has reported no step at all.
+    `done_at` is when that many were training or, if the script has never reported a step, had formed a group.
     """
 
     at: Timestamp | None = None
@@ -232,13 +232,13 @@ class GroupGeneration:
 
     `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
     optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
-    `failure`: it ended because ranks failed, and the same workers have started them again. If they hung, `last_step_at`
-    is when they made their last step.
+    `failure`: it ended because ranks failed, and the same workers restarted them; ranks that hung made their last
+    step at `last_step_at`.
 
-    `resumed_from` is where that state was: in the `memory` of ranks that stayed in their processes, in `copies` in the
-    memory of launchers, or in `storage`; `resumed_because` says why not in a better place. `copied_every_steps`: such
-    copies are made so often, and `copies_lack` says why they do not outlast the loss of a worker, or are not made.
-    `stays`: ranks would stay when it ends (None: not known), and if not, `restarts_because` says why.
+    `resumed_from` is where that state was: the `memory` of ranks whose processes stayed, `copies` in the memory of
+    launchers, or `storage`; `resumed_because` is why no faster source could be used. Such copies are made every
+    `copied_every_steps`; `copies_lack` is why they would not survive the loss of a worker, or are not made. `stays`:
+    the ranks' processes will survive the end of the group (None: unknown); if not, `restarts_because` is why.
     """
 
     generation: int = 0
@@ -261,7 +261,7 @@ class GroupGeneration:
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """A metric that is not a finite number any more: what it is ("NaN", "inf" or "-inf"), and since which step."""
+    """A metric that is no longer finite: its value ("NaN", "inf" or "-inf"), and since which step."""
 
     value: str = ""
     step: int = 0
@@ -275,7 +275,7 @@ NOT_FINITE_VALUES = ("NaN", "inf", "-inf")
 class ProgressStatus:
     """Where training is. `samples_per_s` is over the whole group; `metrics` are the user's own numbers.
 
-    A metric is in `metrics` or, as long as it is not a finite number, in `not_finite`.
+    A metric is in `metrics` or, while it is not finite, in `not_finite`.
     """
 
     at: Timestamp | None = None
@@ -290,7 +290,7 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The newest committed checkpoint and how many this job has committed."""
+    """The newest committed checkpoint, and the number that this job has committed."""
 
     step: int | None = None
     at: Timestamp | None = None
@@ -302,7 +302,7 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pause before failed workers are made again; `failures` in a row set its length."""
+    """The pause before failed workers are replaced; its length depends on the `failures` in a row."""
 
     failures: int = 0
     until: Timestamp | None = None
@@ -310,11 +310,11 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class ShareStatus:
-    """What sharing lets the job have: how many workers, and how many of them are lent by other projects.
+    """What sharing allows the job: how many workers, and how many of them are lent by other projects.
 
-    Each worker takes `slots_per_worker` of the pool, which has `pool_slots` in all (told to jobs that have workers
-    only; 0: not told). `reason` is one word and `message` a sentence without a subject, `change` is what the last
-    change was for; `since` is when the number was decided.
+    Each worker takes `slots_per_worker` of the pool, which has `pool_slots` in all (set for jobs with workers only; 0:
+    unknown). `reason` is one word, `message` a sentence without a subject, and `change` the reason for the last change;
+    the number was decided at `since`.
     """
 
     workers: int = 0
@@ -332,7 +332,7 @@ class ShareStatus:
 class TokenStatus:
     """Which of the job's tokens for the rendezvous service is current: the `number`-th, since `since`.
 
-    The former one is good until `former_until`; None: the workers do not have the current one yet.
+    The previous one is valid until `former_until`; None: the workers do not have the current one yet.
     """
 
     number: int = 0
@@ -342,12 +342,12 @@ class TokenStatus:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the group of a job's workers is doing, as its launchers say, and since when.
+    """What the group of a job's workers is doing, as its launchers report it, and since when.
 
     `doing` is a word or two: "waiting", "preparing", "starting", "running" (nothing more is known), "loading",
-    "first step", "training", "draining", "stopping", "exporting", "finishing" or "hung". `detail` goes on
-    from there ("step 657" after "loading", "for 2 GPUs" after "waiting"; for "hung" a sentence), and holds no duration:
-    readers count from `since`.
+    "first step", "training", "draining", "stopping", "exporting", "finishing" or "hung". `detail`
+    completes it ("step 657" after "loading", "for 2 GPUs" after "waiting"; for "hung", a sentence) and contains no
+    duration: readers count from `since`.
     """
 
     doing: str = ""
@@ -356,14 +356,14 @@ class Activity:
 
 
 def pack_workers(workers: Sequence[WorkerStatus]) -> list[Any]:
-    """The roster as JSON; of many workers, each that simply runs is a line `NAME INDEX UID STARTED NODE`."""
+    """The roster as JSON. If it is long, each worker that just runs is one line `NAME INDEX UID STARTED NODE`."""
     if len(workers) <= MANY:
         return [to_json(worker) for worker in workers]
     return [_worker_line(worker) or to_json(worker) for worker in workers]
 
 
 def unpack_workers(items: Any) -> tuple[WorkerStatus, ...] | None:
-    """The roster that `pack_workers` has written; None for what is no list."""
+    """Read the roster that `pack_workers` has written; None for a value that is not a list."""
     if not isinstance(items, list | tuple):
         return None
     found = (_of_worker_line(item) if isinstance(item, str) else _worker_of(item) for item in items)
@@ -391,16 +391,16 @@ def _worker_of(item: Any) -> WorkerStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The whole story of a job.
+    """The status of a job.
 
-    `restarts` counts ended workers by cause (all of them, for the life of the job); `interruptions`, `scalings` and
-    `generations` keep the last few entries only. `failures` counts those that used up the budget, over the job's life;
-    `failures_since_commit` those since the last new checkpoint, which is what the budget limits (None: not known, as
-    in the status of an older controller). `activity` is None while nothing is known of the group. `growth` says why
-    workers that are ready are not in the group yet. `usage` is None while nothing runs (`usage_course`
-    stays), `steps_redone` for a script that has reported no steps.
+    `restarts` counts all ended workers of the job's life by cause; `interruptions`, `scalings` and
+    `generations` keep the last few entries only. `failures` counts those that count towards the backoff limit over the
+    job's life, and `failures_since_commit` those since the last new checkpoint, to which the limit applies (None:
+    unknown, as in the status of an older controller). `activity` is None while nothing is known of the group. `growth`
+    is why workers that are ready are not in the group yet. `usage` is None while nothing runs (`usage_course` stays),
+    `steps_redone` for a script that has reported no steps.
     `worker_seconds` is how long the ended workers ran, by capacity
-    (`spot`, `onDemand`, or `unknown`). `token` is None for a job whose workers an older controller has made.
+    (`spot`, `onDemand`, or `unknown`). `token` is None for a job whose workers were created by an older controller.
     """
 
     phase: Phase = Phase.PENDING
@@ -448,7 +448,7 @@ class JobStatus:
 
     @property
     def newest_failure(self) -> RankFailure | None:
-        """The last failure that was counted; of a job whose controller only kept the first, that one."""
+        """The last failure that was counted, or the first one if the controller kept no other."""
         return self.last_failure or self.first_failure
 
     def condition(self, kind: ConditionType) -> Condition | None:

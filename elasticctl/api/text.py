@@ -23,22 +23,22 @@ _PLAIN_AGAIN = "\x1b[0m"
 
 
 def visible(text: str) -> str:
-    """Somebody else's text with its control characters shown as escapes, but for tabs and newlines.
+    """Escape the control characters of untrusted text, except for tabs and newlines.
 
-    A terminal would obey them: they move the cursor, rename the window, hide and rewrite what is printed. The escapes
-    are those of JSON, so that JSON stays what it is.
+    A terminal would obey them: they can move the cursor, rename the window, and hide or rewrite what is printed. The
+    escapes are those of JSON, so that JSON keeps its meaning.
     """
     return text if text.isprintable() else _CONTROLS.sub(_escape, text)
 
 
 def _escape(found: re.Match[str]) -> str:
-    """As JSON has it: a character beyond 16 bits in two halves."""
+    """Escape a character as JSON does, with one beyond 16 bits as a surrogate pair."""
     units = found[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def visible_line(text: str) -> str:
-    """A line of a log: as `visible`, but colours stay; they end with the line."""
+    """Escape a line of a log like `visible`, but keep its colours, which end with the line."""
     text = text.removesuffix("\r")
     if text.isprintable():
         return text
@@ -51,7 +51,7 @@ def visible_line(text: str) -> str:
 
 
 def quote(value: Any) -> str:
-    """`value` as JSON in at most 60 characters, without control characters (so no terminal escapes either)."""
+    """`value` as JSON in at most 60 characters, without control characters and so without terminal escapes."""
     if isinstance(value, str):
         # Cut before encoding: a value may be megabytes long.
         text = '"' + "".join(map(_printable, value[: _SHOWN_CHARS + 1])) + '"'
@@ -87,7 +87,7 @@ def join_and(names: Iterable[str]) -> str:
 
 
 def join_some(names: Sequence[str], noun: str, most: int = 3) -> str:
-    """`a, b, c and 5 more workers`: at most so many names, then how many more there are of the `noun`."""
+    """`a, b, c and 5 more workers`: a limited number of names, then the number of others, with the `noun`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {plural(more, f'more {noun}')}" if more > 0 else "")
 
@@ -122,7 +122,7 @@ def span(seconds: float) -> str:
 
 
 def shorten(text: str, most_chars: int = 300) -> str:
-    """A text that others wrote, on one line and no longer than that: what is said around it has to stay readable."""
+    """Untrusted text on one line and cut to a length, so that the message around it stays readable."""
     line = " ".join(text.split())
     return line if len(line) <= most_chars else f"{line[: most_chars - 1]}…"
 
@@ -137,7 +137,7 @@ def _printable(char: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for the name or an address by which a machine calls itself; not for names that only begin like one."""
+    """True for a name or an address of the loopback interface, but not for a name that only begins like one."""
     import ipaddress  # few need it
 
     try:

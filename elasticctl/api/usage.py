@@ -1,4 +1,4 @@
-"""`status.usage`: what the workers of a job use of their machines, as their launchers have measured it last."""
+"""`status.usage`: how the workers of a job use their machines, as last measured by their launchers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ stay small, and who looks at machines in use looks for those that are not."""
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """The GPUs of a worker, as columns; None is what a GPU does not tell.
+    """The GPUs of a worker, as columns; None: the GPU does not report it.
 
-    `percent` is how much of the time it worked, `idle_s` for how many seconds it has done next to nothing.
+    `percent` is the share of time that it worked, `idle_s` the seconds since it last did more than next to nothing.
     """
 
     percent: tuple[float | None, ...] = ()
@@ -29,16 +29,16 @@ class GpuUsage:
 
     @property
     def count(self) -> int:
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return len(self.idle_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What part of the time, from 0 to 1, goes where; None is what is not known, and is in `compute` then.
+    """The shares of time, from 0 to 1, spent on each part; a part that is None is unknown and included in `compute`.
 
-    `data`: batches are fetched. `all_reduce`: gradients of other ranks are waited for, behind the backward pass.
-    `save`: training stands still for a checkpoint. `compute`: all the rest.
+    `data`: fetching batches. `all_reduce`: waiting for gradients of other ranks after the backward pass. `save`:
+    pausing for a checkpoint. `compute`: everything else.
     """
 
     data: float | None = None
@@ -48,18 +48,18 @@ class StepTimes:
 
     @property
     def shares(self) -> tuple[float | None, ...]:
-        """All four, in their order."""
+        """All four shares, in order."""
         return self.data, self.compute, self.all_reduce, self.save
 
     @property
     def is_known(self) -> bool:
-        """Is anything known?"""
+        """True if any share is known."""
         return self.compute is not None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUsage:
-    """One worker at the moment `at`. `no_gpus` says why there are none; None is what is not known.
+    """One worker at the moment `at`. `no_gpus` is why there are none; None: unknown.
 
     `cpus_used` of `cpus` were busy on average since the moment before; rates are over the same time.
     """
@@ -78,7 +78,7 @@ class WorkerUsage:
 
     @property
     def at_work(self) -> float:
-        """How much of it is in use, to tell busy workers from idle ones: percent of its least used GPU, or of CPUs."""
+        """The load in percent, to tell busy workers from idle ones: of its least used GPU, or else of its CPUs."""
         known = [percent for percent in self.gpus.percent if percent is not None]
         if known:
             return min(known)
@@ -87,14 +87,14 @@ class WorkerUsage:
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """The workers that have been measured: all `measured` of them, or as many as a status keeps, in their order."""
+    """The workers that have been measured: all `measured` of them, or as many as a status keeps, in order."""
 
     measured: int = 0
     workers: tuple[WorkerUsage, ...] = ()
 
     @classmethod
     def of(cls, workers: Iterable[WorkerUsage]) -> JobUsage:
-        """What a status keeps of these workers, which are in their order."""
+        """The usage that a status keeps of these workers, which are in order."""
         found = tuple(workers)
         if len(found) <= MOST_WORKERS:
             return cls(len(found), found)

@@ -39,7 +39,7 @@ _TYPES = {
 
 
 def load_manifest(text: str | bytes, source: str = "") -> Manifest:
-    """Read and check one manifest; SpecError names the field and line of the first thing wrong."""
+    """Read and check one manifest. Raises SpecError with the field and line of the first problem."""
     document = parse_yaml(text, source)
     validate_manifest(document)
     manifest: Manifest = document.data
@@ -47,7 +47,7 @@ def load_manifest(text: str | bytes, source: str = "") -> Manifest:
 
 
 def validate_manifest(document: YamlDocument) -> None:
-    """Check a manifest; SpecError names the field and line of the first thing wrong and counts the others."""
+    """Check a manifest; raises SpecError with the field and line of the first problem and the number of others."""
     if not isinstance(document.data, dict):
         what = "the file is empty" if document.data is None else f"must be a mapping, not {quote(document.data)}"
         raise SpecError(f"{what}. FIX: give an {KIND} manifest", line=document.line(()), source=document.source)
@@ -84,7 +84,7 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
 
 
 def check_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check what a job's manifest becomes, both of them valid; SpecError names the field that may not change so."""
+    """Check a change between two valid manifests. Raises SpecError with the field that must not change like this."""
     before, after = old["spec"], new["spec"]
     template = ("replicaSpecs", "Worker", "template")
     runs = before.get("suspend") is not True and after.get("suspend") is not True
@@ -107,12 +107,12 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
         yield ("spec", "rdzvEndpoint"), f"must be HOST:PORT, such as etcd:2379, not {quote(endpoint)}"
     goal = spec.get("goal")
     if goal is not None and "finishBy" not in goal and "budget" not in goal:
-        yield ("spec", "goal"), "says neither by when nor for how much. FIX: give finishBy, budget or both"
+        yield ("spec", "goal"), "has neither a deadline nor a budget. FIX: give finishBy, budget or both"
     if goal is not None and endpoint:
         yield (
             ("spec", "rdzvEndpoint"),
-            "a goal needs the controller's own rendezvous, which is told how far training is. FIX: leave out"
-            " rdzvEndpoint, or goal",
+            "a goal needs the controller's own rendezvous, which training reports its progress to. FIX: leave out"
+            " rdzvEndpoint or goal",
         )
     if goal is not None and "finishBy" in goal and from_rfc3339(goal["finishBy"]) is None:
         said = quote(goal["finishBy"])
@@ -132,7 +132,7 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
 def _order_limits(order: list[Any]) -> Iterator[tuple[FieldPath, str]]:
     for index, pool in enumerate(order):
         if not pool:
-            said = "says nothing about its machines. FIX: give capacity, instanceType or zone"
+            said = "describes no machines. FIX: give capacity, instanceType or zone"
             yield ("spec", "pools", "order", index), said
     if any(order.count(pool) > 1 for pool in order):
         yield ("spec", "pools", "order"), "names a pool twice. FIX: leave one of them out"
@@ -154,7 +154,7 @@ def _validator() -> Validator:
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A structural schema as plain JSON schema: fields that it does not name are refused unless it keeps them."""
+    """A structural schema as plain JSON schema: unknown fields are refused unless it keeps them."""
     closed = {key: value for key, value in schema.items() if not key.startswith("x-")}
     if "pattern" in schema:
         # Python's $ lets a last newline pass.
@@ -196,7 +196,7 @@ def _metadata(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
-    """One jsonschema error as (path, message) of each field that is wrong."""
+    """Turn a jsonschema error into (path, message) of each field that is wrong."""
     path: FieldPath = tuple(error.absolute_path)
     rule = str(error.validator)
     limit: Any = error.validator_value

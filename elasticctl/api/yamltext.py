@@ -1,8 +1,8 @@
 """YAML text <-> JSON data, with the line of every field.
 
-PyYAML parses and composes; the line of a field is that of its node's mark. What is added here: a key given twice is an
-error, every error names a line, and no small file can grow into gigabytes through its aliases. Scalars mean what they
-mean to kubectl (YAML 1.1 booleans and integers, YAML 1.2 floats), except that dates and sexagesimals stay text.
+PyYAML parses and composes; the line of a field is that of its node's mark. This module adds that a duplicate key is
+an error, every error names a line, and no small file can expand to gigabytes through its aliases. Scalars are read as
+by kubectl (YAML 1.1 booleans and integers, YAML 1.2 floats), except that dates and sexagesimals stay text.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class _Builder:
     nodes: int = 0
 
     def check_events(self, text: str) -> None:
-        """Refuse a second document, and what is nested so deep that PyYAML's composer would crash the process."""
+        """Refuse a second document, and nesting so deep that PyYAML's composer would crash the process."""
         depth = documents = 0
         for event in yaml.parse(text, Loader=_Loader):
             if isinstance(event, yaml.DocumentStartEvent):
@@ -244,7 +244,7 @@ class _Builder:
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes every text that some reader would take for a number, a boolean, a null or a date."""
+    """Quotes every text that a reader could take for a number, a boolean, null or a date."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -93,10 +93,10 @@ class Cluster(Protocol):
         """Return the events of a job and its pods, oldest first."""
 
     def list_budgets(self, namespace: str) -> list[Manifest]:
-        """Return the PodDisruptionBudgets of a namespace; none where there are none, or they may not be read."""
+        """Return the PodDisruptionBudgets of a namespace; none if they may not be read."""
 
     def list_node_claims(self) -> list[Manifest] | None:
-        """Return the nodes that Karpenter has been asked for; None where that is unknown, or may not be read."""
+        """Return Karpenter's NodeClaims, the nodes requested from it; None without Karpenter or that right."""
 
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers, in order for each worker.

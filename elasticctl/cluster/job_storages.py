@@ -1,4 +1,4 @@
-"""The storage that a job of a cluster names, opened with the credentials of whoever looks at the job."""
+"""The storage that a job in a cluster names, opened with the credentials of the user who looks at the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOSED = "ELASTICCTL_CLOSED_STORAGES"
 
 
 def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = "") -> Storage:
-    """Open a storage URL that stands in an object of a cluster or in a file that somebody wrote.
+    """Open a storage URL from an object in a cluster, or from a file that someone else may have written.
 
     `typed` is a URL of the caller's command line. Its endpoint is trusted, and those that the caller's contexts and
     environment name. Raises StorageError for any other, and where storages are closed, and ConfigError for contexts
@@ -28,7 +28,7 @@ def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = 
 
 
 def check_storage_of_file(url: str) -> None:
-    """Raise StorageError for a URL in a file of options, by which the caller's credentials would go somewhere else."""
+    """Raise StorageError for a URL in a file of options that would send the caller's credentials to an unknown host."""
     check_endpoint(url, "file", lambda: _chosen(""))
 
 

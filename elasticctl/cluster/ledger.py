@@ -1,9 +1,9 @@
-"""Who changed what: each change by this client goes into the object's annotations and into a file of this machine.
+"""A record of changes: each change by this client goes into the object's annotations and a file on this machine.
 
 <state>/audit.jsonl     a line of JSON for each change, of all contexts; only ever appended to, mode 0600
 
-The user is whom the API server takes the client for, on this machine the login. A change that may not be recorded is
-made all the same, and said: nobody should be kept from cancelling a job by a full disk.
+The user is the one that the API server authenticates, or the login name on this machine. A change is made even if it
+cannot be recorded, and a message says so: a full disk must not keep anyone from cancelling a job.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Ledger:
 
     @contextmanager
     def recording(self, change: Change, kind: str, namespace: str, name: str) -> Iterator[None]:
-        """Write a change down once it is made; also, as `unknown`, where nobody knows whether it was."""
+        """Record a change once it is made, or as `unknown` if it is uncertain whether it was made."""
         about = {"context": self._context, "namespace": namespace, "kind": kind, "name": name}
         try:
             yield
@@ -91,7 +91,7 @@ class Ledger:
 
 
 def audit_file(paths: LocalPaths | None = None) -> Path:
-    """Where this user's changes are written down."""
+    """The file that records this user's changes."""
     from elasticctl.cluster.local.paths import local_paths
 
     return (paths or local_paths()).state / "audit.jsonl"
@@ -191,7 +191,7 @@ class Recorded:
         self._note(namespace, job, change)
 
     def _note(self, namespace: str, job: str, change: Change) -> None:
-        """Write a record to a job; not where it is gone, or may not be written to."""
+        """Write a record to a job, unless it is gone or may not be written to."""
         with suppress(ClusterError):
             before = self._inner.get_job(namespace, job)
             after = self._inner.patch_job(namespace, job, patch_with_change(before, {}, change, _mark()))
@@ -232,7 +232,7 @@ def recorded(inner: Cluster, ledger: Ledger, tell: Tell | None = None) -> Cluste
 
 
 def name_client(cluster: Cluster, client: str) -> None:
-    """Say which program makes the changes from now on."""
+    """Set the program that makes the changes from now on."""
     if isinstance(cluster, Recorded):
         cluster.ledger.client = client
 
@@ -245,7 +245,7 @@ def note_deleted_checkpoints(cluster: Cluster, namespace: str, job: str, deleted
 
 
 def note_here(verb: str, kind: str, name: str, was: str = "", now: str = "") -> None:
-    """Record, on this machine alone, what was done to something that is no object of a cluster."""
+    """Record, only on this machine, a change to something that is not an object in a cluster."""
     ledger = Ledger("", login_name)
     fields = (FieldChange(kind, was, now),) if was or now else ()
     with ledger.recording(ledger.change(verb, fields), kind, "", name):
@@ -253,7 +253,7 @@ def note_here(verb: str, kind: str, name: str, was: str = "", now: str = "") -> 
 
 
 def login_name() -> str:
-    """Whoever this process runs as on this machine."""
+    """The name of the user that this process runs as."""
     from elasticctl.cluster.local.private import owner_name
 
     return f"{owner_name(os.getuid())} (login)"

@@ -21,7 +21,7 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What was seen in one worker: its ranks, and what has kept its launcher from looking at them."""
+    """The ranks of one worker, and what kept its launcher from examining them."""
 
     worker: str
     ranks: tuple[Mapping[str, Any], ...] = ()

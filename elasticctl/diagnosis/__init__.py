@@ -1,8 +1,8 @@
 """Why a job waits, restarts, failed or is slow, and what to type next.
 
 `diagnose` applies the rules of a table in order: the first finding is the first cause. A rule is a function from a
-`Case` to a finding or None, about one thing; to add one, write it in the module it belongs to and add it to `RULES`.
-No clock and no cluster is read: `now` and what was observed are in the case.
+`Case` to one finding or None; to add one, write it in the module it belongs to and add it to `RULES`.
+Rules read neither the clock nor the cluster: `now` and all observations are in the case.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """All findings about a job, the first cause first; never empty.
 
-    For a job that neither waits nor has ended, a finding says that it trains, after any warnings.
+    For a job that neither waits nor has ended, the last finding, after any warnings, says that it trains.
     """
     found = tuple(finding for rule in RULES if (finding := rule(case)) is not None)
     if not any(finding.decisive for finding in found):

@@ -1,4 +1,4 @@
-"""A case: what is known of a job. A finding: what the diagnosis says about it, and what to type next."""
+"""A case is what is known about a job; a finding is a conclusion about it, with the commands to type next."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class WorkerWait:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the cluster says beside a job's pods: events about them, the nodes that Karpenter has been asked for, and
-    the PodDisruptionBudgets of their namespace.
+    """Observations other than a job's pods: events about them, the nodes requested from Karpenter, and the
+    PodDisruptionBudgets of their namespace.
 
     `claims` is None where they are unknown: there is no Karpenter, or its objects may not be read.
     """
@@ -71,7 +71,7 @@ class Seen:
 class Case:
     """A job, its pods, and the time (seconds since the epoch).
 
-    `holders` maps other jobs to the number of GPUs that each holds, if that was queried; so is what was `seen`.
+    `holders` maps other jobs to the number of GPUs that each holds. It and `seen` are only set if they were queried.
     """
 
     job: ElasticJob
@@ -92,12 +92,12 @@ class Case:
 
     @property
     def hardware(self) -> Hardware:
-        """What the pod template says."""
+        """The hardware in the pod template."""
         return hardware(self.job)
 
     @property
     def waiting(self) -> bool:
-        """True while too few workers run to train with."""
+        """True while too few workers run to train."""
         return self.status.phase in (Phase.PENDING, Phase.RESTARTING)
 
     @property
@@ -107,12 +107,12 @@ class Case:
 
     @property
     def headcount(self) -> Headcount:
-        """How many workers are where, as the controller has counted them."""
+        """The number of workers in each state, as counted by the controller."""
         return count_workers(self.status)
 
     @property
     def running(self) -> int:
-        """How many workers run, and are to stay."""
+        """The number of workers that run and are not being removed."""
         staying = (pod for pod in self.pods if at(pod, "metadata", "deletionTimestamp") is None)
         return sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in staying)
 
@@ -125,7 +125,7 @@ class Case:
 
     @property
     def wait(self) -> Condition | None:
-        """What wanted workers wait for, as the controller has found; None if they do not."""
+        """The condition that says what wanted workers wait for; None if they do not."""
         found = self.status.condition(ConditionType.WORKERS_WAITING)
         return found if found is not None and found.status == "True" else None
 
@@ -159,7 +159,7 @@ Rule = Callable[[Case], Finding | None]
 
 
 def failures_used(case: Case) -> int:
-    """How many failures count against the job's budget now: those since its last checkpoint, where that is known."""
+    """The number of failures that count towards the backoff limit: those since the last checkpoint, if known."""
     since = case.status.failures_since_commit
     return case.status.failures if since is None else since
 
@@ -170,7 +170,7 @@ def short_worker_name(worker: str, job: str) -> str:
 
 
 def _placed_at(pod: Manifest) -> float | None:
-    """When a pod got its place, or was made, where nobody says; None for one that is still waiting for a place."""
+    """When a pod was placed or, if that is unknown, created; None while it still waits for a place."""
     made = from_rfc3339(at(pod, "metadata", "creationTimestamp"))
     for condition in as_list(at(pod, "status", "conditions")):
         if at(condition, "type") == "PodScheduled":

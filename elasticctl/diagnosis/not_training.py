@@ -144,7 +144,7 @@ _ON_REQUEST, _NOT_ADMITTED, _OVER_LIMIT = "Suspended", "NotAdmitted", "OverLimit
 
 
 def waiting_for_its_share(case: Case) -> Finding | None:
-    """It gets no workers: other jobs, which take precedence, hold the GPUs that it needs."""
+    """It gets no workers, because jobs with precedence hold the GPUs that it needs."""
     share = case.status.share
     if share is None or share.workers or case.status.phase.terminal or case.job.suspend:
         return None
@@ -172,7 +172,7 @@ def out_of_money(case: Case) -> Finding | None:
 
 
 def why_this_size(case: Case) -> Finding | None:
-    """The number of workers, and where they run, follow from its goal."""
+    """Its goal determines the number of workers and where they run."""
     plan = _plan(case)
     if plan is None or plan.reason == "Spent":
         return None
@@ -190,7 +190,7 @@ def why_this_size(case: Case) -> Finding | None:
 
 
 def which_pool(case: Case) -> Finding | None:
-    """Where its workers ask for machines, by its order of pools, and when that changes."""
+    """Which pool of its order its workers request machines from, and when that changes."""
     pools = case.status.pools
     if pools is None or case.job.pools is None or case.status.phase.terminal or case.job.suspend:
         return None
@@ -232,7 +232,7 @@ def borrowing(case: Case) -> Finding | None:
 
 
 def moving(case: Case) -> Finding | None:
-    """A move of it was cut off."""
+    """Its move to another context was interrupted."""
     if not case.job.is_moving or case.status.phase.terminal:
         return None
     here, _, to = case.job.moving_from.partition(" ")
@@ -289,7 +289,7 @@ def suspended(case: Case) -> Finding | None:
 
 
 def no_workers_wanted(case: Case) -> Finding | None:
-    """It was scaled to nothing."""
+    """It was scaled to zero workers."""
     if case.status.phase.terminal or case.job.suspend or case.job.desired > 0:
         return None
     step = NextStep("give it workers", f"elasticctl scale {case.name} --to {max(1, case.job.min)}")

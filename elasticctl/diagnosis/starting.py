@@ -36,7 +36,7 @@ def starting(case: Case) -> Finding | None:
 
 
 def joining(case: Case) -> Finding | None:
-    """Enough workers run but have not formed their first group: they import, or wait for a slow one."""
+    """Enough workers run, but have not formed their first group: they are importing, or wait for a slow one."""
     status, group = case.status, case.group
     known = group is not None or status.progress.step is not None
     if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
@@ -47,7 +47,7 @@ def joining(case: Case) -> Finding | None:
 
 
 def before_the_first_step(case: Case) -> Finding | None:
-    """The group has formed, but done no step."""
+    """The group has formed, but made no step."""
     group = case.group
     if case.status.phase is not Phase.RUNNING or group is None or group.first_step_at is not None:
         return None
@@ -62,7 +62,7 @@ def before_the_first_step(case: Case) -> Finding | None:
 
 
 def says_nothing(case: Case) -> Finding | None:
-    """The group has formed, and its ranks have reported nothing: they start, or use nothing that would report."""
+    """The group has formed, and its ranks have reported nothing: they are starting, or use no reporting library."""
     group = case.group
     if case.status.phase is not Phase.RUNNING or group is None or reports_steps(case.status):
         return None

@@ -1,4 +1,4 @@
-"""Rules about where the time of the steps goes: data that comes too slowly, gradients that are waited for, saves."""
+"""Rules about how the time of steps is spent: slow data, waiting for gradients, saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUSY_PERCENT = 85.0
 
 
 def bound_by(case: Case) -> Finding | None:
-    """What training waits for most, if that is not its own computing."""
+    """What training waits for most, unless that is its own computation."""
     usage = case.status.usage
     if usage is None or not is_training(case.status):
         return None

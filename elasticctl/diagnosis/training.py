@@ -39,7 +39,7 @@ MUCH_REDONE = 0.05
 
 
 def training(case: Case) -> Finding:
-    """It trains, or what else its group does: workers, progress, speed, last checkpoint."""
+    """It trains, or its group does something else: workers, progress, speed, last checkpoint."""
     status, progress = case.status, case.status.progress
     parts = [f"{plural_are(case.headcount.running, 'worker')} running, of {case.job.desired} wanted"]
     if progress.step is not None:
@@ -86,7 +86,7 @@ def standstill(case: Case) -> Finding | None:
 
 
 def idle_gpus(case: Case) -> Finding | None:
-    """GPUs have done nothing for long, and are paid for."""
+    """GPUs have been idle for long, and cost money."""
     idle = idle_text(case.status.usage, case.name)
     if not idle:
         return None
@@ -188,7 +188,7 @@ def no_storage(case: Case) -> Finding | None:
 
 
 def no_checkpoint(case: Case) -> Finding | None:
-    """It has trained for long without a checkpoint."""
+    """It has trained for a long time without a checkpoint."""
     began = _began(case)
     if not _trains(case) or not case.hardware.storage or case.status.checkpoint.step is not None or began is None:
         return None
@@ -203,7 +203,7 @@ def no_checkpoint(case: Case) -> Finding | None:
 
 
 def not_saved(case: Case) -> Finding | None:
-    """It trains on without saving, because its storage does not take what it saves."""
+    """It trains on without saving, because its storage does not accept checkpoints."""
     activity = case.status.activity
     if not _trains(case) or activity is None or not activity.detail.startswith(UNSAVED):
         return None
@@ -234,7 +234,7 @@ def stale_checkpoint(case: Case) -> Finding | None:
 
 
 def much_done_again(case: Case) -> Finding | None:
-    """Interruptions cost so many steps that saving more often would pay."""
+    """Interruptions cost so many steps that saving more often would pay off."""
     redone, step = case.status.steps_redone or 0, case.status.progress.step
     if not _trains(case) or not step or redone < MUCH_REDONE * (step + redone):
         return None
@@ -248,7 +248,7 @@ def much_done_again(case: Case) -> Finding | None:
 
 
 def begun_again(case: Case) -> Finding | None:
-    """A script that reports no steps has been sent back to its beginning."""
+    """A script that reports no steps has started from the beginning again."""
     redone = redone_s(case.status)
     if redone is None or case.hardware.in_launcher_role or case.status.phase is Phase.FAILED:
         return None  # what has failed may not have come to its first report

@@ -1,4 +1,4 @@
-"""Rules about workers that cannot start: refused, without a place, or with a container that cannot be made."""
+"""Rules about workers that cannot start: pods that are refused or not scheduled, containers that cannot be created."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def name_taken(case: Case) -> Finding | None:
 
 
 def still_ending(case: Case) -> Finding | None:
-    """Former workers have not ended yet, and their places are needed."""
+    """Previous workers have not ended yet, and their places are needed."""
     words = _held(case, STILL_ENDING)
     if words is None:
         return None
@@ -106,7 +106,7 @@ def no_scheduler(case: Case) -> Finding | None:
 
 
 def gated(case: Case) -> Finding | None:
-    """Somebody holds its pods back from the scheduler."""
+    """A scheduling gate holds its pods back from the scheduler."""
     wait = next((wait for wait in case.pod_waits() if wait.reason == GATED), None)
     if wait is None or case.status.phase.terminal:
         return None
@@ -140,7 +140,7 @@ def not_startable(case: Case) -> Finding | None:
 
 
 def not_mounted(case: Case) -> Finding | None:
-    """A worker's node cannot give it what its pod mounts, which only its events tell."""
+    """A worker's node cannot mount one of its volumes, which only events report."""
     if case.status.phase.terminal:
         return None
     for pod in case.pods:
@@ -171,7 +171,7 @@ def initializing(case: Case) -> Finding | None:
 
 
 def unschedulable(case: Case) -> Finding | None:
-    """No node has room for a worker: whether one is on its way, or which jobs hold the GPUs."""
+    """No node has room for a worker: another node is on its way, or other jobs hold the GPUs."""
     if case.status.phase.terminal:
         return None
     waits = [wait for wait in case.pod_waits() if wait.reason == UNSCHEDULABLE]
@@ -199,7 +199,7 @@ def unschedulable(case: Case) -> Finding | None:
 
 
 def budget_of_others(case: Case) -> Finding | None:
-    """Somebody else's PodDisruptionBudget decides how many of its workers a drain may take."""
+    """Another PodDisruptionBudget decides how many of its workers a drain may evict."""
     others = [str(at(item, "metadata", "name")) for item in covering_budgets(case.job, case.seen.budgets)]
     if not others or case.status.phase.terminal:
         return None
@@ -215,7 +215,7 @@ def budget_of_others(case: Case) -> Finding | None:
 
 
 def _held(case: Case, reason: str) -> str | None:
-    """The controller's words on what its workers wait for, if they wait for that."""
+    """The controller's message about workers that wait for this reason, if they do."""
     wait = case.wait
     if wait is None or wait.reason != reason or case.status.phase.terminal or case.job.suspend:
         return None
@@ -223,7 +223,7 @@ def _held(case: Case, reason: str) -> str | None:
 
 
 def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
-    """Is a node on its way for one of these workers? And what there is to say about it, if anything."""
+    """Whether a node is on its way for one of these workers, and a sentence about it, if any."""
     waiting = [pod for pod in case.pods if at(pod, "metadata", "name") in workers]
     said = [event for pod in waiting for event in _events_about(case, pod) if is_of_autoscaler(event)]
     asked = [event for event in said if at(event, "reason") in COMING and _is_pending(case, event)]
@@ -239,7 +239,7 @@ def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
 
 
 def _is_pending(case: Case, event: Manifest) -> bool:
-    """True while the node that this event speaks of may still come."""
+    """True while the node that this event announces may still come."""
     moment = seen_at(event)
     if moment is None or case.now - moment > COMES_WITHIN_S:
         return False

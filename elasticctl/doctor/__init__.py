@@ -1,4 +1,4 @@
-"""What has to be in order before jobs run well in a context, checked one by one; `elasticctl doctor` prints it."""
+"""Checks that a context is ready to run jobs, which `elasticctl doctor` prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class CheckOutcome(StrEnum):
-    """How a check went, from best to worst; `SKIPPED` means unknown."""
+    """The result of a check, from best to worst; `SKIPPED` means unknown."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its name, its outcome, what was found, and what to do about it (empty: nothing)."""
+    """One check: its name, its outcome, what was found, and how to fix it (empty: nothing to fix)."""
 
     name: str
     outcome: CheckOutcome

@@ -1,4 +1,4 @@
-"""What of EKS and GKE a cluster shows: who made its nodes, as what kind of capacity, where, and who may run there.
+"""What a cluster reveals of EKS and GKE: who created its nodes, their kind of capacity, their zones and their taints.
 
 docs/clouds.md has the source of each label, taint and annotation.
 """
@@ -35,7 +35,7 @@ _IDENTITIES = {
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """What a label says of its node; `value` "": whatever the value."""
+    """What a label means for its node; `value` "" matches any value."""
 
     says: str
     label: str
@@ -64,7 +64,7 @@ TRAITS = (
 
 
 def check_cloud(nodes: Sequence[Manifest], provider: str) -> Check:
-    """Tell what nodes' labels say, and whether taints keep jobs off the nodes with GPUs."""
+    """Check the labels of nodes, and whether taints keep jobs off the nodes with GPUs."""
     found: Counter[str] = Counter()
     for node in nodes:
         found.update(dict.fromkeys(_traits(node), 1))
@@ -82,7 +82,7 @@ def check_cloud(nodes: Sequence[Manifest], provider: str) -> Check:
 
 
 def check_identity(connection: Connection, namespace: str, account: str) -> Check:
-    """Tell as whom the workers use the cloud, as far as their service account says so."""
+    """Check which cloud identity the workers use, according to their service account."""
     try:
         found = connection.request("GET", resource_path("v1", namespace, "serviceaccounts", account))
     except NotFoundError:
@@ -121,11 +121,11 @@ def _tolerated(provider: str) -> frozenset[str]:
 
 
 def labels_of(node: Manifest) -> Mapping[str, object]:
-    """The labels of a node of any content."""
+    """The labels of a node, whatever its object contains."""
     return as_mapping(as_mapping(node.get("metadata")).get("labels"))
 
 
 def allocatable_gpus(node: Manifest) -> int:
-    """How many GPUs of the node can be allocated to pods."""
+    """The number of the node's GPUs that can be allocated to pods."""
     text = as_text(at(node, "status", "allocatable", GPU_RESOURCE))
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Is a Kubernetes cluster ready for jobs, as far as this user may look: the API, the installation, rights, nodes."""
+"""Checks that a Kubernetes cluster is ready for this user's jobs: the API, the installation, rights, nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Right:
     vital: bool = False
 
     def review(self, namespace: str) -> dict[str, Any]:
-        """The SelfSubjectAccessReview that asks for it."""
+        """The SelfSubjectAccessReview that asks whether this user has it."""
         asked = {
             "namespace": namespace,
             "verb": self.verb,
@@ -176,7 +176,7 @@ def _field_names(definition: Manifest) -> set[str]:
 
 
 def _controllers_home(connection: Connection, namespace: str, system: str) -> str:
-    """The namespace of the controller that runs the jobs of `namespace`: that one itself, if it has one of its own."""
+    """The namespace of the controller that runs the jobs of `namespace`: the same one if it has its own controller."""
     try:
         connection.request("GET", resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT))
     except ClusterError:
@@ -254,7 +254,7 @@ def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
 
 
 def gpu_name(node: Manifest) -> str:
-    """The GPU type according to a node's labels, by our name if there is one; empty for none."""
+    """The GPU type in a node's labels, with our name for it if there is one; empty for none."""
     labels = labels_of(node)
     accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
     for gpu in GPU_TYPES.values():
@@ -292,7 +292,7 @@ def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
 
 
 def _count_spot_nodes(nodes: Sequence[Manifest], provider: str) -> int | None:
-    """How many nodes have the provider's spot label; None if that label is not known."""
+    """The number of nodes with the provider's spot label; None if that label is unknown."""
     if provider == "aws":
         wanted = {(label, spot) for label, spot, _ in AWS_CAPACITY_LABELS}
     elif provider == "gcp":

@@ -1,4 +1,4 @@
-"""Is this machine ready for jobs of the local cluster, and does a storage do what checkpoints rely on?"""
+"""Checks that this machine is ready for jobs of the local cluster, and that a storage does what checkpoints rely on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check_supervisor(paths: LocalPaths) -> Check:
 
 
 def _check_free_space(name: str, folder: Path, holds: str) -> Check:
-    """How much space is free where `folder` is, or will be."""
+    """Check the free space where `folder` is or will be."""
     there = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
     if there is None:
         return Check(name, CheckOutcome.SKIPPED, f"{folder} does not exist")
@@ -96,7 +96,7 @@ def _try_storage(place: Storage) -> Check:
 
 
 def _find_fault(place: Storage, key: str) -> str:
-    """What does not work; empty if all is well."""
+    """What does not work; empty if everything does."""
     if place.get(key) != _CONTENT:
         return "what is read differs from what was written"
     if key not in place.list(key):

@@ -1,4 +1,4 @@
-"""Does a cluster's network enforce NetworkPolicies? The API server does not say: their plugins are known by name."""
+"""Checks that a cluster's network enforces NetworkPolicies, which only the name of its network plugin tells."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MEND = "use a network plugin that enforces NetworkPolicies, such as Cilium or C
 
 
 def check_network(daemon_sets: list[Manifest], nodes: list[Manifest]) -> Check:
-    """Say which plugin enforces them, that the known one does not, or that nobody can tell."""
+    """Report the plugin that enforces them, one that is known not to, or that it is unknown."""
     found = {str(at(item, "metadata", "name") or ""): item for item in daemon_sets}
     enforcing = next((name for name in sorted(found) if _enforces(name, found[name])), "")
     if enforcing:

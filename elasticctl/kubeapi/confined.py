@@ -1,7 +1,7 @@
-"""An installation for one namespace: the objects of one for the cluster, with rights in that namespace alone.
+"""An installation for one namespace: the same objects as for a whole cluster, with rights in that namespace only.
 
-What Kubernetes has for the whole cluster only (nodes, quotas, Kueue's flavors) cannot be in a Role. It stays in a
-ClusterRole, named after the namespace: an administrator of the cluster applies it, if the feature was asked for.
+Rights to cluster-scoped objects (nodes, quotas, Kueue's flavors) cannot be in a Role. They stay in a ClusterRole named
+after the namespace, which an administrator of the cluster applies if the feature was requested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OF_ONE_CONTROLLER = frozenset({"PriorityLevelConfiguration", "FlowSchema"})
 
 
 def confine(manifests: list[Manifest], namespace: str, account: str) -> list[Manifest]:
-    """The objects for one namespace, which exists already, from those for the cluster that are to be in it.
+    """Turn the objects for a cluster into those for one namespace, which exists already.
 
     `account` is the controller's service account: its roles are those that are bound to it.
     """
@@ -48,7 +48,7 @@ def confine(manifests: list[Manifest], namespace: str, account: str) -> list[Man
 
 
 def is_for_all(manifest: Manifest) -> bool:
-    """True for what all installations of a cluster have in common: definitions, users' roles, admission policies."""
+    """True for objects that all installations in a cluster share: definitions, users' roles, admission policies."""
     metadata = manifest["metadata"]
     return "namespace" not in metadata and LABEL_NAMESPACE not in metadata.get("labels", {})
 
@@ -58,7 +58,7 @@ def _binds(item: Manifest, account: str) -> bool:
 
 
 def _split(role: Manifest, namespace: str) -> Iterator[Manifest]:
-    """The role's rules for resources of the namespace, then those for the cluster's; a part without any is left out."""
+    """The role's rules for namespaced resources, then those for cluster-scoped ones; an empty part is left out."""
     of_cluster = [rule for rule in role["rules"] if OF_THE_CLUSTER.issuperset(rule["resources"])]
     inside = [rule for rule in role["rules"] if rule not in of_cluster]
     if inside:
@@ -76,7 +76,7 @@ def _bind(binding: Manifest, role: Manifest, namespace: str) -> Manifest:
 
 
 def _apart(metadata: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """The metadata of an object of the cluster's that belongs to the installation in this namespace."""
+    """The metadata of a cluster-scoped object that belongs to the installation in this namespace."""
     labels = {**metadata.get("labels", {}), LABEL_NAMESPACE: namespace}
     return {**metadata, "name": f"{metadata['name']}-{namespace}", "labels": labels}
 

@@ -112,7 +112,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Connections to a server, and what returns the Authorization header ("": none)."""
+    """Connections to a server, and the function that returns the Authorization header ("": none)."""
 
     server: str
     pool: urllib3.PoolManager
@@ -187,7 +187,7 @@ class Connection:
         return Stream(response, self.server, max_line_bytes)
 
     def access(self, *, refused: bool = False) -> Access | None:
-        """What other protocols than plain requests connect with; None for a login from before credential plugins.
+        """Address and credentials for protocols other than HTTP; None for a login from before credential plugins.
 
         `refused`: the server has not accepted the credentials, which are read again.
         """
@@ -270,10 +270,10 @@ def connect(kube_context: str = "", connections: int = 16, client: str = CLIENT)
 
 
 def connect_as(token: str, on_refused: Callable[[], None]) -> Connection:
-    """Open the cluster that this pod is in for somebody who has shown a bearer token, with that person's rights alone.
+    """Connect to the cluster of this pod with a user's bearer token, and so with that user's rights only.
 
-    Sends nothing yet. When the server does not accept the token, `on_refused` is called, in whatever thread asks, and
-    CredentialsError is raised. Raises it too where this is no pod.
+    Sends nothing yet. When the server does not accept the token, `on_refused` is called in the requesting thread, and
+    CredentialsError is raised, as it is outside a pod.
     """
     access = from_login(token)
     opened = False

@@ -79,7 +79,7 @@ def from_service_account() -> Access:
 
 
 def from_login(token: str) -> Access:
-    """The API server of the cluster that this pod is in, with somebody's token and nothing of the pod's own.
+    """The API server of this pod's cluster, with a user's token and none of the pod's own credentials.
 
     Raises CredentialsError.
     """
@@ -147,7 +147,7 @@ def _authorization(user: KubeconfigEntry) -> Callable[[], str]:
 
 
 def _tls(cluster: KubeconfigEntry, user: KubeconfigEntry, made: Mapping[str, Any], verified: bool) -> ssl.SSLContext:
-    """What the server's certificate is checked against, and the client's own; `made`: the output of a plugin."""
+    """The CA for the server's certificate, and the client's certificate; `made` is the output of a plugin."""
     # Not `create_default_context`: since Python 3.13 it rejects many clusters' certificates.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority = _pem(cluster, "certificate-authority")
@@ -284,7 +284,7 @@ def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
 
 
 def _cluster_info(cluster: KubeconfigEntry) -> dict[str, Any]:
-    """The cluster as a plugin is told about it, if it asks."""
+    """The description of the cluster that a plugin gets if it asks for it."""
     told = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
     found = {name: cluster.content[name] for name in told if cluster.content.get(name)}
     authority = _pem(cluster, "certificate-authority")

@@ -1,4 +1,4 @@
-"""What a controller can do beside running jobs: each feature has rights of its own, for which one asks at install.
+"""Optional features of a controller, each with its own rights, which are chosen at installation.
 
 The rights are the roles labelled `elasticctl.dev/feature` in the controller's `deploy/features.yaml`.
 """
@@ -12,7 +12,7 @@ LABEL_FEATURE = "elasticctl.dev/feature"
 
 
 class Feature(StrEnum):
-    """A feature by the name that `install --feature` knows it by."""
+    """A feature, by its name in `install --feature`."""
 
     NODES = "nodes"
     LIMITS = "limits"
@@ -39,5 +39,5 @@ def format_features(features: Iterable[Feature]) -> str:
 
 
 def left_out(feature: Feature) -> str:
-    """What to say to somebody who wants to use a feature that was not asked for."""
+    """The message for a user of a feature that was not installed."""
     return f"the controller was installed without {feature}. FIX: have it installed with --feature {feature}"

@@ -45,8 +45,8 @@ def manifests(
 ) -> list[Manifest]:
     """All objects in the order in which they are applied; an empty `image` leaves the one in the file.
 
-    `flags` are the controller's flags beside those in the file (`sharing_flags`, `webhook_flags`), `features` what it
-    is to have rights for. `confined`: for jobs of `namespace` alone, with no rights elsewhere.
+    `flags` are added to the controller's flags in the file (`sharing_flags`, `webhook_flags`); it gets the rights for
+    `features`. `confined`: for jobs of `namespace` alone, with no rights elsewhere.
     """
     read = [_with_namespace(item, namespace) for name in _FILES for item in _read_objects(name)]
     found = [item for item in read if item["metadata"].get("labels", {}).get(LABEL_FEATURE, "") in {"", *features}]
@@ -62,7 +62,7 @@ def manifests(
 
 
 def dashboard_manifests(namespace: str, image: str = "", flags: Sequence[str] = ()) -> list[Manifest]:
-    """The objects of the dashboard of many, which has no rights of its own; `flags` are added to those in the file."""
+    """The objects of the shared dashboard, which has no rights of its own; `flags` are added to those in the file."""
     found = [_with_namespace(item, namespace) for item in _read_objects(_DASHBOARD_FILE)]
     container = found[-1]["spec"]["template"]["spec"]["containers"][0]
     container["image"] = image or container["image"]
@@ -88,7 +88,7 @@ def image_of(deployment: Manifest) -> str:
 
 
 def features_of(deployment: Manifest) -> frozenset[Feature]:
-    """The features that a Deployment of ours was installed with; all, if that was before they were asked for."""
+    """The features that a Deployment of ours was installed with; all, if it predates the choice."""
     given = _args_of(deployment, (_FEATURES,))
     if not given:
         return ALL
@@ -96,7 +96,7 @@ def features_of(deployment: Manifest) -> frozenset[Feature]:
 
 
 def watched_by(deployment: Manifest) -> str:
-    """The one namespace whose jobs a Deployment of ours runs; "" for those of all."""
+    """The namespace whose jobs a Deployment of ours runs; "" for all namespaces."""
     return next((arg.removeprefix(_WATCHED) for arg in _args_of(deployment, (_WATCHED,))), "")
 
 

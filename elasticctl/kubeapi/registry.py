@@ -1,4 +1,4 @@
-"""Asks a registry which image a tag stands for now, so that what is installed stays what it was.
+"""Looks up the digest of an image's tag in its registry, so that an installation does not change when the tag moves.
 
 Speaks the OCI distribution API, with the logins that Docker or Podman has stored for this user.
 """
@@ -57,7 +57,7 @@ def pin(image: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: the login would go along to wherever it leads."""
+    """Follows no redirection, which would send the login to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -86,7 +86,7 @@ class _Registry:
             raise RegistryError(f"{self._host} answers {e.code} {e.reason}, with this user's login if any") from e
 
     def _authorization(self, challenge: str) -> str:
-        """What a registry wants to see: the login itself, or a token that its token service gives for it."""
+        """The header that a registry accepts: the login itself, or a token from its token service."""
         login = self._login()
         if not challenge.lower().startswith("bearer "):
             if not login:
@@ -142,7 +142,7 @@ def _login_files(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _ask(helper: str, host: str) -> str:
-    """What one of Docker's credential helpers knows of a registry; "" for nothing."""
+    """The login for a registry from one of Docker's credential helpers; "" if it has none."""
     if not re.fullmatch(r"[\w.-]+", helper):
         return ""
     argv = [f"docker-credential-{helper}", "get"]

@@ -1,1 +1,1 @@
-"""How many workers of which kind to have now, so that a job is done in time, within its budget, for the least."""
+"""The policy for goals: which workers to have now, so that a job meets its deadline and budget at the lowest cost."""

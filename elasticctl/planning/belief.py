@@ -1,9 +1,9 @@
-"""How often spot machines go away and come back, from what was seen of them; what was long ago counts for less.
+"""Estimates of how often spot machines go away and come back, from observations; old ones count for less.
 
 Machines that have lasted tend to last, and pools that have been empty for long tend to stay so: on AWS's traces of 2022
 and 2023 a pool's hazard falls by a factor of ten from its first hour to its fifth. So rates fall with age as
-in `GUESS_LEAVES` and `GUESS_RETURNS`; what is learnt is a multiple of them, and the guess counts as much as
-`GUESS_EVENTS` events seen.
+in `GUESS_LEAVES` and `GUESS_RETURNS`; a multiple of them is learnt from observations, and the guess counts as much as
+`GUESS_EVENTS` observed events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HALF_LIFE_H = 96.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hours and ends of a state, by age; decayed by half in `HALF_LIFE_H`. `age_h`: of the state that lasts now."""
+    """Hours and ends of a state, by age, halved every `HALF_LIFE_H`. `age_h` is the age of the present state."""
 
     up: bool
     age_h: float = 0.0
@@ -31,7 +31,7 @@ class Seen:
     ends: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,) * len(AGES_H), (0.0,) * len(AGES_H))
 
     def after(self, hours: float, up: bool) -> Seen:
-        """It stayed as it was for so many hours, and is `up` now."""
+        """Return what is known after the state lasted for this many more hours, and is `up` now."""
         fade = 0.5 ** (hours / HALF_LIFE_H)
         spent = [[value * fade for value in row] for row in self.hours]
         ended = [[value * fade for value in row] for row in self.ends]
@@ -69,5 +69,5 @@ class Seen:
 
 
 def rounded(value: float) -> float:
-    """To the nearest power of two, so that a plan is made again when something has really changed."""
+    """Round to the nearest power of two, so that only a real change leads to a new plan."""
     return 2.0 ** round(math.log2(max(value, 2.0**-10)))

@@ -1,4 +1,4 @@
-"""How many workers of which kind to have now: the least expected cost of all choices that leave a way out."""
+"""Which workers to have now: the choice with the lowest expected cost among those that leave a way out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_THE_MONEY = 0.9
 
 
 def decide(now: Situation) -> Decision:
-    """The choice for now. The same situation has the same answer."""
+    """Decide what to have now. The same situation always gives the same answer."""
     if now.work_left <= 0:
         return Decision(Choice(), Reason.DONE, now.look_s, kept=True)
     safe = [choice for choice in _choices(now) if is_safe(now, choice)]
@@ -39,7 +39,7 @@ def decide(now: Situation) -> Decision:
 
 
 def _without_shrinking(now: Situation, workers: int) -> int:
-    """On the way out a group gives nobody back: a little later it would need them again."""
+    """Do not release workers on the way out: the group would need them again a little later."""
     present = min(now.workers(ON_DEMAND), now.speeds.most)
     money = now.money_left_usd
     if present <= workers or money is None:
@@ -60,7 +60,7 @@ def _stays_in_time(now: Situation) -> bool:
 
 
 def _best_effort(now: Situation) -> Decision:
-    """Neither can be promised: the budget is a limit, and the deadline is missed by as little as it allows."""
+    """The choice when neither can be promised: keep the budget, and miss the deadline by as little as it allows."""
     pool = _pool(now)
     most = now.speeds.most
     spot = min(pool.there, most) if pool else 0
@@ -74,7 +74,7 @@ def _best_effort(now: Situation) -> Decision:
 
 
 def _affordable(now: Situation, choice: Choice, reason: Reason, *, kept: bool) -> Decision:
-    """This choice for as long as there is money for it and for leaving with a checkpoint; else none."""
+    """This choice while there is money for it and for a final checkpoint, or else no workers."""
     money = now.money_left_usd
     if money is None:
         return Decision(choice, reason, now.look_s, kept)
@@ -89,7 +89,7 @@ def _affordable(now: Situation, choice: Choice, reason: Reason, *, kept: bool) -
 
 
 def _pool(now: Situation) -> Pool | None:
-    """The spot pool to be in: the cheapest; of equals the one in use, then the one with the most machines."""
+    """The best spot pool: the cheapest; among equals the one in use, then the one with the most machines."""
     there = [pool for pool in now.pools if pool.there > 0]
     if not there:
         return None
@@ -97,7 +97,7 @@ def _pool(now: Situation) -> Pool | None:
 
 
 def _choices(now: Situation) -> Iterator[Choice]:
-    """All that are worth a thought: of the pool in use and of the best one; the rest on demand."""
+    """All choices worth considering: spot workers in the pool in use or the best one, with the others on demand."""
     yield Choice()
     for workers in now.speeds.sizes:
         yield Choice(on_demand=workers)
@@ -113,7 +113,7 @@ def _choices(now: Situation) -> Iterator[Choice]:
 
 
 def aim_h(now: Situation, table: Outlook, weights: tuple[float, ...]) -> float:
-    """The hours to plan for: until the deadline, or as few as the money lasts for if that is what is wanted."""
+    """The hours to plan for: until the deadline, or, for an early end, only as many as the money allows."""
     if now.time_left_s is None:
         longest = min(4 * now.work_left / now.speeds.per_s[0] / 3600, _LONGEST_H)
     else:
@@ -134,23 +134,23 @@ def aim_h(now: Situation, table: Outlook, weights: tuple[float, ...]) -> float:
 
 
 def reserve_s(now: Situation) -> float:
-    """Time that the plan leaves to the way out."""
+    """The time that the plan reserves for the way out."""
     return now.costs.start_s + now.costs.reform_s + spare_s(now.costs) + now.look_s
 
 
 def table_for(now: Situation) -> Outlook:
-    """The table that this situation looks into."""
+    """The table for this situation."""
     return outlook(rules_for(now.speeds, now.costs, now.on_demand_usd_per_h, now.market))
 
 
 def weights_of(now: Situation) -> tuple[float, ...]:
-    """Certainty: the state that the market is in."""
+    """The probabilities of the market's states: certainty of the present one."""
     state = state_of(any(pool.there for pool in now.pools), now.market.since_h)
     return tuple(float(index == state) for index in range(2 * len(AGES_H)))
 
 
 def _cheapest(now: Situation, choices: list[Choice]) -> Choice:
-    """By what is paid while the choice is held, what changing to it costs, and the outlook from there on."""
+    """The cheapest choice by what is paid while it lasts, the cost of changing to it, and the outlook afterwards."""
     table, weights = table_for(now), weights_of(now)
     time_h = aim_h(now, table, weights)
     hold_h, start_h = now.look_s / 3600, now.costs.start_s / 3600
@@ -172,7 +172,7 @@ def _cheapest(now: Situation, choices: list[Choice]) -> Choice:
 def _held(
     now: Situation, choice: Choice, prices: dict[str, float], leaves_per_h: float, hold_h: float
 ) -> tuple[float, float]:
-    """Dollars and work of a choice that is held for so long, with what changing to it costs."""
+    """Dollars and work of a choice that lasts for this long, including the cost of changing to it."""
     rate_h = now.speeds.rate(choice.workers) * 3600
     stays = sum(min(choice.of(name), now.ready(name)) for name in {ON_DEMAND, choice.pool})
     up_h, lost = hold_h, 0.0

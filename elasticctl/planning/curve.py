@@ -1,4 +1,4 @@
-"""How fast a job trains on a number of GPUs: as measured, and by Amdahl's law between and beyond the measured sizes.
+"""How fast a job trains on a number of GPUs: measured rates, with Amdahl's law between and beyond the measured sizes.
 
 Amdahl ("Validity of the single processor approach to achieving large scale computing capabilities", 1967): a part of
 each step's time shrinks with the number of GPUs n, the rest does not, so the time for one unit of work is a + b / n.
@@ -26,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurve:
-    """Measured points, by rising GPUs, at least one; `shrinks_s` is b of a + b / n, in seconds a unit.
+    """Measured points, at least one, in ascending order of GPUs; `shrinks_s` is b of a + b / n, in seconds a unit.
 
     `assumed` is True if there is only one point, so that the shape is an assumption.
     """
@@ -71,7 +71,7 @@ class ScalingCurve:
 
 
 def _assumed_s(point: Point) -> float:
-    """b for one point: of its time the share that shrinks is the one that leads to the assumed speed-up."""
+    """b for a single point, chosen so that the speed-up is the assumed one."""
     wider = ASSUMED_TO / ASSUMED_FROM
     serial = (wider / ASSUMED_SPEEDUP - 1) / (wider - 1)  # of the time on ASSUMED_FROM GPUs
     shrinks = (1 - serial) * ASSUMED_FROM  # the time on n GPUs is in proportion to serial + shrinks / n
@@ -79,8 +79,8 @@ def _assumed_s(point: Point) -> float:
 
 
 def _fitted_s(points: Sequence[Point]) -> float:
-    """b of the least squares of relative error, kept to what a machine can do: no slower than it was, no faster than
-    in proportion to the GPUs."""
+    """b that minimizes the squares of relative error, within bounds: more GPUs are neither slower nor faster than in
+    proportion to their number."""
     weights = [point.rate**2 for point in points]
     total = sum(weights)
     xs, ys = [1 / point.gpus for point in points], [1 / point.rate for point in points]

@@ -1,4 +1,4 @@
-"""What a decision is expected to lead to: when the work is done, what the rest costs, when on demand takes over."""
+"""The expected outcome of a decision: when the work is done, what the rest costs, when on demand takes over."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RATE_ERROR = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """None: nothing can be said. `hours`, give or take `spread_h`, and `usd` are of the rest.
+    """The rest should take `hours`, give or take `spread_h`, and cost `usd`; None: unknown.
 
-    `on_demand_in_s`: until on-demand machines take over, if spot machines stay away.
+    `on_demand_in_s` is the time until on-demand machines take over if there are no spot machines.
     """
 
     hours: float | None = None
@@ -27,7 +27,7 @@ class Expected:
 
 
 def expect(now: Situation, decision: Decision) -> Expected:
-    """What follows from a decision, as far as the policy goes on in the same way."""
+    """The expected outcome of a decision, assuming that the policy continues in the same way."""
     choice = decision.choice
     if now.work_left <= 0:
         return Expected(0.0, usd=0.0)

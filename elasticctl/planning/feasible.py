@@ -1,7 +1,7 @@
-"""Whether a deadline and a budget can be met, before anything has run, and the nearest pair that can.
+"""Whether a deadline and a budget can be met, judged before the job runs, and the nearest ones that can.
 
-On demand is what can be promised: with a start, the loss of one machine, and every machine paid to its end. Spot
-machines that come at once and stay are the best that can happen: what they do not manage is impossible.
+Only on-demand machines support a promise, which includes a start, the loss of one machine, and full payment for every
+machine. Spot machines that come at once and stay are the best case: what they cannot do in time is impossible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elasticctl.planning.terms import Costs, Speeds
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """So many workers, done after `time_s`, for `usd`."""
+    """A number of workers, the time until they are done, and the price."""
 
     workers: int
     time_s: float

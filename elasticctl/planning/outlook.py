@@ -1,13 +1,13 @@
-"""What the rest of a job will cost at best, by work left, time left and whether there are spot machines.
+"""The lowest expected cost of the rest of a job, by work left, time left and whether there are spot machines.
 
-Dynamic programming, backwards from the deadline. Whether spot machines are to be had is a Markov chain whose states are
-(there or not, for how long), see `Market`. In each state each size is tried, spot machines first, the rest on demand;
-what is not done in time has to be done by the largest size on demand, which `safety` keeps possible. Changes cost time:
-each span of spot begins with a start, and ends with work done again.
+This is dynamic programming, backwards from the deadline. The availability of spot machines is a Markov chain with the
+states (available or not, for how long), see `Market`. Each size is tried in each state, with spot machines first and
+the others on demand; work that is not done in time falls to the largest size on demand, which `safety` keeps possible.
+Changes cost time: each span of spot begins with a start and ends with repeated work.
 
-A table has rows for times left, close together near the deadline, and in a row shares, closest near 0 and 1, of the
-work that on-demand machines could still do in that time: work that would not fit is in no row. A row takes some 1 ms,
-and is made when it is first looked at.
+A table has rows for times left, dense near the deadline. A row has values for shares, dense near 0 and 1, of the work
+that on-demand machines could still do in that time; more work than that is in no row. Computing a row takes about 1 ms
+and happens when it is first used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Row = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a table rests on. What was measured is rounded, so that tables are shared."""
+    """The input of a table. Measured values are rounded, so that tables can be shared."""
 
     speeds: Speeds
     costs: Costs
@@ -61,13 +61,13 @@ def rules_for(speeds: Speeds, costs: Costs, on_demand_usd_per_h: float, market: 
 
 
 def state_of(up: bool, since_h: float) -> int:
-    """The chain's state: those with spot machines first, each by age."""
+    """The index of the chain's state: those with spot machines come first, ordered by age."""
     age = sum(since_h >= edge for edge in AGES_H) - 1
     return age if up else _AGES + age
 
 
 class Outlook:
-    """The table: dollars, and of the same policy hours, by time left, state of the chain and share of the work."""
+    """The table: dollars and hours of the best policy by time left, state of the chain and share of the work."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -82,7 +82,7 @@ class Outlook:
     def usd(self, weights: tuple[float, ...], work: float, time_h: float) -> float:
         """Expected dollars for this work in this time, with these probabilities of the chain's states.
 
-        Work that on-demand machines could not do in it costs four times what they would.
+        Work beyond what on-demand machines could do in that time counts at four times their price.
         """
         dear = 4 * self.rules.speeds.most * self.rules.on_demand_usd_per_h
         return self._look(self._usd, weights, work, time_h, dear)
@@ -137,7 +137,7 @@ class Outlook:
     ) -> list[tuple[float, float]]:
         """(dollars, hours) of the best size in this state, for each share of the work.
 
-        `then` and `then_h` are what is expected of the rest after this step, by share.
+        `then` and `then_h` are the expected dollars and hours of the rest after this step, by share.
         """
         fits = self._fastest * before_h
         found = [(0.0, 0.0)]
@@ -161,12 +161,12 @@ class Outlook:
 
 @functools.lru_cache(maxsize=128)
 def outlook(rules: Rules) -> Outlook:
-    """The table for these rules; always the same one."""
+    """The table for these rules, which is cached."""
     return Outlook(rules)
 
 
 def node_of(share: float) -> tuple[int, float]:
-    """The node at or below this share, and how far it is to the next, from 0 to 1."""
+    """The node at or below this share, and the position between it and the next one, from 0 to 1."""
     if share >= 1.0:
         return SHARES - 1, 1.0
     low = bisect_right(NODES, share, hi=SHARES) - 1
@@ -174,13 +174,13 @@ def node_of(share: float) -> tuple[int, float]:
 
 
 def spot_share(rules: Rules) -> float:
-    """The share of its time in which a spot worker gets ahead: each span has a start, and ends with work redone."""
+    """The share of time in which a spot worker makes progress: each span has a start and ends with repeated work."""
     lost_h = (rules.costs.start_s + rules.costs.save_every_s / 2) / 3600
     return 1.0 / (1.0 + rules.losses_per_h * lost_h)
 
 
 def choices(rules: Rules, up: bool) -> list[tuple[float, float]]:
-    """(dollars an hour, work an hour) of each size in such a state, doing nothing first."""
+    """(dollars per hour, work per hour) of each size in such a state, beginning with no workers."""
     found = [(0.0, 0.0)]
     there = rules.depth if up else 0
     for workers in rules.speeds.sizes:
@@ -194,7 +194,7 @@ def choices(rules: Rules, up: bool) -> list[tuple[float, float]]:
 
 @functools.lru_cache(maxsize=4096)
 def passing(rules: Rules, hours: float) -> tuple[tuple[float, ...], ...]:
-    """Probabilities from state to state over so many hours."""
+    """The probabilities of passing from each state to each other within these hours."""
     size = _STATES
     rates = [[0.0] * size for _ in range(size)]
     for age in range(_AGES):

@@ -1,8 +1,8 @@
 """The way out: finishing on demand, in time and within the budget, whatever happens to spot machines.
 
-A choice is safe if after the worst of its time until the next look there still is a way out: all spot machines lost at
-its end, nothing done since the last save. A way out has room for its own start, and to spare for the loss of one
-on-demand machine; that is what makes the promise.
+A choice is safe if there is still a way out after the worst case until the next decision: all spot machines are lost at
+its end, and all work since the last save with them. A way out includes its own start and the loss of one on-demand
+machine; the promise rests on that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _ROUNDING_S = 1e-3
 
 
 def spare_s(costs: Costs) -> float:
-    """What the loss of one on-demand machine takes at most."""
+    """The longest time that the loss of one on-demand machine takes."""
     return costs.start_s + costs.save_every_s + costs.loss_s + costs.reform_s
 
 
 def ready_in_s(held: Iterable[Held], workers: int, costs: Costs, pool: str = ON_DEMAND) -> float:
-    """When so many workers of a pool could train; those that are missing are asked for now."""
+    """Seconds until this many workers of a pool could train, if the missing ones are requested now."""
     longest = 0.0
     for part in sorted((part for part in held if part.pool == pool), key=lambda part: part.ready_in_s):
         if workers <= 0:
@@ -33,7 +33,7 @@ def ready_in_s(held: Iterable[Held], workers: int, costs: Costs, pool: str = ON_
 def way_out(
     now: Situation, left: float, time_s: float | None, money_usd: float | None, held: Iterable[Held], *, spare: bool
 ) -> int | None:
-    """The fewest on-demand workers that finish this work in this time and for this money; None if none do."""
+    """The smallest number of on-demand workers that does this work in time and within the money; None if none does."""
     for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True):
         takes_s = out_s(now, left, workers, per_s, held, spare=spare)
         if time_s is not None and takes_s > time_s + _ROUNDING_S:
@@ -45,7 +45,7 @@ def way_out(
 
 
 def least_usd(now: Situation) -> float:
-    """What the rest costs at least on demand, however long it takes."""
+    """The lowest cost of the rest on demand, however long it takes."""
     times_s = [
         (workers, out_s(now, now.work_left, workers, per_s, (), spare=False))
         for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True)
@@ -55,13 +55,13 @@ def least_usd(now: Situation) -> float:
 
 
 def out_s(now: Situation, left: float, workers: int, per_s: float, held: Iterable[Held], *, spare: bool) -> float:
-    """How long so many on-demand workers take for the rest."""
+    """Seconds that this many on-demand workers take for the rest."""
     waits_s = ready_in_s(held, workers, now.costs)
     return waits_s + now.costs.reform_s + left / per_s + (spare_s(now.costs) if spare else 0.0)
 
 
 def burn_usd_per_h(now: Situation, choice: Choice) -> float:
-    """What is paid at most while the group goes over to this choice: what leaves stays until the new are ready."""
+    """The most that is paid during the change to this choice: workers leave only when the new ones are ready."""
     total = max(choice.on_demand, now.workers(ON_DEMAND)) * now.on_demand_usd_per_h
     for pool in now.pools:
         total += max(choice.of(pool.name), now.workers(pool.name)) * pool.usd_per_h
@@ -69,7 +69,7 @@ def burn_usd_per_h(now: Situation, choice: Choice) -> float:
 
 
 def is_safe(now: Situation, choice: Choice) -> bool:
-    """True if there is a way out whatever happens until the next look."""
+    """True if there is a way out whatever happens until the next decision."""
     look_s = now.look_s
     kept = tuple(_after(now.held, choice.on_demand, look_s, now.costs))
     training = min(choice.on_demand, now.ready(ON_DEMAND))

@@ -1,4 +1,4 @@
-"""What the policy is told, and what it answers. Work is in any unit; money in US dollars; no clock is read."""
+"""The input and the output of the policy. Work is in any unit, money in US dollars; no clock is read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LEAST_LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Work per second by number of workers, each size faster than the one before; at least one."""
+    """Work per second by number of workers: one size or more, each faster than the one before."""
 
     sizes: tuple[int, ...]
     per_s: tuple[float, ...]
 
     @classmethod
     def of(cls, rates: Mapping[int, float]) -> Speeds:
-        """The sizes worth having: one that is no faster than a smaller one is left out. ValueError without any."""
+        """Return the sizes worth having, without those no faster than a smaller one. Raises ValueError for none."""
         kept: list[tuple[int, float]] = []
         for workers, rate in sorted(rates.items()):
             if workers < 1 or not 0 < rate < math.inf:
@@ -42,7 +42,7 @@ class Speeds:
         return self.sizes[-1]
 
     def rate(self, workers: int) -> float:
-        """Work per second of so many workers; between two sizes, and below the smallest, in proportion."""
+        """Work per second of a number of workers; in proportion between two sizes, and below the smallest."""
         if workers <= 0:
             return 0.0
         if workers >= self.most:
@@ -56,9 +56,9 @@ class Speeds:
 class Costs:
     """What changes cost, in seconds.
 
-    `start_s`: from asking for a worker until it could train, paid for; `reform_s`: how long the group stands still when
-    workers join or leave as planned; `loss_s`: when some are lost and others remain. If nobody remains, up to
-    `save_every_s` of work is done again, and the rest waits for a start. A machine is paid for `billed_s` at least.
+    `start_s` passes from the request for a worker until it can train, and is paid for. Training stands still for
+    `reform_s` when workers join or leave as planned, and for `loss_s` when some are lost and others remain. If none
+    remains, up to `save_every_s` of work is repeated, after a start. A machine is paid for at least `billed_s`.
     """
 
     start_s: float = 180.0
@@ -70,7 +70,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Spot machines of one kind in one place: how many the job could have there now, those it has included."""
+    """Spot machines of one kind in one place: how many the job could have there now, including those it has."""
 
     name: str
     usd_per_h: float
@@ -79,11 +79,11 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """What is expected of the spot pools together: whether any of them has machines.
+    """What to expect of the spot pools as a whole: whether any of them has machines.
 
-    `leaves` and `returns`: how often that ends, and how often it comes back, as multiples of `belief`'s guess.
-    `losses_per_h`: how often the pool that is in use is taken away. `depth`: workers to be had while there are any.
-    `since_h`: how long it has been as it is now.
+    `leaves` and `returns` are how often the machines go away and come back, as multiples of the guess in `belief`.
+    `losses_per_h` is how often the pool in use is lost, `depth` how many workers it has while it has any, and
+    `since_h` how long, in hours, the present state has lasted.
     """
 
     leaves: float
@@ -96,7 +96,7 @@ class Market:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Workers that the job has in a pool, and pays for; `ready_in_s` is 0 for those that train or could."""
+    """Workers that the job has, and pays for, in a pool; `ready_in_s` is 0 once they can train."""
 
     pool: str
     workers: int
@@ -107,10 +107,10 @@ class Held:
 class Situation:
     """Everything a decision rests on.
 
-    `saved_left`: what would be left to do if all workers were lost now. `time_left_s`, `money_left_usd`: None without a
-    limit. `soon`: rather early than cheap, as far as the money goes. `blind`: whether a pool has machines is seen only
-    while some are asked for, so there is no waiting for better ones while there are any. `look_s`: at the latest then,
-    or as soon as anything changes, the policy is asked again.
+    `saved_left` is the work that would remain if all workers were lost now. `time_left_s` and `money_left_usd` are None
+    without a limit. `soon`: prefer an early end to a low cost, within the budget. `blind`: only a request shows whether
+    a pool has machines, so the job does not wait for better ones while there are any. The policy decides again after
+    `look_s` at the latest, and as soon as anything changes.
     """
 
     work_left: float
@@ -128,17 +128,17 @@ class Situation:
     look_s: float = 300.0
 
     def ready(self, pool: str) -> int:
-        """Workers of a pool that train or could."""
+        """The number of workers of a pool that can train now."""
         return sum(held.workers for held in self.held if held.pool == pool and held.ready_in_s <= 0)
 
     def workers(self, pool: str) -> int:
-        """Workers of a pool, those included that start."""
+        """The number of workers of a pool, including those that are starting."""
         return sum(held.workers for held in self.held if held.pool == pool)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """So many workers of a spot pool, and so many on demand."""
+    """How many workers to have in a spot pool, and how many on demand."""
 
     pool: str = ON_DEMAND
     spot: int = 0
@@ -150,14 +150,14 @@ class Choice:
         return self.spot + self.on_demand
 
     def of(self, pool: str) -> int:
-        """How many of this pool, or of `ON_DEMAND`."""
+        """The number of workers in this pool, or in `ON_DEMAND`."""
         if pool == ON_DEMAND:
             return self.on_demand
         return self.spot if pool == self.pool else 0
 
 
 class Reason(Enum):
-    """Why this many."""
+    """Why a number of workers was chosen."""
 
     DONE = "nothing is left to do"
     CHEAPEST = "the least expected cost"
@@ -169,9 +169,9 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to have now. Ask again in `again_s`, and as soon as anything changes.
+    """What to have now. Decide again in `again_s`, and as soon as anything changes.
 
-    `kept`: the deadline and the budget are both kept, whatever happens to spot machines.
+    `kept`: the deadline and the budget are both kept, even if no spot machine stays.
     """
 
     choice: Choice

@@ -1,4 +1,4 @@
-"""What a deadline and a budget lead to on recorded spot machines: the policy's own decisions, from many starts."""
+"""The results of a deadline and a budget on recorded spot machines: the policy's own decisions, from many starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from elasticctl.simulation.traces import Recording
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Of all starts at one deadline (seconds) and budget (US dollars, None: no limit).
+    """The results of all starts at one deadline (seconds) and budget (US dollars, None: no limit).
 
-    `promised`: the share of starts at which the policy kept both from the first moment on. `in_time`: of those that
-    finished by the deadline. Dollars are the median and the 95th percentile, `finish_s` the median of those that
-    finished (None: none did), `on_demand` the share of all paid hours.
+    `promised` is the share of starts at which the policy could promise both from the first moment on, and `in_time`
+    that of starts that finished by the deadline. Dollars are the median and the 95th percentile, `finish_s` the median
+    of those that finished (None: none did), `on_demand` the share of all paid hours.
     """
 
     finish_by_s: float
@@ -34,7 +34,7 @@ class Prospect:
 def prospects(
     plan: Plan, recording: Recording, limits: Sequence[tuple[float, float | None]], starts: int
 ) -> list[Prospect]:
-    """One for each (deadline, budget). Starts are spread evenly over the recording.
+    """Return a prospect for each (deadline, budget). Starts are spread evenly over the recording.
 
     Raises ValueError if the recording is no longer than the longest deadline.
     """

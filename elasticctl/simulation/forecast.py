@@ -35,12 +35,12 @@ _FOR_EVER_S = 1000 * 365 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What nodes and saves are like; all in seconds but for the GPUs, `spot_share` of the on-demand price.
+    """Assumptions about nodes and saves, in seconds except for numbers of GPUs and `spot_share` of the on-demand price.
 
     `between_s`: mean time between interruptions of one spot node; `recovery_s`: from a loss to the next step, and again
-    when the replacement joins; `away_s`: until it comes; `save_s`: how long a save stops training; `write_s`: how long
-    it is then written beside training; `interval_s`: between saves, None: as the training library chooses it. On demand
-    nodes are taken to last.
+    when the replacement joins; `away_s`: until that happens; `save_s`: how long a save stops training; `write_s`: how
+    long it is then written beside training; `interval_s`: between saves, None: as the training library chooses it.
+    On-demand nodes are assumed to last.
     """
 
     gpus_per_node: int = 1
@@ -57,7 +57,7 @@ class Conditions:
 class Forecast:
     """What to expect of a number of GPUs; times in seconds (None: it never ends), `rate` in units per second.
 
-    `nodes_there` is how many are there on average on spot; node hours are what is paid for. `saved` is the share of the
+    `nodes_there` is the average number of spot nodes; node hours are paid hours. `saved` is the share of the
     cost that spot saves against the same work on demand at the reference size; below 0 where it costs more.
     """
 
@@ -80,7 +80,7 @@ class Forecast:
 def forecast_for(gpus: int, work: float, curve: ScalingCurve, conditions: Conditions, reference_gpus: int) -> Forecast:
     """Forecast `work` units on `gpus` GPUs; ValueError unless they fill whole nodes.
 
-    `reference_gpus` is the size that speed-up and saving are against.
+    Speed-up and saving are relative to `reference_gpus`.
     """
     if gpus < 1 or gpus % conditions.gpus_per_node:
         raise ValueError(f"{gpus} GPUs do not fill nodes with {conditions.gpus_per_node} each")
@@ -115,7 +115,7 @@ def forecast_for(gpus: int, work: float, curve: ScalingCurve, conditions: Condit
 
 
 def interval_s(conditions: Conditions, between_s: float) -> float:
-    """Seconds between saves: as given, or as the training library chooses them for a group interrupted so often."""
+    """Seconds between saves: as given, or as the training library chooses for this frequency of interruptions."""
     if conditions.interval_s is not None:
         return conditions.interval_s
     young_s = math.sqrt(2 * conditions.save_s * between_s) if conditions.save_s else 0.0
@@ -130,7 +130,7 @@ def forward_share(tau_s: float, save_s: float, between_s: float) -> float:
 
 
 def training_share(recovery_s: float, between_s: float) -> float:
-    """The share of time in which the group trains, and does not recover from a loss or let a replacement in."""
+    """The share of time in which the group trains, rather than recovers from a loss or lets a replacement join."""
     if recovery_s / between_s > _LARGEST_EXPONENT:
         return 0.0
     return 1 / (2 * math.exp(recovery_s / between_s) - 1)

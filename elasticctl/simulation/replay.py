@@ -1,9 +1,8 @@
-"""A job under a policy while recorded spot machines come and go, with what each worker costs from its start to its end.
+"""Replays a job under the policy while recorded spot machines come and go, and pays for each worker until its end.
 
-From event to event (a tick of the trace, workers that become ready, the policy's own time to look again): machines that
-are no longer there are lost without notice, the newest first; the policy is asked; what it wants more of is started,
-and what it wants less of leaves once the new workers are ready. If nobody is left after a loss, work since the last
-save is done again.
+At each event (a tick of the trace, workers that become ready, the time of the next decision), machines that are gone
+are lost without notice, newest first; then the policy decides, additional workers are started, and surplus workers
+leave once the new ones are ready. If no worker is left after a loss, the work since the last save is repeated.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ Policy = Callable[[Situation], Decision]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done, by when (None: whenever), for how much at most (None: no limit).
+    """The work to do, its deadline and its budget (None: no limit).
 
-    `blind`: the policy is told that it sees a pool only while it asks for machines there, as in a controller.
+    `blind`: the policy sees a pool only while it requests machines there, as in a controller.
     """
 
     work: float
@@ -37,7 +36,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """`finished_s` None: not within the recording or the budget. Hours are those of workers that were paid for."""
+    """`finished_s` is None if the work was not done within the recording and budget. Hours are paid worker hours."""
 
     finished_s: float | None = None
     usd: float = 0.0
@@ -59,7 +58,7 @@ class _Cohort:
 
 
 class Replay:
-    """One run. `losses_s`: when an on-demand worker is lost."""
+    """One run. On-demand workers are lost at `losses_s`."""
 
     def __init__(
         self, plan: Plan, recording: Recording, first_tick: int, policy: Policy, losses_s: Sequence[float] = ()
@@ -76,7 +75,7 @@ class Replay:
         self._found = Outcome()
 
     def run(self) -> Outcome:
-        """Until the work is done, or the recording is at its end."""
+        """Run until the work is done or the recording ends."""
         gap_s, tick, wake_s = self._recording.gap_s, 0, 0.0
         last = self._recording.ticks - self._first
         while tick < last and self._found.finished_s is None:
@@ -142,7 +141,7 @@ class Replay:
         return decision.again_s
 
     def _give_back(self, name: str, workers: int, leaves_s: float) -> None:
-        """The newest first; those that do not train yet at once."""
+        """Release workers, newest first, and at once those that do not train yet."""
         for cohort in sorted((c for c in self._cohorts if c.pool == name), key=lambda c: -c.ready_s):
             if workers <= 0:
                 return
@@ -156,7 +155,7 @@ class Replay:
             cohort.leaves_s = at_s
 
     def _settle(self) -> None:
-        """Who is to leave by now has left, with a checkpoint; who has become ready joins."""
+        """Let workers whose time has come leave, with a checkpoint, and those that are ready join."""
         if any(cohort.leaves_s <= self._now_s + 1e-6 for cohort in self._cohorts):
             before = self._ready()
             for cohort in [c for c in self._cohorts if c.leaves_s <= self._now_s + 1e-6]:
@@ -199,7 +198,7 @@ class Replay:
         return gone
 
     def _end(self, cohort: _Cohort, workers: int) -> None:
-        """These workers go; what is paid at least is paid."""
+        """Remove these workers, and pay at least the minimum for each."""
         unpaid_s = max(0.0, self._plan.costs.billed_s - (self._now_s - cohort.began_s))
         self._pay(cohort.pool, workers, unpaid_s)
         cohort.workers -= workers
@@ -223,7 +222,7 @@ class Replay:
         return min((at_s for at_s in times if at_s > self._now_s + 1e-6), default=math.inf)
 
     def _advance(self, to_s: float) -> None:
-        """Train and pay until then, or until the work is done."""
+        """Train and pay until this time, or until the work is done."""
         workers = self._ready()
         rate = self._plan.speeds.rate(workers)
         from_s = max(self._now_s, self._still_s)

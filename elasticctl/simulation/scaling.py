@@ -1,4 +1,4 @@
-"""What a job's scaling curve is drawn through: a table of rates, or the job's own status (`evidence_of`).
+"""The points of a job's scaling curve, from a table of rates or from the job's own status (`evidence_of`).
 
 In a status the unit of work is a step: the global batch stays the same when the group's size changes.
 """
@@ -30,7 +30,7 @@ _OF_THE_MACHINE = (
 
 
 def parse_points(text: str, source: str) -> tuple[Point, ...]:
-    """The points of a table; blank lines, `#` comments and one header line are skipped.
+    """Parse the points of a table, skipping blank lines, `#` comments and one header line.
 
     Raises SpecError, with the line, for anything else.
     """
@@ -68,11 +68,11 @@ def _parse_point(cells: list[str], number: int, source: str) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Rates in steps a second by GPUs (CPU ranks where there are none), and what disturbed the job.
+    """Rates in steps per second by number of GPUs (or CPU ranks), and the disturbances of the job.
 
-    `interruptions` counts the losses of workers by no fault of the script, `worker_s` how long workers have run in all.
-    `recovery_s` is the mean time from a loss to the next step, `write_s` how long the newest checkpoint took to be
-    written beside training, `steps_left` what is to do yet (all of it once the job has ended). None: not known.
+    `interruptions` counts the losses of workers through no fault of the script, and `worker_s` the seconds that workers
+    have run in total. `recovery_s` is the mean time from a loss to the next step, `write_s` the time to write the
+    newest checkpoint beside training, and `steps_left` the remaining steps (all once the job has ended). None: unknown.
     """
 
     points: tuple[Point, ...]

@@ -1,6 +1,6 @@
 """Recorded availability of spot machines: `{"metadata": {"gap_seconds": S}, "data": [n, n, ...]}`.
 
-Each number says how many of the machines asked for were to be had at that tick; S seconds lie between two. The format
+Each number says how many of the requested machines were available at that tick; ticks are S seconds apart. The format
 is that of the traces published with "Can't Be Late" (Wu and others, NSDI 2024).
 """
 
@@ -21,7 +21,7 @@ _SEEN_EVERY_H = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """How many machines there were at each tick, `gap_s` seconds apart; at least two ticks."""
+    """The number of machines at each of at least two ticks, `gap_s` seconds apart."""
 
     name: str
     gap_s: float
@@ -29,23 +29,23 @@ class Trace:
 
     @property
     def lasts_s(self) -> float:
-        """From the first tick to the end of the last."""
+        """Seconds from the first tick to the end of the last."""
         return self.gap_s * len(self.there)
 
     def scaled(self, workers: int) -> Trace:
-        """As if so many machines had been asked for: the same share of them is there at each tick, rounded down."""
+        """The trace for another number of requested machines: the same share is there at each tick, rounded down."""
         most = max(max(self.there), 1)
         return Trace(self.name, self.gap_s, tuple(count * workers // most for count in self.there))
 
     def at_gap(self, gap_s: float) -> Trace:
-        """The same with other ticks."""
+        """The same trace with other ticks."""
         ticks = max(2, int(self.lasts_s / gap_s))
         last = len(self.there) - 1
         return Trace(self.name, gap_s, tuple(self.there[min(int(i * gap_s / self.gap_s), last)] for i in range(ticks)))
 
 
 def parse_trace(text: str, source: str) -> Trace:
-    """One file. Raises SpecError for anything that is not a trace."""
+    """Parse one file. Raises SpecError if it is not a trace."""
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -65,7 +65,7 @@ def parse_trace(text: str, source: str) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Traces of some pools side by side, and what had been seen of them by each tick (`markets`)."""
+    """Traces of some pools side by side, with what was known about them at each tick (`markets`)."""
 
     traces: tuple[Trace, ...]
     usd_per_h: float
@@ -73,7 +73,7 @@ class Recording:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], workers: int, usd_per_h: float) -> Recording:
-        """Of pools with the same price per worker, scaled to this many; they are cut to the shortest."""
+        """Make a recording of pools with the same price per worker, scaled to this many and cut to the shortest."""
         gap_s = min(trace.gap_s for trace in traces)
         same = [trace.scaled(workers).at_gap(gap_s) for trace in traces]
         ticks = min(len(trace.there) for trace in same)
@@ -87,12 +87,12 @@ class Recording:
 
     @property
     def ticks(self) -> int:
-        """How many there are."""
+        """The number of ticks."""
         return len(self.traces[0].there)
 
 
 def _markets(traces: Sequence[Trace], usd_per_h: float) -> list[Market]:
-    """What a watcher of these pools would believe at each tick, having seen all before it."""
+    """The beliefs about these pools at each tick, from all ticks before it."""
     gap_h = traces[0].gap_s / 3600
     first = max(trace.there[0] for trace in traces)
     together, alone = Seen(first > 0), [Seen(trace.there[0] > 0) for trace in traces]
@@ -118,5 +118,5 @@ def _markets(traces: Sequence[Trace], usd_per_h: float) -> list[Market]:
 
 
 def _losses(pools: Sequence[Seen]) -> float:
-    """How often a pool that is in use is taken away, over all ages and pools."""
+    """How often a pool in use is lost, over all ages and pools."""
     return sum(seen.losses_per_h * (1 + seen.up_h) for seen in pools) / sum(1 + seen.up_h for seen in pools)

@@ -335,7 +335,7 @@ def test_the_columns_of_kubectl_fit_a_terminal() -> None:
     [
         ({"order": [{"capacity": "spot", "zone": "us-east-1a"}, {"capacity": "spot"}, {"capacity": "onDemand"}]}, ""),
         ({"order": [{"instanceType": "g5.xlarge"}, {"zone": "zone-b"}], "waitSeconds": 60, "retrySeconds": 60}, ""),
-        ({"order": [{"capacity": "spot"}, {}]}, "spec.pools.order[1]: says nothing about its machines"),
+        ({"order": [{"capacity": "spot"}, {}]}, "spec.pools.order[1]: describes no machines"),
         ({"order": [{"capacity": "spot"}] * 2}, "spec.pools.order: names a pool twice"),
         ({"order": []}, "spec.pools.order: must not be empty"),
         ({"waitSeconds": 60}, "spec.pools.order: required"),
@@ -356,7 +356,7 @@ def test_an_order_names_each_pool_once_and_says_something_of_each(pools: dict[st
     rules = [(rule["rule"], given) for rule in order["x-kubernetes-validations"]]
     rules += [(rule["rule"], pool) for rule in order["items"]["x-kubernetes-validations"] for pool in given]
     kept = [bool(compiled(rule).evaluate({"self": json_to_cel(about)})) for rule, about in rules]
-    assert (False in kept) == ("says nothing" in message or "twice" in message)
+    assert (False in kept) == ("describes no" in message or "twice" in message)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_an_order_names_each_pool_once_and_says_something_of_each(pools: dict[st
     [
         ({"finishBy": "2026-11-27T17:00:00Z", "budget": 200, "prefer": "time"}, "", ""),
         ({"budget": 0.5, "prices": {"onDemand": 3.06, "spot": 0.9}}, "", ""),
-        ({"prefer": "cost"}, "", "spec.goal: says neither by when nor for how much"),
+        ({"prefer": "cost"}, "", "spec.goal: has neither a deadline nor a budget"),
         ({"budget": 5}, "etcd:2379", "spec.rdzvEndpoint: a goal needs the controller's own rendezvous"),
         ({"finishBy": "Fri 18:00"}, "", "spec.goal.finishBy: must be a time such as 2026-11-27T17:00:00Z"),
         ({"finishBy": "2026-13-41T17:00:00Z"}, "", "spec.goal.finishBy: must be a time such as 2026-11-27T17:00:00Z"),
@@ -384,4 +384,4 @@ def test_a_goal_says_by_when_or_for_how_much(goal: dict[str, Any], endpoint: str
     rules += [(rule, manifest["spec"]) for rule in spec["x-kubernetes-validations"] if "self.goal" in rule["rule"]]
     assert len(rules) == 2
     kept = [bool(compiled(rule["rule"]).evaluate({"self": json_to_cel(about)})) for rule, about in rules]
-    assert (False in kept) == ("neither by when" in message or "own rendezvous" in message)
+    assert (False in kept) == ("neither a deadline" in message or "own rendezvous" in message)

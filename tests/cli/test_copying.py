@@ -41,7 +41,7 @@ def test_paths_of_workers_are_split() -> None:
 
 @pytest.mark.usefixtures("private_home")
 def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path) -> None:
-    assert run("cp", "a", "b").err.startswith("error: one of the two is in a worker: JOB:PATH. FIX: ")
+    assert run("cp", "a", "b").err.startswith("error: one of the paths must be in a worker: JOB:PATH. FIX: ")
     assert run("cp", "a:x", "b:y").code == 2
     assert run("cp", str(tmp_path / "absent"), "train:x").err.startswith("error: there is no ")
     with pytest.raises(UsageError, match="is a URL"):

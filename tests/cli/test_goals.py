@@ -65,7 +65,7 @@ def test_a_number_is_the_most_there_may_be(run: Run, script: str) -> None:
         (("--budget", "lots"), "is not an amount in US dollars"),
         (("--budget", "5", "--zones", "A_B"), "is not a list of zones"),
         (("--finish-by", "2h", "--on-demand"), "FIX: leave it out"),
-        (("--finish-by", "never"), "FIX: give a time such as 36h"),
+        (("--finish-by", "never"), "is not a time. FIX: give 36h"),
         (("--finish-by", "1h", "--budget", "2", "--work", "2h"), "the goal cannot be met, not even if no spot"),
     ],
 )

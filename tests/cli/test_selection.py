@@ -121,7 +121,7 @@ def test_the_list_is_filtered_for_people_and_programs(target: Target, capsys: py
     said = capsys.readouterr()
     assert said.out.splitlines()[:2] == ["lr-10", "lr-9"]
     assert [line.split("\t")[0] for line in said.out.splitlines()[2:]] == ["NAME", "lr-10"]
-    assert said.err.startswith("no such jobs in namespace default of context lab.")
+    assert said.err.startswith("no matching jobs in namespace default of context lab.")
 
 
 def test_verbs_take_jobs_by_label(target: Target, cluster: Cluster) -> None:

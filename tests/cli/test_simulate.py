@@ -79,7 +79,12 @@ def test_what_is_wrong_is_one_line(run: Run, private_home: Path, rates: str, tmp
         (): "give either a job or a scaling curve with --table FILE",
         ("x", "--table", rates): "give either a job or a scaling curve with --table FILE",
         ("--table", str(tmp_path / "none")): "cannot read",
-        ("--table", rates, "--gpus", "4,x"): '--gpus "4,x": FIX: give numbers of GPUs, such as 4,8,16',
+        (
+            "--table",
+            rates,
+            "--gpus",
+            "4,x",
+        ): '--gpus "4,x" is not a list of numbers of GPUs. FIX: give one such as 4,8,16',
         ("--table", rates, "--gpus", "6", "--gpus-per-node", "4"): "--gpus 6: with 4 on each node",
         ("--table", rates, "--gpu-type", "t5"): 'unknown GPU type "t5"',
         ("--table", rates, "--save-every", "0s"): "--save-every 0s",

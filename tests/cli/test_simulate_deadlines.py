@@ -92,7 +92,7 @@ def test_what_is_wrong_is_one_line(run: Run, private_home: Path, rates: str, tra
         ("--finish-by", "60h", "--traces", str(traces)): "too short for a deadline of 5d0h",
         ("--finish-by", "2h", "--traces", str(empty)): "there is no *.json file",
         ("--finish-by", "2h", "--traces", str(odd)): "x.json: not a trace",
-        ("--finish-by", "never", "--traces", str(traces)): "FIX: give a time such as 36h",
+        ("--finish-by", "never", "--traces", str(traces)): "is not a time. FIX: give 36h",
     }  # fmt: skip
     for args, message in cases.items():
         done = run("simulate", "--table", rates, *args)

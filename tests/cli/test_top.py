@@ -131,6 +131,6 @@ def test_what_there_is_to_see_before_anything_is_measured(run: Run, local_cluste
     wait_until(lambda: local_cluster.get_job("default", "digits").get("status", {}).get("active") == 1)
     assert json.loads(run("top", "-o", "json").out)["jobs"][0]["measured"] == 0
     assert json.loads(run("top", "digits", "-o", "json").out)["jobs"][0]["name"] == "digits"
-    assert run("top", "digits").err.startswith("nothing is measured yet")
+    assert run("top", "digits").err.startswith("no measurements yet")
     assert run("top").out.splitlines()[1].split("\t")[-1] == "nothing measured yet"
     assert run("top", "nothere").code == 3

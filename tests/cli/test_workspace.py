@@ -134,7 +134,7 @@ def test_a_script_in_a_folder_of_everybodys_is_run_where_it_lies(
     monkeypatch.setenv("HOME", str(tmp_path))
     here = run("submit", str(tmp_path / "train.py"), "--dry-run")
     assert here.code == 0
-    assert f"no files of {tmp_path} are copied: each start runs the script as it" in here.err
+    assert f"no files of {tmp_path} are copied (--workspace DIR copies some): each start runs the script" in here.err
     assert "ELASTICCTL_WORKSPACE" not in here.out
     assert (
         "ELASTICCTL_WORKSPACE"
@@ -315,7 +315,7 @@ def test_a_manifest_of_somebody_else_does_not_name_what_is_sent(
     assert dry.code == 0, dry.err
     (project / "job.yaml").write_text(dry.out.replace(f"value: {project}\n", f"value: {secret}\n"))
     done = run("submit", "-f", "job.yaml", "--dry-run")
-    assert f"code: as it was submitted; type this in {secret} to take the folder as it is now" in done.err
+    assert f"code: as it was submitted; run this command in {secret} to use the folder as it is now" in done.err
     assert "as it is now:" not in done.err
 
 

@@ -141,7 +141,7 @@ def test_a_thousand_jobs_are_turned_over_and_found(visitor: Visitor) -> None:
         page.get_by_label("Find a job by name").fill("0123")
         see(rows).to_have_count(1)
         page.get_by_label("Which jobs").select_option("running")
-        see(page.locator("#none")).to_have_text("No job is like that.")
+        see(page.locator("#none")).to_have_text("No jobs match.")
         page.get_by_label("Which jobs").select_option("all")
         rows.first.get_by_role("link").click()
         see(page.get_by_role("heading", name="job-0123")).to_be_visible()

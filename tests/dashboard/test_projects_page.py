@@ -92,7 +92,7 @@ def test_where_nothing_is_shared_there_is_nothing_of_it(visitor: Visitor) -> Non
         see(page.get_by_role("heading", name="digits")).to_be_visible()
         see(page.locator("#to-projects")).to_be_hidden()
         page.goto(page.url.partition("#")[0] + "#/projects")
-        see(page.get_by_role("main")).to_contain_text("No project has a quota here, and no job shares.")
+        see(page.get_by_role("main")).to_contain_text("No project has a quota, and no jobs share this cluster.")
 
 
 def test_who_may_not_see_everything_is_shown_the_rest(visitor: Visitor) -> None:

@@ -1,7 +1,7 @@
-"""Who changed an object, when, with what, and from what to what: records that are kept on the object as annotations.
+"""The record of changes to an object: who changed what, when and with which client, kept in the object's annotations.
 
-Each record has an annotation of its own, so that two clients that write at once lose neither's. They say what
-the client said: whoever may write to the object can write others.
+Each record has an annotation of its own, so that two clients writing at once do not overwrite each other's. A record is
+only as trustworthy as its client: anyone with write access to the object can forge one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SIZES = ("spec.replicaSpecs.Worker.replicas", "spec.sharing.automatic", "spec.r
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field of an object, before and after as JSON; "" where it was not set, or is not any more."""
+    """One field of an object, before and after the change, as JSON; "" where it is not set."""
 
     field: str
     before: str = ""
@@ -62,7 +62,7 @@ class Change:
 
 
 def changes_of(manifest: object) -> list[Change]:
-    """The records on an object, oldest first; what cannot be read is left out."""
+    """Return the records of an object, oldest first, without those that cannot be read."""
     return [change for _, change in sorted(_read(manifest), key=lambda item: (item[1].at or 0.0, item[0]))]
 
 
@@ -74,7 +74,7 @@ def with_change(manifest: Mapping[str, Any], change: Change, mark: str) -> dict[
 
 
 def patch_with_change(before: object, patch: Mapping[str, Any], change: Change, mark: str) -> dict[str, Any]:
-    """The merge patch that also writes a record, and removes the oldest of more than KEPT."""
+    """Return the merge patch with a new record added to it, and all but the newest KEPT records removed."""
     old = sorted(key for key in _annotations(before) if key.startswith(PREFIX))
     dropped = dict.fromkeys(old[: max(0, len(old) - KEPT + 1)])
     metadata = as_mapping(patch.get("metadata"))
@@ -83,13 +83,13 @@ def patch_with_change(before: object, patch: Mapping[str, Any], change: Change, 
 
 
 def annotation(change: Change, mark: str) -> dict[str, str]:
-    """A record as an annotation of its own."""
+    """Return the annotation that holds a record."""
     stamp = "".join(char for char in to_rfc3339(change.at or 0.0) if char not in "-:")
     return {f"{PREFIX}{stamp}-{mark}": json.dumps(to_json(change), ensure_ascii=False)}
 
 
 def differences(before: object, patch: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """What a merge patch changes; of templates only that they change, for they may hold anything."""
+    """Return what a merge patch changes; of templates, which may contain anything, only that they change."""
     found = list(_differences("", as_mapping(before), patch))
     if len(found) > _FIELDS:
         found = [*found[: _FIELDS - 1], FieldChange(f"and {len(found) - _FIELDS + 1} more")]

@@ -1,4 +1,4 @@
-"""What a job costs, planned and so far, compared with on-demand capacity.
+"""The cost of a job, planned and so far, compared with on-demand capacity.
 
 On-demand prices are list prices; spot is estimated as a share of them unless live prices are known. A job has no cost
 if its pods do not ask for instances with a known price (the local cluster, on-premises clusters, jobs without GPUs).
@@ -110,7 +110,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """US dollars so far at the cheapest suitable instance type: as run, and if all of it had been on demand."""
+    """US dollars spent so far at the cheapest suitable instance type, and what the same would have cost on demand."""
 
     spent: float
     on_demand: float
@@ -135,7 +135,7 @@ def rate(provider: str, instances: Sequence[str], gpu: str, gpus: int) -> Rate |
 
 
 def node_price(labels: Mapping[str, Any], gpus: int) -> float | None:
-    """US dollars per hour of a node with these labels and so many GPUs; None if its price is not known."""
+    """The price, in US dollars per hour, of a node with these labels and this many GPUs; None if it is unknown."""
     instance = str(labels.get(INSTANCE_LABEL, ""))
     accelerator = labels.get(GKE_GPU_LABEL)
     gpu = next((name for name, one in GPU_TYPES.items() if accelerator and one.gke_accelerator == accelerator), "")
@@ -165,7 +165,7 @@ def cost(job: ElasticJob, now: float) -> Cost | None:
 
 
 def prices_of(job: ElasticJob) -> Prices | None:
-    """What a worker of this job costs, on demand and on spot: as its goal says, else as the price list does."""
+    """The prices of a worker of this job, on demand and on spot, from its goal or else from the price list."""
     if job.goal is not None and job.goal.prices is not None:
         return job.goal.prices
     one = rate_of(job)
@@ -173,7 +173,7 @@ def prices_of(job: ElasticJob) -> Prices | None:
 
 
 def spent_usd(seconds: Mapping[str, float], prices: Prices) -> float:
-    """What workers have cost that ran for so long, by capacity; those of unknown capacity count as on demand."""
+    """The cost of these seconds of workers by capacity, where unknown capacity counts as on demand."""
     spot_s = seconds.get(SPOT, 0.0)
     return (spot_s * prices.spot + (sum(seconds.values()) - spot_s) * prices.on_demand) / 3600
 
@@ -191,7 +191,7 @@ def rate_of(job: ElasticJob) -> Rate | None:
 
 
 def usd_per_h(job: ElasticJob, pool: str) -> float:
-    """What a worker costs in a pool, to compare pools; in units of a worker on demand where no price is known."""
+    """The price of a worker in a pool, for comparing pools; relative to an on-demand worker where no price is known."""
     gpus, named = hardware(job).gpus_per_worker, type_of(pool)
     of_type = (rate(provider, (named,), "", gpus) for provider in ("aws", "gcp")) if named else ()
     one = next((found for found in of_type if found is not None), None) or rate_of(job)
@@ -200,7 +200,7 @@ def usd_per_h(job: ElasticJob, pool: str) -> float:
 
 
 def worker_seconds(job: ElasticJob, now: float) -> dict[str, float]:
-    """Seconds that workers have run, by capacity: ended ones from the status, and those still running."""
+    """Seconds that workers have run, by capacity: those that have ended, from the status, and those still running."""
     status = job.status
     total = {kind: spent_s for kind, spent_s in status.worker_seconds.items() if spent_s > 0}
     asked = capacity(job.template) or ON_DEMAND

@@ -26,13 +26,13 @@ _WITH_REASON = ("hung", "draining", "training")
 
 
 def reports_steps(status: JobStatus) -> bool:
-    """True once a rank has reported a step, or from which one it goes on; scripts that use nothing of ours never do."""
+    """True once a rank has reported a step, or the one it continues from. Plain scripts never do."""
     stepped = any(g.first_step_at is not None or g.resumed_step is not None for g in status.generations)
     return stepped or status.progress.step is not None
 
 
 def waited_s(changes: Iterable[Interruption | Scaling]) -> float | None:
-    """Seconds for which training waited for one of these changes or several at once; None: nothing is known of any."""
+    """Seconds that training waited for these changes, overlaps counted once; None if all are unknown."""
     waits = []
     for change in changes:
         back_at = change.recovered_at if isinstance(change, Interruption) else change.done_at
@@ -50,7 +50,7 @@ def waited_s(changes: Iterable[Interruption | Scaling]) -> float | None:
 
 
 def redone_after(interruptions: Iterable[Interruption]) -> int | None:
-    """Steps done again after these losses; None: not known. Losses that one group ended did so once, together."""
+    """Steps repeated after these losses; None: unknown. Losses that ended the same group count once."""
     redone = {
         item.recovered_at if item.recovered_at is not None else id(item): item.steps_redone
         for item in interruptions
@@ -60,9 +60,9 @@ def redone_after(interruptions: Iterable[Interruption]) -> int | None:
 
 
 def redone_s(status: JobStatus) -> float | None:
-    """Seconds of training that a script which reports no steps has begun again from 0; None: nothing that is known.
+    """Seconds of training that a script which reports no steps repeated from the start; None if none are known.
 
-    Of the groups that are kept: of a very long job, those are the newest.
+    Only the groups that the status still lists count: in a very long job, the newest.
     """
     if reports_steps(status) or status.checkpoint.step is not None:
         return None
@@ -75,7 +75,7 @@ def redone_s(status: JobStatus) -> float | None:
 
 
 def unkept_s(status: JobStatus, now: float) -> float | None:
-    """Seconds for which the group has run a script that reports neither steps nor checkpoints; None for others."""
+    """Seconds that the group has run a script which reports neither steps nor checkpoints; None for other scripts."""
     newest = status.generations[-1] if status.generations else None
     if reports_steps(status) or status.checkpoint.step is not None or newest is None or newest.formed_at is None:
         return None
@@ -83,12 +83,12 @@ def unkept_s(status: JobStatus, now: float) -> float | None:
 
 
 def knows_groups(status: JobStatus) -> bool:
-    """False for a job that brings its own rendezvous: nobody tells when its workers have met again."""
+    """False for a job with its own rendezvous, where nothing reports when its workers have formed a group."""
     return bool(status.generations) or reports_steps(status)
 
 
 def is_training(status: JobStatus) -> bool:
-    """True while the newest group makes steps: it has made one, and has not been stopped or lost a member since."""
+    """True if the newest group has made a step, and has since neither stopped nor lost a member."""
     if status.phase is not Phase.RUNNING or not status.generations:
         return status.phase is Phase.RUNNING and status.progress.step is not None
     group = status.generations[-1]
@@ -101,7 +101,7 @@ def is_training(status: JobStatus) -> bool:
 
 
 def standstill_s(status: JobStatus, now: float) -> float | None:
-    """For how many seconds a group that trains has made no step, if that is longer than its steps take; else None."""
+    """Seconds since the last step of a group that trains, if that is longer than its steps take; else None."""
     pace, last, group = steps_per_s(status), status.progress.at, status.generations[-1:]
     if status.phase is not Phase.RUNNING or last is None or not group or group[0].first_step_at is None:
         return None
@@ -112,19 +112,19 @@ def standstill_s(status: JobStatus, now: float) -> float | None:
 
 
 def makes_steps(status: JobStatus, now: float) -> bool:
-    """True while steps are being made, so that their pace says something about now."""
+    """True while steps are being made, so that their pace is the current one."""
     return is_training(status) and standstill_s(status, now) is None
 
 
 def current_activity(status: JobStatus) -> Activity | None:
-    """What the group does; None if nobody has said, and while there is none: what it did last says nothing then."""
+    """What the group is doing; None while there is no group, or if no rank has reported it."""
     if status.phase is Phase.SUSPENDED or status.phase.terminal:
         return None
     return status.activity if status.activity is not None and status.activity.doing else None
 
 
 def activity_text(status: JobStatus, now: float) -> str:
-    """`first step (4m00s so far; last time 6m00s)`: what the group does, and for how long; "" if nobody has said."""
+    """`first step (4m00s so far; last time 6m00s)`: what the group is doing, and for how long; "" if unknown."""
     doing = current_activity(status)
     if doing is None:
         return ""
@@ -147,7 +147,7 @@ def activity_words(doing: Activity) -> str:
 
 
 def first_step_took_s(status: JobStatus, doing: Activity) -> float | None:
-    """Seconds that an earlier group took from its forming to its first step, if that is what the group is at now."""
+    """Seconds that an earlier group took to its first step, if the present group is working towards its own."""
     if doing.doing != _FIRST_STEP:
         return None
     for group in reversed(status.generations[:-1]):
@@ -157,7 +157,7 @@ def first_step_took_s(status: JobStatus, doing: Activity) -> float | None:
 
 
 def not_finite_text(status: JobStatus) -> str:
-    """`loss NaN since step 81`: the metrics that are no finite numbers; "" where all are."""
+    """`loss NaN since step 81`: the metrics that are not finite; "" if all are."""
     lost = status.progress.not_finite.items()
     return ", ".join(f"{name} {item.value} since step {item.step}" for name, item in lost)
 
@@ -165,7 +165,7 @@ def not_finite_text(status: JobStatus) -> str:
 def steps_per_s(status: JobStatus) -> float | None:
     """Steps per second of the current group since its first step; None while that is unknown.
 
-    Earlier groups do not count: one of another size had another pace.
+    Earlier groups do not count, as their size and so their pace may have been different.
     """
     group = status.generations[-1] if status.generations else None
     step, at = status.progress.step, status.progress.at
@@ -177,7 +177,7 @@ def steps_per_s(status: JobStatus) -> float | None:
 
 
 def samples_per_s(status: JobStatus) -> float | None:
-    """Samples a second over the whole group, the last ones of a job that has ended; None while it does not train."""
+    """Samples per second of the whole group, or its last value once the job has ended; None while it does not train."""
     return status.progress.samples_per_s if status.phase is Phase.RUNNING or status.phase.terminal else None
 
 
@@ -232,7 +232,7 @@ def goodput(status: JobStatus, now: float) -> Goodput | None:
 
 
 def _begin(status: JobStatus) -> float | None:
-    """When the clock started: with the job, or with the oldest group still listed."""
+    """When the measured time begins: with the job, or with the oldest group that is still listed."""
     if not status.generations:
         return None
     first = status.generations[0]
@@ -277,11 +277,11 @@ def add_point(
     metrics: Mapping[str, float],
     not_finite: Collection[str] = (),
 ) -> Curve:
-    """The curve with one more point; the same one where the point is not later, or says nothing.
+    """Return the curve with one more point, or the same curve if the point is not later or has no values.
 
-    `not_finite` are metrics that are no numbers at this point: there is a gap in their columns.
-    Beyond `MAX_POINTS` the point goes whose neighbours are nearest to each other in time: what is left is spread
-    evenly, however the points came. The first and the last always stay.
+    `not_finite` are the metrics that are not finite at this point; their columns have a gap there.
+    Beyond `MAX_POINTS`, the point whose neighbours are closest in time is removed, so that the others stay evenly
+    spread, however the points arrived. The first and the last always stay.
     """
     if at is None or step is None:
         return curve
@@ -305,7 +305,7 @@ def add_point(
 
 
 def _append(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
-    """With one more value; a number that was not told this time is what it was."""
+    """Return the column with one more value; a number that was not reported this time keeps its last value."""
     if value is None:
         return (*column, *column[-1:])
     return (*column, rounded(value))
@@ -318,14 +318,14 @@ def _append_or_gap(column: tuple[float | None, ...], value: float | None, gap: b
 
 
 def rounded(value: float) -> float:
-    """To five digits, which is more than a chart shows."""
+    """Round to five digits, which is more than a chart shows."""
     nearest = float(f"{value:.5g}")
     # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
     return nearest if math.isfinite(nearest) else value
 
 
 def least_point(at_s: tuple[float, ...]) -> int:
-    """Which inner point of rising moments says least: its neighbours are nearest to each other."""
+    """The index of the inner point that matters least among ascending moments: its neighbours are closest together."""
     return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
 
 
@@ -341,14 +341,14 @@ def _drop_point(curve: Curve, point: int) -> Curve:
 
 
 def _drop_value(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
-    """Without the value so far from the end; as it is where it does not reach back to there."""
+    """Return the column without the value at this distance from its end, or unchanged if it is shorter."""
     if -from_end > len(column):
         return column
     return column[:from_end] + column[len(column) + from_end + 1 :]
 
 
 def steps_per_s_by_size(status: JobStatus, now: float) -> dict[int, float]:
-    """Workers -> steps a second, of all groups of that many together."""
+    """Number of workers -> steps per second, over all groups of that size."""
     steps: dict[int, int] = {}
     seconds: dict[int, float] = {}
     end = status.completion_time if status.completion_time is not None else now

@@ -16,7 +16,7 @@ _WEEK_S = 6 * 86_400.0
 
 
 def goal_words(goal: Mapping[str, Any]) -> str:
-    """`done by Fri 2026-11-27 18:00 for $200.00 at most`, for the `spec.goal` of a manifest of any content."""
+    """`done by Fri 2026-11-27 18:00 for $200.00 at most`, for a manifest's `spec.goal`, whatever it contains."""
     found = Goal.from_spec(goal) or Goal()
     parts = ["" if found.finish_by is None else f"done by {datetime.fromtimestamp(found.finish_by):%a %Y-%m-%d %H:%M}"]
     parts.append("" if found.budget is None else f"for {dollars(found.budget)} at most")
@@ -43,7 +43,7 @@ def outlook_text(job: ElasticJob, now: float) -> str:
 def pools_text(job: ElasticJob, now: float) -> str:
     """`2 on spot, 2 on demand; 1 waits for spot since 14:05, 4m ago; on demand is asked at 14:15`, and the way back.
 
-    "" for a job without an order of pools, and for one that is over or suspended.
+    "" for a job without an order of pools, and for one that has ended or is suspended.
     """
     pools = job.status.pools
     if pools is None or job.status.phase.terminal or job.suspend:
@@ -55,7 +55,7 @@ def pools_text(job: ElasticJob, now: float) -> str:
 
 
 def pools_outlook(pools: PoolsStatus, now: float) -> str:
-    """Which pool workers wait for, since when, and when and where the next one is tried; "" while all is as wished."""
+    """Which pool workers wait for, since when, and which one is tried next and when; "" if none waits."""
     waits = ""
     if pools.since is not None:
         workers = "1 waits" if pools.waiting == 1 else f"{pools.waiting} wait"
@@ -109,7 +109,7 @@ def _money(job: ElasticJob, plan: PlanStatus, now: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """`Thu 14:10`; with its date where the weekday alone could be another week's."""
+    """`Thu 14:10`, with the date where the weekday alone is ambiguous."""
     form = "%a %H:%M" if abs(at - now) < _WEEK_S else "%Y-%m-%d %H:%M"
     return datetime.fromtimestamp(at).strftime(form)
 

@@ -1,6 +1,6 @@
-"""What events alone say of a pod that has not started: its node cannot mount something, an autoscaler brings a node.
+"""Reasons that only events give for a pod that has not started: a mount that fails, an autoscaler that adds a node.
 
-Events of any content are read, and none of them raises.
+Events may contain anything; none of these functions raises.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _MOUNTED = ("Pulling", "Pulled", "Created", "Started")
 
 
 def failed_mount(events: Iterable[Manifest]) -> Manifest | None:
-    """The newest event of a pod's that something cannot be mounted, unless it was mounted afterwards."""
+    """Return the pod's newest event of a mount that failed, unless it succeeded afterwards."""
     ordered = sorted(events, key=lambda event: seen_at(event) or 0.0)
     told = [event for event in ordered if at(event, "reason") in (*MOUNTS, *_MOUNTED)]
     return told[-1] if told and at(told[-1], "reason") in MOUNTS else None
 
 
 def is_of_autoscaler(event: Manifest) -> bool:
-    """Is this what an autoscaler says?"""
+    """True for the event of an autoscaler."""
     who = at(event, "source", "component") or at(event, "reportingComponent")
     return who in _AUTOSCALERS
 
 
 def words_of(event: Manifest) -> str:
-    """What an event says, on one line and without a full stop."""
+    """The message of an event, on one line and without a full stop."""
     return shorten(as_text(at(event, "message"))).removesuffix(".")
 
 
 def seen_at(event: Manifest) -> float | None:
-    """When an event was seen last, in seconds since the epoch."""
+    """When an event was last seen, in seconds since the epoch."""
     stamps = (at(event, "series", "lastObservedTime"), at(event, "lastTimestamp"), at(event, "eventTime"))
     return next((moment for moment in map(from_rfc3339, stamps) if moment is not None), None)
 
 
 def told_by_events(events: Iterable[Manifest], *, placed: bool, now: float) -> PodWait | None:
-    """What a pod's own events say of why it has not started; None if they do not.
+    """Why a pod has not started, according to its own events; None if they give no reason.
 
-    Of one that is `placed`, what cannot be mounted; of one without a node, what an autoscaler has said lately.
+    For a pod that is `placed`, that is a mount that fails; for one without a node, an autoscaler's recent message.
     """
     if placed:
         event = failed_mount(events)

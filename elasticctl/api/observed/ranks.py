@@ -1,4 +1,4 @@
-"""The ranks of a job: which worker has which, and how its lines begin."""
+"""The ranks of a job: which worker runs which, and the prefix of its lines in a log."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from elasticctl.api.spec import ElasticJob
 
 
 def rank_count(job: ElasticJob) -> int:
-    """How many ranks the group has that trains, or trained last."""
+    """The number of ranks in the group that is training, or that trained last."""
     workers = job.status.generations[-1].workers if job.status.generations else ()
     return len(workers) * hardware(job).ranks_per_worker
 
 
 def worker_of_rank(job: ElasticJob, rank: int) -> str:
-    """The worker of a rank of the group that trains, or trained last; NotFoundError where it has no such rank.
+    """The worker that runs a rank, or ran it in the last group. Raises NotFoundError if there is no such rank.
 
-    Each worker has the same number of ranks, in the group's order.
+    Every worker has the same number of ranks, in the order of the group.
     """
     known = rank_count(job)
     if not 0 <= rank < known:
@@ -26,5 +26,5 @@ def worker_of_rank(job: ElasticJob, rank: int) -> str:
 
 
 def rank_prefix(job: ElasticJob, rank: int) -> str:
-    """How the lines of a rank begin in the log of its worker; empty where it is the only one."""
+    """The prefix of a rank's lines in the log of its worker; empty if that has no other rank."""
     return f"[rank{rank}] " if hardware(job).ranks_per_worker > 1 else ""

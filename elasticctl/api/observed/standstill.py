@@ -1,4 +1,4 @@
-"""Where the ranks of a group stand that does not move, in words: which rank is where, and who waits for it."""
+"""A description of a group that is stuck: which rank is where, and which ranks wait for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_PLACES = 5
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A rank is at `where`, a call; `waits`: for other ranks, as far as its launcher sees."""
+    """The call `where` that a rank is in; `waits`: it waits there for other ranks, as far as its launcher can tell."""
 
     where: str
     waits: bool = False
@@ -48,7 +48,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _by_where(places: Mapping[int, RankPlace], *, waits: bool) -> list[tuple[str, list[int]]]:
-    """The ranks that wait, or that do not, by place, in the order of the first of each."""
+    """The ranks that wait, or those that do not, grouped by place, in the order of each group's first rank."""
     found: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
         if place.waits is waits:

@@ -1,4 +1,4 @@
-"""Where the time of training goes, in words, from what the training library reports of each worker."""
+"""How the time of training is spent, in words, from what the training library reports about each worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN = "unknown: only scripts that use the training library report it"
 
 
 def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:
-    """Over all workers that tell; a part that one of them does not know is not known."""
+    """The mean over all workers that report; a part that one of them does not know is unknown."""
     told = [worker.step_times for worker in workers if worker.step_times.is_known]
 
     def mean(values: list[float | None]) -> float | None:
@@ -32,12 +32,12 @@ def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:
 
 
 def part_texts(times: StepTimes) -> tuple[str, ...]:
-    """`12%` and so on, as `PARTS` names them; empty is what is not known."""
+    """`12%` and so on, in the order of `PARTS`; empty where unknown."""
     return tuple("" if share is None else f"{100 * share:.0f}%" for share in times.shares)
 
 
 def times_text(times: StepTimes) -> str:
-    """`data 12%, compute 70%, all-reduce 15%, save 3%`; what is not known apart is named with the rest."""
+    """`data 12%, compute 70%, all-reduce 15%, save 3%`; parts that are not measured separately are named together."""
     named = dict(zip(PARTS, part_texts(times), strict=True))
     apart = [name.lower() for name, text in named.items() if not text]
     if "compute" in apart:
@@ -47,7 +47,7 @@ def times_text(times: StepTimes) -> str:
 
 
 def step_times_text(status: JobStatus) -> str:
-    """The same over all workers of a job, or why it is not known; empty before anything has been measured."""
+    """The same over all workers of a job, or why it is unknown; empty before anything has been measured."""
     if status.usage is None or not status.usage.workers:
         return ""
     text = times_text(mean_times(status.usage.workers))

@@ -1,8 +1,8 @@
-"""What happened to a job in order of time, from its status and its pods' events.
+"""The events of a job in chronological order, from its status and its pods' events.
 
-An entry never changes (what ends later is an entry of its own), so that a reader can be sent only new ones. One
-exception: the loss of an unresponsive worker appears again once its node is found lost. `fold_repeated` is for readers
-who see it once.
+An entry never changes (the end of something is an entry of its own), so a reader needs only the new ones. There is one
+exception: the loss of an unresponsive worker appears again once its node turns out to be lost. `fold_repeated` is for
+readers that see the timeline once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTIFY_FAILED = "NotifyFailed"
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One event: when (seconds since the epoch), what in a word or two, to whom, and details."""
+    """One event: when (seconds since the epoch), what happened in a word or two, to which worker, and details."""
 
     at: float
     what: str
@@ -36,7 +36,7 @@ class TimelineEntry:
 
 
 def timeline(job: ElasticJob, events: Iterable[Manifest] = (), changes: Iterable[Change] = ()) -> list[TimelineEntry]:
-    """All events known from the job's status, its pods' events and the records of who changed it, oldest first.
+    """All events known from the job's status, its pods' events and the records of its changes, oldest first.
 
     A status keeps only the latest interruptions, scalings and generations, and only the newest checkpoint.
     """
@@ -57,9 +57,10 @@ def timeline(job: ElasticJob, events: Iterable[Manifest] = (), changes: Iterable
 def fold_repeated(
     entries: Iterable[TimelineEntry], events: Iterable[Manifest], *, counted: bool = True
 ) -> list[TimelineEntry]:
-    """The timeline with equal warnings about pods as one entry, at the time of the first.
+    """Merge equal warnings about pods into one entry, at the time of the first.
 
-    `counted`: it says how often, about how many workers and over how long; then it changes with the next of them.
+    With `counted`, the entry tells their number, the number of workers and the time between first and last, and so
+    changes with the next warning.
     """
     warnings = _count_warnings(events)
     told: dict[tuple[str, str], list[TimelineEntry]] = {}
@@ -83,7 +84,7 @@ def fold_repeated(
 
 
 def _count_warnings(events: Iterable[Manifest]) -> dict[tuple[str, str], tuple[int, float]]:
-    """What and details of a warning about pods -> how often it was given, and when last."""
+    """`what` and `details` of each warning about pods -> how often it occurred, and when last."""
     found: dict[tuple[str, str], tuple[int, float]] = {}
     for event in events:
         if at(event, "type") != "Warning":
@@ -161,7 +162,7 @@ def _change(job: ElasticJob, item: Change) -> Iterator[TimelineEntry]:
 
 
 def _event(event: Manifest) -> Iterator[TimelineEntry]:
-    """What the cluster says about pods; of the controller's events about the job, the status has all but one."""
+    """The entry of a cluster's event about a pod. The status contains all of the controller's events but one."""
     if at(event, "involvedObject", "kind") != "Pod" and at(event, "reason") != NOTIFY_FAILED:
         return
     moment = from_rfc3339(at(event, "firstTimestamp")) or from_rfc3339(at(event, "eventTime"))

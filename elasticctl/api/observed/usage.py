@@ -24,9 +24,9 @@ _COLUMNS = tuple(each.name for each in fields(GpuUsage))
 
 
 def total_usage(usage: JobUsage) -> WorkerUsage:
-    """What all workers that are known use together, with their GPUs in a row.
+    """The total usage of all known workers, with the GPUs of all in one list.
 
-    How much there is of processors and memory is left out: several workers may share a machine.
+    Totals of processors and memory are left out, as several workers may share a machine.
     """
 
     def total(values: Iterable[float | None]) -> float | None:
@@ -46,7 +46,7 @@ def total_usage(usage: JobUsage) -> WorkerUsage:
 
 
 def _column(gpus: GpuUsage, name: str) -> list[float | None]:
-    """A column that is as long as there are GPUs, whatever a launcher has sent."""
+    """The column with one value per GPU, whatever a launcher has sent."""
     values: Sequence[float | None] = getattr(gpus, name)
     return [*values, *[None] * gpus.count][: gpus.count]
 
@@ -107,20 +107,20 @@ def temperature_text(gpus: GpuUsage) -> str:
 
 
 def uses(used: WorkerUsage) -> tuple[str, ...]:
-    """What is in use in a few words each, as `USES` names them; empty is what is not known."""
+    """Short texts of what is in use, in the order of `USES`; empty where unknown."""
     gpus = used.gpus
     on_gpus = (gpu_text(gpus), gpu_memory_text(gpus), power_text(gpus), temperature_text(gpus))
     return cpu_text(used), memory_text(used), *on_gpus, network_text(used)
 
 
 def single_gpus(gpus: GpuUsage) -> list[GpuUsage]:
-    """The same GPUs one by one."""
+    """The usage of each GPU on its own."""
     columns = [_column(gpus, name) for name in _COLUMNS]
     return [GpuUsage(*((value,) for value in values)) for values in zip(*columns, strict=True)]
 
 
 def usage_note(job: ElasticJob, worker: WorkerUsage, now: float) -> str:
-    """What to know of a worker: GPUs that do nothing, or are not there, and values of long ago."""
+    """A note about a worker: idle GPUs, missing GPUs, or old values."""
     idle = "; ".join(each.text.replace(f" of {each.worker}", "") for each in idle_gpus([worker], job.name))
     absent = worker.no_gpus if hardware(job).gpus_per_worker else ""
     old_s = 0.0 if worker.at is None else now - worker.at
@@ -129,7 +129,7 @@ def usage_note(job: ElasticJob, worker: WorkerUsage, now: float) -> str:
 
 
 def unshown_text(usage: JobUsage) -> str:
-    """That a status keeps some workers only; empty where it has all of them."""
+    """A note that the status keeps only some of the workers; empty if it has all of them."""
     more = usage.measured - len(usage.workers)
     return f"{plural(more, 'worker')} that use their machines more are not shown" if more > 0 else ""
 
@@ -139,7 +139,7 @@ def _of(whole: float | None) -> str:
 
 
 def usage_text(usage: JobUsage | None) -> str:
-    """What all workers use together, in a line: `GPU 8 x 93%, 61.2 of 80 GiB, 4,980 W; CPU 12.1; memory ...`."""
+    """The total usage of all workers in one line: `GPU 8 x 93%, 61.2 of 80 GiB, 4,980 W; CPU 12.1; memory ...`."""
     if usage is None or not usage.workers:
         return ""
     used = total_usage(usage)
@@ -151,7 +151,7 @@ def usage_text(usage: JobUsage | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IdleGpus:
-    """GPUs of a worker that do nothing, of `of` that it has, and for how long the last of them to work has not."""
+    """The idle GPUs of a worker that has `of` GPUs, and for how long the one that worked last has been idle."""
 
     worker: str
     numbers: tuple[int, ...]
@@ -168,7 +168,7 @@ class IdleGpus:
 
 
 def idle_gpus(workers: Iterable[WorkerUsage], job: str) -> list[IdleGpus]:
-    """The GPUs that have done nothing for `IDLE_S`, by worker."""
+    """The GPUs that have been idle for `IDLE_S`, by worker."""
     found = []
     for worker in workers:
         idle = {number: idle_s for number, idle_s in enumerate(worker.gpus.idle_s) if (idle_s or 0.0) >= IDLE_S}
@@ -179,7 +179,7 @@ def idle_gpus(workers: Iterable[WorkerUsage], job: str) -> list[IdleGpus]:
 
 
 def idle_text(usage: JobUsage | None, job: str) -> str:
-    """Which GPUs do nothing, in a line; empty while all work."""
+    """The idle GPUs in one line; empty if there are none."""
     idle = idle_gpus(usage.workers, job) if usage is not None else []
     more = [f"and GPUs of {plural(len(idle) - MOST_IDLE, 'more worker')}"] if len(idle) > MOST_IDLE else []
     return "; ".join([*(each.text for each in idle[:MOST_IDLE]), *more])

@@ -1,4 +1,4 @@
-"""What a job's workers used together over time, in about a hundred moments, whatever the job's length."""
+"""The total usage of a job's workers over time, at about a hundred moments, however long the job runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from elasticctl.api.usage import JobUsage, UsageCourse
 
 
 def add_usage(course: UsageCourse, usage: JobUsage | None) -> UsageCourse:
-    """With one more moment; the same one where nothing newer has been measured.
+    """Return the course with one more moment, or the same one if nothing newer has been measured.
 
-    Beyond `MAX_POINTS` the moment goes whose neighbours are nearest to each other, so that what is left is spread
-    evenly. The first and the last always stay.
+    Beyond `MAX_POINTS`, the moment whose neighbours are closest together is removed, so that the others stay evenly
+    spread. The first and the last always stay.
     """
     at = None if usage is None else total_usage(usage).at
     if usage is None or at is None:
@@ -31,12 +31,12 @@ def add_usage(course: UsageCourse, usage: JobUsage | None) -> UsageCourse:
 
 
 def fitted(column: tuple[float | None, ...], length: int) -> tuple[float | None, ...]:
-    """A column that is as long as there are moments: one that is shorter began later."""
+    """The column with one value per moment; a shorter one began later."""
     return ((None,) * length + column)[len(column) :]
 
 
 def _together(usage: JobUsage) -> dict[str, float | None]:
-    """What all workers use, by the column's name in JSON."""
+    """The total usage of all workers, by the column's name in JSON."""
     total, times = total_usage(usage), mean_times(usage.workers)
     percent = [value for value in total.gpus.percent if value is not None]
     found = {

@@ -1,6 +1,6 @@
-"""A job's workers as the cluster reports them: each one's pod, what keeps it from starting, and how many are where.
+"""A job's workers as the cluster reports them: each worker's pod, what keeps it from starting, and counts by state.
 
-A worker that is wanted is *placed* once it has a node, which is what is paid for. Placed workers are *starting* until
+A wanted worker is *placed* once it has a node, which costs money from then on. Placed workers are *starting* until
 their group makes steps, and *training* from then on.
 """
 
@@ -56,12 +56,12 @@ class PodWait:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One worker's pod as observed; `index` is None when its labels are garbage.
+    """One worker's pod as observed; `index` is None if its labels are invalid.
 
     `message` is the container's termination message (a `Failure` as JSON when our launcher wrote it). `wait` is None
-    unless the cluster says what keeps it from starting; `considered`: its `scheduler` has looked at it. `deadline`:
-    when one that is being deleted is killed. `disruption_target`: the cluster ends it, for no reason of its own;
-    `drained`: because its node is being emptied.
+    unless the cluster reports what keeps it from starting; `considered`: its `scheduler` has looked at it. A pod that
+    is being deleted is killed at `deadline`. `disruption_target`: the cluster ends the pod, which did nothing wrong;
+    `drained`: because its node is being drained.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """True once no container of it will run again."""
+        """True once none of its containers will run again."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
-        """Read a Kubernetes Pod object of any content; never raises."""
+        """Read a Kubernetes Pod object, whatever it contains; never raises."""
         meta, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
         owner = next(
             (as_mapping(ref) for ref in as_list(meta.get("ownerReferences")) if as_mapping(ref).get("controller")), {}
@@ -136,7 +136,7 @@ class Pod:
 
 
 def read_wait(pod: Mapping[str, Any]) -> PodWait | None:
-    """What keeps a pod of any content from starting, as far as its object says; None if nothing does."""
+    """What keeps a pod from starting, according to its object, which may contain anything; None if nothing does."""
     spec, status = as_mapping(pod.get("spec")), as_mapping(pod.get("status"))
     if _phase(status) is not PodPhase.PENDING:
         return None
@@ -170,10 +170,10 @@ class Headcount:
 
 
 def count_workers(status: JobStatus) -> Headcount:
-    """Count the workers of a status: those that are there to stay, by what the cluster and their group say of each.
+    """Count the workers of a status that are not being removed, by what the cluster and their group report about each.
 
-    A script that reports no steps trains as soon as its ranks run; a job that brings its own rendezvous, as soon as its
-    workers do. A status without a roster, as other programs write it, is taken at its word.
+    A script that reports no steps counts as training once its ranks run, and a job with its own rendezvous once its
+    workers run. The counts of a status without a roster, as other programs write it, are used as they are.
     """
     if not status.workers:
         number = status.active if status.phase is Phase.RUNNING else 0
@@ -199,7 +199,7 @@ def _is_in_group(worker: WorkerStatus, status: JobStatus) -> bool:
 
 
 def _steps(status: JobStatus) -> bool:
-    """True while the job's newest group makes steps, as far as anybody knows."""
+    """True while the job's newest group makes steps, as far as is known."""
     if status.phase is not Phase.RUNNING:
         return False
     if not status.generations:
@@ -219,7 +219,7 @@ def _phase(status: Mapping[str, Any]) -> PodPhase:
 
 
 def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Status of the worker's container; the statuses come in another order than the containers of the spec."""
+    """Status of the worker's container; the statuses are not in the order of the spec's containers."""
     names = [as_mapping(item).get("name") for item in as_list(spec.get("containers"))]
     wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
     statuses = [as_mapping(item) for item in as_list(status.get("containerStatuses"))]
@@ -227,13 +227,13 @@ def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
 
 
 def beside_worker(spec: Mapping[str, Any]) -> set[str]:
-    """The names of the init containers that run beside the others."""
+    """The names of the init containers that are sidecars."""
     given = map(as_mapping, as_list(spec.get("initContainers")))
     return {as_text(item.get("name")) for item in given if item.get("restartPolicy") == "Always"}
 
 
 def _init_states(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The init containers, without those that run beside the others, by name and state."""
+    """The init containers, without sidecars, by name and state."""
     beside = beside_worker(spec)
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
         name = as_text(item.get("name"))
@@ -242,7 +242,7 @@ def _init_states(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator
 
 
 def _failed_before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The end of the init container by which a pod failed before its worker started, with a message that says so."""
+    """The end of the init container that made a pod fail before its worker started, with a message that names it."""
     if _phase(status) is not PodPhase.FAILED:
         return {}
     for name, state in _init_states(spec, status):
@@ -255,7 +255,7 @@ def _failed_before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
 
 
 def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """True when there is an end of each container; no worker's is started again."""
+    """True if every container has ended; those of workers are never restarted."""
     states = [as_mapping(as_mapping(item).get("state")) for item in as_list(status.get("containerStatuses"))]
     ended = sum(isinstance(state.get("terminated"), Mapping) for state in states)
     return 0 < ended >= max(len(states), len(as_list(spec.get("containers"))))
@@ -266,13 +266,13 @@ def _index(value: object) -> int | None:
 
 
 def runs(pod: Mapping[str, Any]) -> bool:
-    """Does this pod, a manifest, run a worker that is not about to go?"""
+    """True if this pod, a manifest, runs a worker and is not being deleted."""
     found = Pod.from_manifest(pod)
     return found.phase is PodPhase.RUNNING and not found.deleting and found.exit_code is None
 
 
 def known_workers(job: ElasticJob) -> list[str]:
-    """The workers that the job has or, as far as its status tells, has had; in order of their numbers."""
+    """The workers that the job has or, according to its status, has had, in order of their numbers."""
     status = job.status
     names = {worker_name(job.name, index) for index in range(job.desired)}
     names |= {worker.name for worker in status.workers}

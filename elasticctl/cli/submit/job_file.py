@@ -286,7 +286,7 @@ def _fitting(typed: Any, form: Form, where: str) -> Any:
     if isinstance(typed, list) is not (form is Form.VALUES):
         raise UsageError(f"{where}: must be {form.value}")
     if isinstance(typed, bool) and form is not Form.YES_OR_NO:
-        raise UsageError(f"{where}: must be {form.value}, not {quote(typed)}. FIX: put it in quotes if it is a text")
+        raise UsageError(f"{where}: must be {form.value}, not {quote(typed)}. FIX: put it in quotes if it is text")
     return typed
 
 

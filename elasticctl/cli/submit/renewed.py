@@ -40,7 +40,7 @@ def renew_workspace(manifest: Manifest, typed_in: Iterable[Path]) -> tuple[Manif
         say(f"code: as it was submitted; its folder {folder} is not on this machine")
         return manifest, None
     if not url.startswith("file:") and not any(path.is_relative_to(folder) for path in typed_in):
-        say(f"code: as it was submitted; type this in {folder} to take the folder as it is now")
+        say(f"code: as it was submitted; run this command in {folder} to use the folder as it is now")
         return manifest, None
     try:
         before = _listing(url, digest)

@@ -41,10 +41,10 @@ def seconds_until(text: str, now: datetime) -> float:
             at = datetime.fromisoformat(text.strip()).astimezone()
         except (ValueError, OverflowError) as e:
             raise UsageError(
-                f"--finish-by {quote(text)}: FIX: give a time such as 36h, 18:00, 'Fri 18:00' or 2026-11-27T18:00"
+                f"--finish-by {quote(text)} is not a time. FIX: give 36h, 18:00, 'Fri 18:00' or 2026-11-27T18:00"
             ) from e
     if at <= now:
-        raise UsageError(f"--finish-by {quote(text)}: that time has passed")
+        raise UsageError(f"--finish-by {quote(text)}: this time has passed")
     return (at - now).total_seconds()
 
 

@@ -124,7 +124,7 @@ def no_jobs_line(target: Target, namespace: str | None, chosen: JobFilter) -> st
     """What to say where there are no jobs, or none that were wanted."""
     place = "in any namespace" if namespace is None else f"in namespace {namespace}"
     if chosen != JobFilter():
-        return f"no such jobs {place} of context {target.context.name}. Next: all jobs: elasticctl list"
+        return f"no matching jobs {place} of context {target.context.name}. Next: list all jobs: elasticctl list"
     return f"no jobs {place} of context {target.context.name}. Next: elasticctl submit train.py"
 
 

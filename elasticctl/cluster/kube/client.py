@@ -87,7 +87,7 @@ class KubeCluster:
         self._call("DELETE", _jobs(namespace, name), {"propagationPolicy": "Background"})
 
     def user(self) -> str:
-        """Whom the server takes this client for; "" where it does not say."""
+        """The user that the server authenticates this client as; "" if it does not say."""
         return user_of(self._connection)
 
     def publish(self, job: Manifest, reason: str, message: str) -> None:
@@ -185,14 +185,14 @@ class KubeCluster:
         return sorted(mine, key=_last_seen)
 
     def list_budgets(self, namespace: str) -> list[Manifest]:
-        """Return the PodDisruptionBudgets of a namespace; none where they may not be read."""
+        """Return the PodDisruptionBudgets of a namespace; none if they may not be read."""
         try:
             return self._items(resource_path("policy/v1", namespace, "poddisruptionbudgets"))
         except (NotFoundError, ForbiddenError):
             return []
 
     def list_node_claims(self) -> list[Manifest] | None:
-        """Return the nodes that Karpenter has been asked for; None where there is none, or it may not be seen."""
+        """Return Karpenter's NodeClaims, the nodes requested from it; None without Karpenter or that right."""
         try:
             return self._items("/apis/karpenter.sh/v1/nodeclaims")
         except (NotFoundError, ForbiddenError):
@@ -261,7 +261,7 @@ class KubeCluster:
 
 
 def user_of(api: Connection) -> str:
-    """Whom an API server takes this client for; "" where it does not say: one of before Kubernetes 1.28."""
+    """The user that an API server authenticates this client as; "" before Kubernetes 1.28, which does not say."""
     try:
         return ask_user(api)
     except ClusterError:
@@ -269,7 +269,7 @@ def user_of(api: Connection) -> str:
 
 
 def ask_user(api: Connection) -> str:
-    """Whom an API server takes this client for. Raises CredentialsError where for nobody, and other ClusterErrors."""
+    """The user that an API server authenticates this client as. Raises CredentialsError for none, or a ClusterError."""
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = api.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
     return as_text(at(answer, "status", "userInfo", "username"))

@@ -44,7 +44,7 @@ _CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding", *_POLIC
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed: all jobs that it is for, those that have not ended, and the controller's objects."""
+    """What is installed: the controller's objects, all jobs that it runs, and those of them that have not ended."""
 
     jobs: tuple[str, ...]
     living: tuple[str, ...]
@@ -66,7 +66,7 @@ class Installer:
             return None
 
     def other(self, namespace: str, *, confined: bool) -> str:
-        """The namespace of a controller that would run the same jobs; "" if there is none, or nobody may tell."""
+        """The namespace of another controller that would run the same jobs; "" if none can be seen."""
         labels = {"labelSelector": f"{installation.LABEL}={installation.LABEL_VALUE}"}
         try:
             found = list_objects(self._connection, resource_path("apps/v1", None, "deployments"), labels)
@@ -135,7 +135,7 @@ class Installer:
         return Installed(tuple(job.key for job in jobs), living, tuple(item for item in present if item))
 
     def present(self, manifests: list[Manifest]) -> tuple[Manifest, ...]:
-        """Those of the objects that exist, as far as one may see."""
+        """Those of the objects that exist, as far as this user may read them."""
         return tuple(found for item in manifests if (found := self._find(item)) is not None)
 
     def remove(self, objects: tuple[Manifest, ...]) -> None:
@@ -188,7 +188,7 @@ class Installer:
             time.sleep(POLL_S)
 
     def _serves(self, definition: Manifest) -> bool:
-        """Does the cluster serve what is defined there, whoever has defined it? Everybody may ask that."""
+        """True if the cluster serves this API, whoever has defined it. Every user may read that."""
         spec = definition["spec"]
         try:
             served = self._connection.request("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
@@ -203,7 +203,7 @@ class Installer:
             return None
 
     def _find(self, manifest: Manifest) -> Manifest | None:
-        """The same, and None for what one may not see."""
+        """The same, with None for an object that this user may not read."""
         try:
             return self._get(manifest)
         except ForbiddenError:

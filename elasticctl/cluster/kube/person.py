@@ -1,4 +1,4 @@
-"""Somebody who has logged in to a cluster with a token, and what the cluster lets them do: nobody else's rights."""
+"""A user who has logged in to a cluster with a token, and acts with exactly that user's rights."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Person:
 
 
 def log_in(token: str, on_refused: Callable[[], None]) -> Person:
-    """Find out who shows a token. What they change is recorded with their name, on the object and on stdout. Blocks.
+    """Find out whose token this is. The user's changes are recorded on the object and on stdout. Blocks.
 
-    `on_refused` is called once the server accepts the token no longer. Raises CredentialsError where it does not now,
-    and other ClusterErrors.
+    `on_refused` is called when the server no longer accepts the token. Raises CredentialsError if it does not accept it
+    now, or another ClusterError.
     """
     connection = connect_as(token, on_refused)
     user = ask_user(connection)

@@ -32,8 +32,8 @@ _REPEATABLE = ("GET", "PATCH", "PUT")
 class LocalCluster:
     """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` prints the occasional message.
 
-    With `starts` False, a supervisor that does not run is not started: UnreachableError. Whoever polls must not start
-    what somebody has stopped.
+    With `starts` False, a supervisor that does not run is not started: UnreachableError. A client that polls must not
+    restart what a user has stopped.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class LocalCluster:
         return self._items(jobs_path(namespace, job, "events"))
 
     def list_budgets(self, namespace: str) -> list[Manifest]:
-        """Return none: nobody drains this machine."""
+        """Return none: this machine is never drained."""
         return []
 
     def list_node_claims(self) -> None:
-        """Return None: there is one machine, and nobody brings others."""
+        """Return None: there is one machine, and nothing adds others."""
         return None
 
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:

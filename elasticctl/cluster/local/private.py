@@ -1,6 +1,6 @@
-"""What on this machine is this user's alone: folders and sockets are checked before anything is written or said.
+"""Checks that folders and sockets on this machine are private to this user before anything is written or sent.
 
-Other users can make a folder or a socket first wherever they may write, such as below /tmp, and answer in our place.
+Wherever other users may write, such as below /tmp, they can create a folder or a socket first, and answer in our place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make_private(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder is this user's, no link, and closed to others; closes it where it is open.
+    """Check that a folder is this user's, not a link, and closed to others, and close it if it is open.
 
     Raises ClusterError with its owner's name, and OSError where there is none.
     """

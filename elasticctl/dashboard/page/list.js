@@ -86,7 +86,7 @@ export class List {
     const here = found.slice(begin, begin + PER_PAGE);
     keyed(byId("list"), here, (job) => job.uid, make, (item, job) => this.#fill(item, job));
     show(byId("none"), this.#jobs.length > 0 && found.length === 0);
-    say(byId("none"), "No job is like that.");
+    say(byId("none"), "No jobs match.");
     show(byId("pager"), pages > 1);
     say(byId("range"), `${count(begin + 1)} to ${count(begin + here.length)} of ${count(found.length)}`);
     byId("earlier").disabled = this.#page === 0;

@@ -5,7 +5,7 @@ import { href } from "./list.js";
 import { count, plural } from "./words.js";
 
 const PARTS = [["own", "held by right"], ["lent", "borrowed"], ["unused", "guaranteed, not used"], ["limit", "limit"]];
-const NOTHING = "No project has a quota here, and no job shares.";
+const NOTHING = "No project has a quota, and no jobs share this cluster.";
 
 const atLeast = (number) => Math.max(0, number);
 

@@ -108,7 +108,10 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
         raise UsageError(f"--workspace {quote(request.workspace)} {what}")
     if not request.workspace and _is_shared_folder(folder):
         if context.provider == LOCAL:
-            say(f"no files of {folder} are copied: each start runs the script as it is there (--workspace DIR)")
+            say(
+                f"no files of {folder} are copied (--workspace DIR copies some): each start runs the script as it then"
+                " is"
+            )
             return None
         raise UsageError(
             f"the script is in {folder}, which is too broad for a workspace. FIX: move it to a"

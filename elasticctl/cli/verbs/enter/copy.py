@@ -66,7 +66,7 @@ def cp(
     """
     came, goes = read_place(source), read_place(target)
     if bool(came.job) == bool(goes.job):
-        raise UsageError("one of the two is in a worker: JOB:PATH. FIX: elasticctl cp JOB:outputs/model.pt .")
+        raise UsageError("one of the paths must be in a worker: JOB:PATH. FIX: elasticctl cp JOB:outputs/model.pt .")
     if goes.job and not os.path.lexists(came.path):
         raise UsageError(f"there is no {quote(came.path)} here")
     place = reach(where)
@@ -155,7 +155,7 @@ class Room(NamedTuple):
             said.seek(0)
             why = shorten(said.read(4096).decode("utf-8", "replace"))
         if code == 127:
-            raise ClusterError(f"{self.name} has no tar, by which files are copied. FIX: add it to the image")
+            raise ClusterError(f"{self.name} has no tar, which cp needs. FIX: add it to the image")
         if code and "No such file" in why:
             raise NotFoundError(f"there is no {quote(path)} in {self.name} ({why})")
         if code and not (failed and not why):

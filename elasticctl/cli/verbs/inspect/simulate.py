@@ -32,7 +32,7 @@ def parse_gpu_counts(text: str) -> tuple[int, ...]:
     """`4,8,16` -> the numbers, by size; 64 of them at most. Raises UsageError."""
     parts = text.split(",")
     if len(parts) > 64 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= 100_000 for part in parts):
-        raise UsageError(f"--gpus {quote(text)}: FIX: give numbers of GPUs, such as 4,8,16")
+        raise UsageError(f"--gpus {quote(text)} is not a list of numbers of GPUs. FIX: give one such as 4,8,16")
     return tuple(sorted(set(map(int, parts))))
 
 

@@ -87,5 +87,5 @@ def _next_line(jobs: list[ElasticJob], name: str | None) -> str:
     if first.status.phase.terminal:
         return f"{name} has ended: nothing is in use. Next: elasticctl status {name}"
     if first.status.usage is None:
-        return f"nothing is measured yet; workers begin once they run. Next: elasticctl status {name}"
+        return f"no measurements yet: workers begin to measure once they run. Next: elasticctl status {name}"
     return f"Next: what its ranks do: elasticctl stacks {name}"

@@ -159,7 +159,7 @@ def roll_back(target: Target, found: Manifest, change: ScaleChange) -> int:
     name = found["metadata"]["name"]
     before, after = _patch_with_retries(target, found, lambda manifest: _rollback_patch(manifest, change))
     if after is before:
-        say(f"{name}: scaled again since, or ended: left as it is")
+        say(f"{name}: not rolled back, as it has ended or was scaled again")
     else:
         say(f"{name}: rolled back to {plural(change.before, 'worker')}")
     return TIMED_OUT

@@ -59,7 +59,7 @@ class SweepFlags:
     def check(self) -> None:
         """Refuse what contradicts itself; UsageError."""
         if self.early_stop is not None and not self.metric:
-            raise UsageError("--early-stop needs --metric, by which it judges. FIX: add --metric loss, for example")
+            raise UsageError("--early-stop needs a metric to compare jobs by. FIX: add --metric loss, for example")
         if self.proceed and self.grid:
             raise UsageError(
                 "--continue and --grid cannot be used together: a sweep keeps its points. FIX: leave one out"
@@ -109,7 +109,7 @@ def sweep(
     try:
         jobs = drive(target, name, flags)
     except KeyboardInterrupt:
-        say(f"left: running jobs of {name} continue, the others wait. Next: elasticctl sweep --continue {name}")
+        say(f"detached: running jobs of {name} continue, the others wait. Next: elasticctl sweep --continue {name}")
         return 130
     from elasticctl.cli.views.sweep import sweep_table
 

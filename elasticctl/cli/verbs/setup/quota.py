@@ -107,7 +107,9 @@ def list_quotas(*, output: Form = "table", where: Where) -> None:
     if rows:
         print_table(holdings_table(rows, sys.stdout.encoding))
     elif not known:
-        say("no project has a quota, and no job shares GPUs. Next: see docs/sharing.md for how to turn sharing on")
+        say(
+            "no project has a quota, and no jobs share the cluster. Next: see docs/sharing.md on how to turn sharing on"
+        )
     for line in (
         *free_lines(pools),
         *allowed_lines(known, spent),
@@ -162,7 +164,7 @@ def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJ
 
     held = [item for item in usage_by_job(_jobs(reach(where))[0]) if project in (None, item.project)]
     if not held:
-        say("no job shares" + (f" in {project}" if project else ""))
+        say("no jobs share the cluster" + (f" in project {project}" if project else ""))
     for line in job_sentences(held):
         emit(line)
 
