@@ -34,9 +34,9 @@ _WIDE = ("NUMBER", "GENERATION", "METRICS")
 
 @dataclass(frozen=True, slots=True)
 class JobStorage:
-    """The storage of a job, or one named by its URL. `running`: somebody may be saving there.
+    """The storage of a job, or one named by its URL. `running`: a run may be saving there.
 
-    `script_saves_to` is the URL that the job's ranks say they save to; empty where none has said so.
+    `script_saves_to` is the URL that the job's ranks report saving to; empty if none has reported one.
     """
 
     name: str
@@ -47,7 +47,7 @@ class JobStorage:
 
     @property
     def elsewhere(self) -> str:
-        """Where the checkpoints are that are not here. Nobody opens that URL unasked: a job could name any."""
+        """A hint at the URL of checkpoints elsewhere, which is not opened unasked: a job could name any."""
         if self.script_saves_to in ("", self.storage.url):
             return ""
         return f": its script saves to {quote(self.script_saves_to)}. FIX: give that URL in place of {self.name}"
@@ -59,7 +59,7 @@ Check = Callable[[JobStorage, "CheckedCommit"], "CheckedCommit | None"]
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """The training library's errors as ours."""
+    """Turn the training library's errors into ours."""
     try:
         yield
     except TrainError as e:
@@ -67,9 +67,9 @@ def storage_errors() -> Iterator[None]:
 
 
 def find_storage(wanted: str, where: Where, *, whole: bool = False) -> JobStorage:
-    """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one.
+    """The storage of a job of this name, or at this URL or path. Raises UsageError for a job without one.
 
-    `whole`: as in `Target.find`, where something is to be deleted.
+    `whole` is as in `Target.find`, for deletions.
     """
     check_near_url(wanted)
     if "://" in wanted or wanted.startswith((".", "/", "~")):
@@ -96,7 +96,7 @@ def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:
 
 
 def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
-    """The finding after every byte has been read; None if the job has deleted it meanwhile. Raises JobStorageError."""
+    """Read all of a checkpoint and return the finding; None if it was deleted meanwhile. Raises JobStorageError."""
     from elasticctl_store.checkpoints import verify
 
     if finding.commit is None or finding.damage:
@@ -107,9 +107,9 @@ def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
 
 
 def prove_newest(place: JobStorage, found: Iterable[CheckedCommit], check: Check | None = None) -> list[CheckedCommit]:
-    """Read the checkpoints, newest first, up to the first that is whole to the last byte: what was found, in order.
+    """Read the checkpoints, newest first, up to the first intact one, and return the findings in order.
 
-    The last of them is whole, unless none is. `check` reads one, in place of `proved`. Raises JobStorageError.
+    The last of them is intact, unless none is. `check` reads one, in place of `proved`. Raises JobStorageError.
     """
     seen: list[CheckedCommit] = []
     for finding in found:
@@ -123,9 +123,9 @@ def prove_newest(place: JobStorage, found: Iterable[CheckedCommit], check: Check
 
 
 def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = None) -> Commit:
-    """The newest checkpoint, or the newest of a step, that is whole to the last byte. Says what it passes over.
+    """The newest intact checkpoint, or the newest of a step. Reports those that it passes over.
 
-    Of a long list no more is looked at than that takes. `check` as for `prove_newest`. Raises NotFoundError,
+    Reads no more of a long list than necessary. `check` as for `prove_newest`. Raises NotFoundError,
     JobStorageError.
     """
     from elasticctl_store.checkpoints import verify
@@ -154,13 +154,13 @@ def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = N
 
 
 def say_damage(place: JobStorage, finding: CheckedCommit) -> None:
-    """Say what is wrong with a checkpoint."""
+    """Report what is wrong with a checkpoint."""
     what = f"step {finding.commit.step}" if finding.commit is not None else "a checkpoint"
     say(f"{place.name}: {what} is damaged: {finding.damage}")
 
 
 def checkpoints_of_step(found: Sequence[CheckedCommit], step: int) -> list[Commit]:
-    """The checkpoints of a step, whole or not, newest first: several where it was trained twice. NotFoundError: none"""
+    """The checkpoints of a step, intact or not, newest first. Raises NotFoundError if there are none."""
     wanted = [finding.commit for finding in found if finding.commit is not None and finding.commit.step == step]
     if not wanted:
         raise NotFoundError(f"no checkpoint of step {step} exists; there are: {_steps(found)}")
@@ -168,9 +168,9 @@ def checkpoints_of_step(found: Sequence[CheckedCommit], step: int) -> list[Commi
 
 
 def one_of_step(found: Sequence[CheckedCommit], step: int, number: int | None) -> Commit:
-    """The checkpoint of a step, whole or not; of several, the one with that number.
+    """The checkpoint of a step, intact or not; if there are several, the one with this number.
 
-    Raises NotFoundError, and UsageError where several are there and no number says which is meant.
+    Raises NotFoundError, or UsageError if there are several and no number is given.
     """
     there = checkpoints_of_step(found, step)
     wanted = [commit for commit in there if number in (None, commit.number)]
@@ -191,16 +191,16 @@ def _steps(found: Iterable[CheckedCommit]) -> str:
 
 
 def newest(found: Sequence[CheckedCommit]) -> Commit | None:
-    """The newest checkpoint, whole or not: whoever deletes it stops a run that is saving there."""
+    """The newest checkpoint, intact or not; deleting it stops a run that is saving there."""
     return found[0].commit if found else None
 
 
 def choose_doomed(
     place: JobStorage, found: Sequence[CheckedCommit], keep: Retention, *, unread: bool = False
 ) -> list[Commit]:
-    """The checkpoints that `keep` does not keep, oldest first. What stays is read first: damaged ones do not count.
+    """The checkpoints that `keep` does not keep, oldest first. Those to keep are read first: damaged ones do not count.
 
-    With `unread`, a glance at them is enough. Raises JobStorageError.
+    With `unread`, they are only checked briefly. Raises JobStorageError.
     """
     from elasticctl_store.checkpoints.entries import commits_to_delete
 
@@ -227,8 +227,8 @@ def choose_doomed(
 def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Sequence[CheckedCommit]) -> None:
     """Delete checkpoints, oldest first.
 
-    Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
-    while a run could fill it. A run that is at it is stopped by that. Raises JobStorageError.
+    If the newest entry of the journal is among them, the URL is taken over first, since its position must never be free
+    while a run could fill it. That stops such a run. Raises JobStorageError.
     """
     from elasticctl_store.checkpoints import commits, retention
 
@@ -244,7 +244,7 @@ def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Seque
 
 
 def checkpoints_table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> Table:
-    """One row a checkpoint. `now` in seconds since the epoch."""
+    """One row per checkpoint. `now` is in seconds since the epoch."""
     rows = []
     for finding in found:
         commit, state = finding.commit, f"damaged: {finding.damage}" if finding.damage else "whole"
@@ -290,7 +290,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as a person says them: 812 B, 1.4 MB, 3.2 GB."""
+    """Bytes in a readable unit: 812 B, 1.4 MB, 3.2 GB."""
     amount, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 1000:
@@ -301,7 +301,7 @@ def size(count: int) -> str:
 
 @contextmanager
 def progress_bar(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show on a terminal how far something is; yields what is to be told how many bytes more are done."""
+    """Show progress on a terminal; yields a function to call with the number of additional bytes."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -319,7 +319,7 @@ def progress_bar(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]
 
 
 def target_file(name: str, force: bool) -> Path:
-    """The file to write. Raises UsageError for one that is there already, without `force`, and for a folder."""
+    """The file to write. Raises UsageError if it exists, unless `force`, or if it is a folder."""
     path = Path(name).expanduser()
     if path.is_dir():
         raise UsageError(f"{quote(name)} is a folder. FIX: name a file, such as {path / 'model.safetensors'}")
@@ -344,9 +344,9 @@ def workspace_digests(manifests: Iterable[Manifest]) -> set[str]:
 
 
 def delete_unused_workspaces(folder: Path, wanted: Collection[str], now: float) -> tuple[int, int]:
-    """Delete what is left over below `folder`; returns how many workspaces, and how many bytes of contents.
+    """Delete unused workspaces below `folder`; returns their number and the bytes of their contents.
 
-    `wanted`: the digests that jobs name; `now` in seconds since the epoch. Raises JobStorageError.
+    `wanted` are the digests that jobs name; `now` in seconds since the epoch. Raises JobStorageError.
     """
     with storage_errors():
         place = storages.open(str(folder), storages.AT_A_TERMINAL)

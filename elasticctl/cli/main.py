@@ -1,4 +1,4 @@
-"""`elasticctl`: the table of verbs, and the one place where errors become lines and exit codes.
+"""`elasticctl`: the table of verbs, and the place where errors become messages and exit codes.
 
 Verbs are imported on use: `elasticctl --help` and completion need none of them.
 """
@@ -74,14 +74,14 @@ class Verbs(VerbGroup):
         return list(_VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The verb's name alone, which is what completion asks of every verb; see resolve_command for the verb itself.
+        """Return a stub with the verb's name, which is all that completion needs; `resolve_command` returns the verb.
 
-        Without a help text: Typer imports rich to show one beside a completion, and that takes longer than the rest.
+        It has no help text: Typer would import rich to show it beside a completion, which takes longer than the rest.
         """
         return TyperCommand(cmd_name) if cmd_name in _VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the verb that is being used; `help VERB` is `VERB --help`."""
+        """Import the verb that is used; `help VERB` is `VERB --help`."""
         if args[0] == "help":
             if not args[1:]:
                 typer.echo(ctx.get_help())
@@ -149,8 +149,8 @@ def elasticctl(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
-    0 done; 1 a job failed, or something did; 2 wrong use; 3 not there, or no answer from the cluster; 4 cancelled;
-    124 timed out; 130 interrupted; 141 nobody reads the output any more.
+    0: done; 1: a job failed, or elasticctl did; 2: wrong usage; 3: not found, or no answer from the cluster; 4:
+    cancelled; 124: timed out; 130: interrupted; 141: the output's reader has gone.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     # A command's own words may be followed by --, after which everything belongs to the training script.
@@ -228,7 +228,7 @@ def _unknown_option(name: str, context: Any) -> str:
 
 
 def _say_error(message: str) -> None:
-    """Print an error on one line; commands in it name the context and the namespace of this command line."""
+    """Print an error on one line; its commands name the context and the namespace of this command line."""
     from elasticctl.cli.framework.place import with_place  # few command lines are wrong
 
     line = with_place(" ".join(message.split()))

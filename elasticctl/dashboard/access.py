@@ -1,4 +1,4 @@
-"""Who may see the dashboard of one user, and what the page may change.
+"""Access to the dashboard of one user, and the changes that the page may make.
 
 One user has access, from this machine, in a browser that was let in by a link that works once. Everything is below a
 path chosen at random at each start: cookies are not separated by port, and a path keeps the session's from other
@@ -64,14 +64,14 @@ class Gate:
 def is_local(host: str) -> bool:
     """True if the `Host` header names this machine; another name may be DNS rebinding.
 
-    Any port is accepted: the page may be reached through a tunnel.
+    Any port is accepted, as the page may be reached through a tunnel.
     """
     name, _, port = host.partition(":")
     return name in _HERE and (not port or (port.isascii() and port.isdigit()))
 
 
 def is_own_origin(headers: Mapping[str, str]) -> bool:
-    """True if the browser says that a page of this very host makes this request; TLS may end before us."""
+    """True if the browser says that a page of this host makes this request; TLS may end in front of us."""
     scheme, _, host = headers.get("Origin", "").partition("://")
     return scheme in ("http", "https") and bool(host) and host == headers.get("Host", "")
 
@@ -87,7 +87,7 @@ def _digest(ticket: str) -> bytes:
 
 
 def _bytes(given: str) -> bytes:
-    """Any header as bytes: headers need not be UTF-8."""
+    """Any header as bytes, as headers need not be UTF-8."""
     return given.encode("utf-8", "surrogatepass")
 
 

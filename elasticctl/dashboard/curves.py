@@ -25,10 +25,10 @@ _GROUP = 64
 
 
 class Series:
-    """One metric over rising `x`; `other` is what `x` is not, moment or step. Not for two threads at once."""
+    """One metric over ascending `x`; `other` is the time if `x` is the step, and vice versa. Not thread-safe."""
 
     def __init__(self, *, replaces: bool) -> None:
-        """`replaces`: a point that is not beyond the last one replaces all from there on; else it is put behind it."""
+        """`replaces`: a point that is not beyond the last one replaces all from there on; otherwise it is appended."""
         self._replaces = replaces
         self.x, self.other, self.y = array("d"), array("d"), array("d")
         self.lost: list[tuple[float, str]] = []
@@ -36,7 +36,7 @@ class Series:
         self._low, self._high, self._sum = array("d"), array("d"), array("d")
 
     def add(self, x: float, other: float, value: float) -> None:
-        """Add a point; one that is not finite becomes a gap from there to the next that is."""
+        """Add a point; one that is not finite becomes a gap up to the next finite one."""
         end = max(self.x[-1] if self.x else -math.inf, self.lost[-1][0] if self.lost else -math.inf)
         if x <= end:
             if self._replaces:
@@ -69,7 +69,7 @@ class Series:
         self._is_lost = bool(self.lost) and self.lost[-1][0] > last
 
     def picture(self, low: float, high: float, points: int) -> dict[str, Any]:
-        """The part from `low` to `high` in about so many points: their mean, and the extremes that it hides."""
+        """The part from `low` to `high` in about this many points: their mean, and the extremes that it hides."""
         start = max(0, bisect_left(self.x, low) - 1)
         stop = min(len(self.x), bisect_right(self.x, high) + 1)
         size = -(-(stop - start) // max(1, points))
@@ -109,7 +109,7 @@ class Series:
         return min(part), max(part), math.fsum(part) / len(part)
 
     def summary(self) -> dict[str, Any]:
-        """The last value, the lowest and the highest; and since when it is no number, if it is none now."""
+        """The last, lowest and highest value, and since when the metric has not been finite, if it is not now."""
         ragged = self.y[len(self._low) * _GROUP :]
         return {
             "last": self.y[-1] if self.y else None,
@@ -120,7 +120,7 @@ class Series:
 
 
 class Curves:
-    """The metrics of one run, as rows come."""
+    """The metrics of one run, built up row by row."""
 
     def __init__(self) -> None:
         self._by: dict[str, dict[str, Series]] = {}
@@ -128,11 +128,11 @@ class Curves:
 
     @property
     def names(self) -> list[str]:
-        """Those that have been reported, in order of their first value."""
+        """The reported metrics, in order of their first value."""
         return list(self._by)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows in order of time: `step`, `at` and metrics."""
+        """Add rows in chronological order: `step`, `at` and metrics."""
         for row in rows:
             step, at = float(row["step"]), float(row["at"])
             samples = _number(row.get(SAMPLES))
@@ -152,7 +152,7 @@ class Curves:
 
     @property
     def has_samples(self) -> bool:
-        """Is it known how many samples were trained on at some step?"""
+        """True if the number of samples is known at some step."""
         return bool(self._samples.y)
 
     def picture(self, name: str, over: str, low: float, high: float, points: int) -> dict[str, Any] | None:
@@ -169,7 +169,7 @@ class Curves:
         return self._by_samples(series.picture(known.x[first], known.x[last], points))
 
     def _by_samples(self, picture: dict[str, Any]) -> dict[str, Any]:
-        """A picture over steps, over samples: without the steps before the first whose samples are known."""
+        """Turn a picture over steps into one over samples, without steps before the first with known samples."""
         known, top = self._samples, -math.inf
         first = bisect_left(picture["x"], known.x[0])
         kept = {name: column and column[first:] for name, column in picture.items() if name != "lost"}
@@ -179,7 +179,7 @@ class Curves:
         return {**kept, "lost": lost}
 
     def _samples_at(self, step: float) -> float:
-        """Those of a step, or in proportion between the steps beside it; of one behind the last, those of the last."""
+        """The samples at a step, interpolated between its neighbours; those of the last step beyond it."""
         known = self._samples
         place = bisect_right(known.x, step) - 1
         if known.x[place] == step or place + 1 == len(known.x):
@@ -212,7 +212,7 @@ def _number(told: object) -> float | None:
 
 
 def curves_of_status(status: JobStatus) -> Curves:
-    """What the job's own status keeps: about a hundred points, and the rate."""
+    """The curves in the job's status: about a hundred points, and the rate."""
     curve, curves = status.curve, Curves()
     if curve.since is None:
         return curves

@@ -1,4 +1,4 @@
-"""What one person sees and does, over HTTP: a stream of events, details of a job, and four changes of a job.
+"""The HTTP interface for one user: a stream of events, details of a job, and four changes to a job.
 
     GET  BASE/events                               server-sent events: hello, jobs, projects, trouble, well, alive
     GET  BASE/jobs/{namespace}/{name}              everything about one job
@@ -6,7 +6,7 @@
     GET  BASE/jobs/{namespace}/{name}/logs         lines: ?worker=…|rank=…&find=…&since=…&until=…&skip=…&all=1
     GET  BASE/jobs/{namespace}/{name}/metrics      its curves: ?m=loss&m=lr&x=step|samples|time&from=…&to=…&points=…
     GET  BASE/jobs/{namespace}/{name}/metrics.csv  every value
-    POST BASE/jobs/{namespace}/{name}/stacks       where its ranks are: a look into its workers
+    POST BASE/jobs/{namespace}/{name}/stacks       the stacks of its ranks
     POST BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
 
 `jobs` events carry an id; a browser that reconnects sends the last one it has seen and gets what changed since.
@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is shown: the jobs in `namespace` (None: in all) of the context's cluster; `inside` is asked for stacks."""
+    """What is shown: the jobs in `namespace` (None: all) of the context's cluster; `inside` provides stacks."""
 
     cluster: Cluster
     context: str
@@ -81,7 +81,7 @@ class Scope:
 
 @dataclass(slots=True)
 class ViewerState:
-    """What one browser has been sent; `version` is that of the rows, None: nothing yet."""
+    """What one browser has been sent; `version` is that of its rows (None: nothing yet)."""
 
     version: int | None
     trouble: str = ""
@@ -90,7 +90,7 @@ class ViewerState:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What the command line lends to the page: what `scale` and `compare` do."""
+    """Functions of the command line that the page uses: `scale` and `compare`."""
 
     scaled: ScalePatch
     compared: Compare
@@ -102,9 +102,9 @@ OWN: Mapping[str, Any] = {"user": "", "changes": True, "storages": True}
 
 @dataclass(slots=True)
 class Desk:
-    """The handlers for one person and one place. `token` is the page's own, which changes need.
+    """The handlers for one user and one place. `token` is the page's own, which changes require.
 
-    `hello` is what else the page is told first. Streams end once `is_over()`.
+    `hello` has other fields of the first event. Streams end once `is_over()`.
     """
 
     place: Scope
@@ -126,7 +126,7 @@ class Desk:
         self.feed = JobFeed(lambda: cluster.list_jobs(namespace), ProjectPoller(cluster, namespace).poll, self.poll_s)
 
     def start(self) -> None:
-        """Begin to watch, on the running loop; the cluster is asked only while there are viewers."""
+        """Start to watch on the running loop; the cluster is queried only while there are viewers."""
         self.watching = asyncio.create_task(self.feed.run())
 
     def say_goodbye(self) -> None:
@@ -134,14 +134,14 @@ class Desk:
         self._ending.set()
 
     def stop(self) -> None:
-        """End all streams, and ask no more."""
+        """End all streams, and stop querying."""
         self.say_goodbye()
         for task in (self.watching, *(asking for _, asking in self._pods.values())):
             if task is not None:
                 task.cancel()
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """The stream of news."""
+        """The stream of events."""
         if self.feed.viewers >= MAX_VIEWERS:
             return refused(503, f"{MAX_VIEWERS} pages are open already. FIX: close one")
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -181,7 +181,7 @@ class Desk:
                 wait.cancel()
 
     def _version(self, event_id: str) -> int | None:
-        """The version that a browser has seen; None for nothing, or if it is of an earlier run."""
+        """The version that a browser has seen; None for none, or one of an earlier run."""
         life, _, number = event_id.partition(".")
         is_number = number.isascii() and number.isdigit() and len(number) < 16
         return int(number) if life == self._life and is_number else None
@@ -231,7 +231,7 @@ class Desk:
             return web.json_response(await run_in_thread(lambda: page.read(self.place.cluster, job)))
 
     async def stacks(self, request: web.Request) -> web.Response:
-        """Where the ranks are."""
+        """The stacks of the ranks."""
         job, inside = self._job(request), self.place.inside
         if inside is None:
             raise NotFoundError("this dashboard cannot look into workers")
@@ -270,7 +270,7 @@ class Desk:
                 return ()
 
     async def change(self, request: web.Request) -> web.Response:
-        """Have something done to a job."""
+        """Change a job."""
         try:
             body = json.loads(await request.read())
         except (ValueError, RecursionError) as e:
@@ -286,7 +286,7 @@ class Desk:
 
 
 def page_routes(base: str, desk_of: Callable[[web.Request], Awaitable[Desk]]) -> list[web.RouteDef]:
-    """What the page asks for below `base`, at the desk of whoever asks."""
+    """The page's requests below `base`, handled by the desk of the requesting user."""
 
     def at_desk(handle: Callable[[Desk, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
@@ -312,7 +312,7 @@ def page_routes(base: str, desk_of: Callable[[web.Request], Awaitable[Desk]]) ->
 
 
 async def answered(handler: Handler, request: web.Request) -> web.StreamResponse:
-    """What a handler answers; an error as JSON."""
+    """The answer of a handler; an error becomes JSON."""
     try:
         return await handler(request)
     except web.HTTPException as e:
@@ -322,7 +322,7 @@ async def answered(handler: Handler, request: web.Request) -> web.StreamResponse
 
 
 def refused(status: int, message: str) -> web.Response:
-    """A refusal in one line."""
+    """An error answer of one line."""
     return web.json_response({"error": message}, status=status)
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of many, in the cluster: each person logs in, and sees and does what the cluster lets them, no more.
+"""The shared dashboard in the cluster: users log in, and can see and do exactly what the cluster allows them.
 
     GET  /                    the page, and its files beside it; what it asks for is in `desk`
     GET  /in/{namespace}/     the same for one namespace
@@ -7,9 +7,9 @@
     POST BASE/logout          ends it
     GET  /healthz             for the kubelet
 
-All that is asked of the API server for a person is asked with that person's token: who may see or do what is decided
-there. The token is in no answer, no address, no cookie and no log. Behind a proxy that logs people in, the proxy sends
-it along with each request, and there is no cookie of ours.
+All requests to the API server for a user are made with that user's token, so the API server decides who may see or do
+what. The token appears in no answer, URL, cookie or log. Behind a proxy that logs users in, the proxy sends it with
+each request, and we set no cookie.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OF_NAMESPACE = "/in/{scope:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?}/"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`allow_changes`: people may change jobs, as far as they may. `behind_proxy`: a proxy sends their tokens."""
+    """`allow_changes`: users may change jobs, within their rights. `behind_proxy`: a proxy sends their tokens."""
 
     allow_changes: bool = False
     behind_proxy: bool = False
@@ -94,7 +94,7 @@ class ClusterDashboard:
         return await answered(handler, request)
 
     async def _desk_of(self, request: web.Request) -> Desk:
-        """The desk of whoever asks. Raises HTTPUnauthorized for nobody, and HTTPForbidden for what is not allowed."""
+        """The desk of the requesting user. Raises HTTPUnauthorized without a session, or HTTPForbidden."""
         try:
             session = await self._session_of(request)
         except CredentialsError as e:
@@ -111,7 +111,7 @@ class ClusterDashboard:
         return session.desk(request.match_info.get("scope"), self.tools, hello, self.poll_s)
 
     async def _session_of(self, request: web.Request) -> Session | None:
-        """The session of whoever asks, None for nobody. Behind a proxy, raises ClusterError for a bad token."""
+        """The session of the requesting user, or None. Behind a proxy, raises ClusterError for a bad token."""
         if not self.rules.behind_proxy:
             return self.sessions.find(request.cookies.get(COOKIE, ""))
         token = _proxied(request)
@@ -155,13 +155,13 @@ class ClusterDashboard:
 
 
 def _proxied(request: web.Request) -> str:
-    """The token that a proxy sends along; "" for none."""
+    """The token that a proxy sends; "" for none."""
     kind, _, token = request.headers.get("Authorization", "").partition(" ")
     return token if kind.lower() == "bearer" and _TOKEN.fullmatch(token) else ""
 
 
 def _token_in(body: bytes) -> str:
-    """The token of a login. Raises UsageError, which does not repeat it."""
+    """The token of a login. Raises UsageError, without the token."""
     try:
         found: Any = json.loads(body)
     except (ValueError, RecursionError):

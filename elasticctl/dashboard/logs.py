@@ -1,4 +1,4 @@
-"""What a job's workers print, a page at a time."""
+"""The output of a job's workers, one page at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Page:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> Page:
-        """From the query of an address. Raises UsageError."""
+        """Parse the query of a URL. Raises UsageError."""
         try:
             since, until = (float(query[name]) if name in query else None for name in ("since", "until"))
             rank, skip = int(query["rank"]) if "rank" in query else None, int(query.get("skip", 0))
@@ -58,7 +58,7 @@ class Page:
         return cls(query.get("worker", ""), find, since, until, query.get("all", "") == "1", rank, skip)
 
     def read(self, cluster: Cluster, job: ElasticJob) -> dict[str, Any]:
-        """The lines, in order of time; `more`: there are others beyond. Blocks. Raises ClusterError, NotFoundError."""
+        """The lines, in chronological order; `more`: there are others. Blocks. Raises ClusterError, NotFoundError."""
         worker = self.worker if self.rank is None else worker_of_rank(job, self.rank)
         if worker and worker not in known_workers(job):
             raise UsageError(f"{job.name} has no such worker")
@@ -95,5 +95,5 @@ class Page:
 
 
 def _plain(text: str) -> str:
-    """As it is searched: without control sequences, which most lines do not have, and in lower case."""
+    """The line as it is searched: in lower case, without control sequences, which most lines do not have."""
     return (_ESCAPES.sub("", text) if "\x1b" in text else text).casefold()

@@ -1,4 +1,4 @@
-"""What the workers of a job use of their machines, for the page: what `top` prints, and how much of what there is."""
+"""Machine usage of a job's workers for the page: as in `top`, with shares of the totals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_COLUMNS = 32
 
 
 def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
-    """The workers that have been measured, and their GPUs one by one; None before any has been."""
+    """The workers that have been measured, with each of their GPUs; None before any has been."""
     usage = job.status.usage
     if usage is None or not usage.workers:
         return None
@@ -53,7 +53,7 @@ def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
 
 
 def course_data(course: UsageCourse) -> dict[str, Any]:
-    """What all workers used together, and where the time of their steps went, by moments."""
+    """The total usage of all workers, and how the time of their steps was spent, by moment."""
     if course.since is None:
         return {"at": [], "columns": {}}
     moments = [course.since + at_s for at_s in course.at_s]
@@ -66,12 +66,12 @@ def course_data(course: UsageCourse) -> dict[str, Any]:
 
 
 def idle_count(job: ElasticJob) -> int:
-    """How many GPUs of a job have done nothing for long."""
+    """The number of a job's GPUs that have been idle for long."""
     return sum(len(each.numbers) for each in idle_gpus(job.status.usage.workers, job.name)) if job.status.usage else 0
 
 
 def _in_use(used: WorkerUsage) -> dict[str, Any]:
-    """In words as `USES` has them, and beside each how much of what there is, from 0 to 1; None: not known."""
+    """Texts in the order of `USES`, each with the share in use, from 0 to 1; None: unknown."""
     known = [percent for percent in used.gpus.percent if percent is not None]
     parts = [
         _part(used.cpus_used, used.cpus),

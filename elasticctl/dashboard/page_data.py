@@ -1,4 +1,4 @@
-"""The JSON that the page gets: a row of the job list, the details of one job, and the projects of a shared cluster.
+"""The JSON for the page: a row of the job list, the details of one job, and the projects of a shared cluster.
 
 Moments are seconds since the epoch, durations seconds, money US dollars; unknown values are None or left out. Texts
 come from whoever wrote the job: they are truncated here, and the page never interprets them as markup.
@@ -42,7 +42,7 @@ Steps = list[tuple[float, int]]
 
 
 def training_steps(job: ElasticJob) -> Steps:
-    """How many workers were in the group over time: none from its stop until the next one has formed.
+    """The number of workers in the group over time: 0 from its stop until the next one has formed.
 
     A status lists only the latest groups; what was before them is unknown.
     """
@@ -61,7 +61,7 @@ def training_steps(job: ElasticJob) -> Steps:
 
 
 def wanted_steps(job: ElasticJob, now: float) -> Steps:
-    """How many workers the job was to have over time, as far back as its status knows, up to its end or now."""
+    """The wanted number of workers over time, as far back as the status knows, up to the end or now."""
     scalings = [item for item in job.status.scalings if item.at is not None]
     if job.created_at is None:
         return []
@@ -94,7 +94,7 @@ MAX_JOBS = 100
 def projects_data(
     quotas: Iterable[Manifest], held: Sequence[JobUsage], notes: Sequence[str], *, all_seen: bool
 ) -> Projects:
-    """Each pool with its projects, and the jobs; `notes` say what is missing, `all_seen` that no job is."""
+    """Each pool with its projects, and the jobs; `notes` list what is missing; `all_seen`: no job is."""
     rows = usage_by_project(quotas, held)
     pools = usage_by_pool(rows, held, all_seen=all_seen)
     return {
@@ -106,7 +106,7 @@ def projects_data(
 
 
 def _pool(stock: PoolUsage, rows: Sequence[ProjectUsage]) -> dict[str, Any]:
-    """One pool; `scale` is how many slots fill the width of its bars."""
+    """One pool; `scale` is the number of slots that fill the width of its bars."""
     scale = max((row.held + row.unused for row in rows), default=0)
     if stock.slots is not None:  # a limit beyond the size of the pool limits nothing
         scale = max([scale, *(row.limit for row in rows if row.limit is not None and row.limit <= stock.slots)])
@@ -120,7 +120,7 @@ def _jobs(held: Sequence[JobUsage]) -> dict[str, Any]:
 
 
 def _texts(item: JobUsage) -> dict[str, str]:
-    """Texts that others wrote, truncated."""
+    """Untrusted texts, truncated."""
     return {"message": item.message[:MAX_TEXT], "change": item.change[:MAX_TEXT], "reason": item.reason[:MAX_TEXT]}
 
 
@@ -215,7 +215,7 @@ def _interrupted(status: JobStatus) -> int:
 
 
 def _doing(status: JobStatus) -> dict[str, Any] | None:
-    """What the group does, since when, and how long its first step took last time; the page counts the seconds."""
+    """What the group is doing, since when, and how long its first step took last time; the page counts the seconds."""
     doing = current_activity(status)
     if doing is None:
         return None
@@ -224,14 +224,14 @@ def _doing(status: JobStatus) -> dict[str, Any] | None:
 
 
 def _reason(status: JobStatus) -> str:
-    """Why it does not train, as the controller says."""
+    """Why it does not train, according to the controller."""
     if status.phase in (Phase.RUNNING, Phase.SUCCEEDED, Phase.SUSPENDED):
         return ""
     return status.message or status.reason
 
 
 def _is_news(finding: Finding) -> bool:
-    """True if it says more than the page shows anyway, such as progress and interruptions."""
+    """True if it says more than the rest of the page, which shows progress and interruptions."""
     return finding.decisive or finding.severity is not Severity.INFO
 
 
@@ -246,7 +246,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    """With moments instead of seconds since the start; columns that began later are shorter, as stored."""
+    """The curve with moments instead of seconds since the start; columns that began later are shorter, as stored."""
     if curve.since is None:
         return {"at": [], "step": [], "samplesPerS": [], "metrics": {}}
     columns: Mapping[str, Any] = {name[:MAX_TEXT]: list(values) for name, values in curve.metrics.items()}
@@ -328,7 +328,7 @@ def _cost(job: ElasticJob, now: float) -> dict[str, Any] | None:
 
 
 def _prices_of(one: Rate) -> str:
-    """Where the prices come from, and of which day they are; a job's goal may say its own."""
+    """The source and date of the prices; a job's goal may have its own."""
     dated = f", {one.prices.date}" if one.prices.date else ""
     return (
         f"list prices of {one.prices.region}{dated}" if one.prices.region else f"{one.instances[0]}{dated}"[:MAX_TEXT]

@@ -1,4 +1,4 @@
-"""The page's files, and the headers that go with every answer: it runs its own scripts and loads nothing else."""
+"""The page's files, and the headers of every answer: the page may run its own scripts and load nothing else."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ def file_routes(base: str) -> list[web.RouteDef]:
 
 
 async def harden(_: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers; for `on_response_prepare`."""
+    """Add the headers; a handler of `on_response_prepare`."""
     response.headers.update(_HEADERS)

@@ -1,4 +1,4 @@
-"""Reads the metrics of the runs that somebody looks at, and answers for the part that is in view."""
+"""Reads the metrics of the runs that are being viewed, and returns the visible part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_COMMAND = 500
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is looked at: `names` of `over` (STEP, TIME or SAMPLES) from `low` to `high`, in about so many points."""
+    """The visible part: metrics over STEP, TIME or SAMPLES from `low` to `high`, in about this many points."""
 
     names: tuple[str, ...]
     over: str = TIME
@@ -39,7 +39,7 @@ class View:
 
     @classmethod
     def parse(cls, query: Mapping[str, str], names: Sequence[str]) -> View:
-        """From the query of an address. Raises UsageError."""
+        """Parse the query of a URL. Raises UsageError."""
         over = query.get("x", TIME)
         try:
             low, high = float(query.get("from", "-inf")), float(query.get("to", "inf"))
@@ -56,10 +56,10 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 class Source(Protocol):
-    """Where rows come from, in order of time."""
+    """A source of rows, in chronological order."""
 
     def read_new(self) -> list[Row]:
-        """Those that are new. Raises JobStorageError."""
+        """The new rows. Raises JobStorageError."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class _Run:
 
 
 class RunMetrics:
-    """The metrics of some runs; any thread may ask."""
+    """The metrics of some runs; thread-safe."""
 
     def __init__(self, open_source: Callable[[ElasticJob], Source] = StoredMetrics) -> None:
         self._open = open_source
@@ -80,7 +80,7 @@ class RunMetrics:
         self._lock = threading.Lock()
 
     def answer(self, job: ElasticJob, view: View) -> dict[str, Any]:
-        """The curves in view, and what there is at all; blocks while the storage is read."""
+        """The visible curves, and the names of all; blocks while the storage is read."""
         run, told = self._run(job), curves_of_status(job.status)
         with run.lock:
             self._read(run, job)
@@ -100,7 +100,7 @@ class RunMetrics:
             }
 
     def results(self, job: ElasticJob) -> tuple[Results, str]:
-        """What came of a run's metrics: of all that is stored, else of what its status keeps; and why not of all."""
+        """A summary of a run's metrics: of all that is stored, or else of its status, with the reason."""
         run = self._run(job)
         with run.lock:
             self._read(run, job)
@@ -114,7 +114,7 @@ class RunMetrics:
             return found, run.trouble
 
     def table(self, job: ElasticJob) -> Iterable[str]:
-        """All that is stored of it, as lines of CSV; of a run without a storage what its status keeps."""
+        """All stored metrics as lines of CSV, or those in the status of a run without a storage."""
         run = self._run(job)
         with run.lock:
             self._read(run, job)
@@ -150,6 +150,6 @@ def _seen(name: str, curves: Curves, view: View) -> dict[str, Any] | None:
 
 
 def _lost_now(name: str, job: ElasticJob) -> dict[str, Any]:
-    """What the job's own status says of a metric that is no number, which is more exact than a curve of few points."""
+    """The job's own status of metrics that are not finite, which is more exact than a curve of few points."""
     lost = job.status.progress.not_finite.get(name)
     return {} if lost is None else {"lostNow": (lost.step, lost.value)}

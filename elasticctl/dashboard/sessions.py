@@ -1,8 +1,8 @@
-"""Who is logged in to a dashboard for many: each with connections and desks of their own, all of it in memory alone.
+"""The sessions of a shared dashboard: each user has separate connections and desks, kept only in memory.
 
-A session is found by a secret that its browser or the proxy in front shows; only a digest of that is kept. It ends when
-the cluster does not accept the person's token any more, after MAX_AGE_S, after IDLE_S without a request, and where
-others need the room.
+A session is identified by a secret from the browser or from the proxy in front, of which only a digest is kept. It ends
+when the cluster no longer accepts the user's token, after MAX_AGE_S, after IDLE_S without a request, and when others
+need the room.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LogIn = Callable[[str, Callable[[], None]], Person]
 
 @dataclass(slots=True)
 class Session:
-    """One login. `token` is the page's own, which changes need."""
+    """One login. `token` is the page's own, which changes require."""
 
     person: Person
     token: str
@@ -47,7 +47,7 @@ class Session:
 
     @property
     def viewers(self) -> int:
-        """How many pages watch."""
+        """The number of open pages."""
         return sum(desk.feed.viewers for desk in self.desks.values())
 
     def is_over(self) -> bool:
@@ -55,7 +55,7 @@ class Session:
         return self.refused.is_set() or time.monotonic() - self.begun_at > MAX_AGE_S
 
     def desk(self, namespace: str | None, tools: Tools, hello: Mapping[str, Any], poll_s: float) -> Desk:
-        """Where this person looks at a namespace (None: at all). Raises BusyError where there are too many."""
+        """The user's desk for a namespace (None: all). Raises BusyError if there are too many."""
         found = self.desks.get(namespace)
         if found is not None and found.watching is not None and not found.watching.done():
             return found
@@ -70,7 +70,7 @@ class Session:
         return made
 
     def end(self) -> None:
-        """Stop all that is done for this person."""
+        """Stop everything that runs for this user."""
         self.refused.set()
         for desk in self.desks.values():
             desk.stop()
@@ -88,7 +88,7 @@ class Sessions:
         self._secret = secrets.token_bytes(32)
 
     def find(self, shown: str) -> Session | None:
-        """The session of whoever shows this secret; None where there is none, or none any more."""
+        """The session that this secret belongs to; None if there is none, or it has ended."""
         self._sweep()
         session = self._by_digest.get(_digest(shown))
         if session is not None:
@@ -96,9 +96,9 @@ class Sessions:
         return session
 
     async def admit(self, shown: str, token: str) -> Session:
-        """Begin a session for who shows `shown` from now on. Raises ClusterError where the cluster takes no such token.
+        """Begin a session with the secret `shown`. Raises ClusterError if the cluster does not accept the token.
 
-        Requests that come together with one secret begin one session.
+        Concurrent requests with one secret begin one session.
         """
         digest = _digest(shown)
         task = self._coming.get(digest)
@@ -108,13 +108,13 @@ class Sessions:
         return await asyncio.shield(task)
 
     def end(self, shown: str) -> None:
-        """End a session, if there is one."""
+        """End the session, if there is one."""
         session = self._by_digest.pop(_digest(shown), None)
         if session is not None:
             session.end()
 
     def end_all(self) -> None:
-        """End them all."""
+        """End all sessions."""
         for session in self._by_digest.values():
             session.end()
         self._by_digest.clear()
@@ -134,7 +134,7 @@ class Sessions:
         return session
 
     def _make_room(self, user: str) -> None:
-        """End the sessions that have been used least, of a person who has many, and of all."""
+        """End the least recently used sessions, of a user with many and of all users."""
         mine = [digest for digest, session in self._by_digest.items() if session.person.user == user]
         for digests, most in ((mine, MAX_OF_A_PERSON), (list(self._by_digest), MAX_SESSIONS)):
             if len(digests) >= most:
@@ -146,7 +146,7 @@ class Sessions:
         return session.viewers > 0, session.used_at
 
     def _sweep(self) -> None:
-        """End those that are over, and those that nobody uses."""
+        """End sessions that are over or unused."""
         now = time.monotonic()
         for digest, session in list(self._by_digest.items()):
             if session.is_over() or (not session.viewers and now - session.used_at > IDLE_S):

@@ -1,4 +1,4 @@
-"""Where a job's ranks are, for the page."""
+"""The stacks of a job's ranks, for the page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_LINES = 20_000
 
 
 def stacks_data(inside: Inside, cluster: Cluster, job: ElasticJob) -> dict[str, Any]:
-    """The stacks of all ranks as lines, and what could not be read and why. Blocks.
+    """The stacks of all ranks as lines, with the reasons for those that could not be read. Blocks.
 
-    Raises UsageError and ConflictError where no ranks can be looked at, and ClusterError.
+    Raises UsageError or ConflictError if no rank can be examined, and ClusterError.
     """
     made = hardware(job)
     if not made.launched:

@@ -29,15 +29,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Verb(TyperCommand):
-    """A command whose usage line reads as kubectl's does, and whose options may be listed in sections.
+    """A command with a usage line like kubectl's, whose help can list options in sections.
 
-    `sections`: heading -> names of the parameters below it, in their order; all others come under "Options".
+    `sections` maps a heading to the names of its parameters, in order; all others come under "Options".
     """
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take what stands before the verb (`elasticctl --context prod list`) as if it came first after it."""
+        """Move options that come before the verb (`elasticctl --context prod list`) behind it."""
         return super().parse_args(ctx, [*self._given_before(ctx), *args])
 
     def _given_before(self, ctx: Any) -> Iterator[str]:
@@ -68,7 +68,7 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """A group that suggests the verb that was meant."""
+    """A group that suggests a verb for a misspelt one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
@@ -98,7 +98,7 @@ def new_app(cls: type[VerbGroup] = VerbGroup, **settings: Any) -> typer.Typer:
 
 
 def add_group(app: typer.Typer, name: str, about: str, cls: type[VerbGroup] = VerbGroup) -> typer.Typer:
-    """Add a group of verbs to `app` and return it, for verbs to be added to; alone it prints its help."""
+    """Add a group of verbs to `app` and return it; without a verb, it prints its help."""
     group = new_app(cls=cls, help=about, callback=show_overview, invoke_without_command=True)
     app.add_typer(group, name=name)
     return group
@@ -111,7 +111,7 @@ def show_overview(ctx: typer.Context, debug: Debug = False) -> None:
 
 
 def verb(app: typer.Typer, name: str, cls: type[Verb] = Verb) -> Callable[[F], F]:
-    """Add a function to `app` as a verb; `flatten` says which parameters it may have."""
+    """Add a function to `app` as a verb; its parameters are described at `flatten`."""
 
     def register(function: F) -> F:
         app.command(name, cls=cls, context_settings=_HELP)(flatten(function))
@@ -122,7 +122,7 @@ def verb(app: typer.Typer, name: str, cls: type[Verb] = Verb) -> Callable[[F], F
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option as Typer sees it, and the parameter of the verb that it belongs to ("": none)."""
+    """An option for Typer, and the dataclass parameter of the verb that it is a field of ("": none)."""
 
     seen: inspect.Parameter
     owner: str
@@ -130,9 +130,9 @@ class _Option:
 
 
 def flatten(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for Typer: fields of its dataclass parameters become options, and --debug is added.
+    """Adapt `function` to Typer: the fields of its dataclass parameters become options, and --debug is added.
 
-    Values of `tuple[X, ...]`, which Typer knows only as lists, arrive as tuples.
+    Values of `tuple[X, ...]`, which Typer supports only as lists, arrive as tuples.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
@@ -179,7 +179,7 @@ def _option(name: str, hint: Any, default: Any, owner: str) -> _Option:
 
 
 def _leave_default_alone(note: Any) -> Any:
-    """Typer has defaults parsed too; ours are no texts but values, and stay as they are."""
+    """Do not parse defaults, as Typer does: ours are values already."""
     parse = getattr(note, "parser", None)
     if parse is None:
         return note

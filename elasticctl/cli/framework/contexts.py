@@ -33,7 +33,7 @@ def contexts() -> Config:
 
 
 def complete_context(incomplete: str) -> list[str]:
-    """The contexts whose names begin so; none where the contexts file cannot be read."""
+    """The contexts whose names have this prefix; none if the contexts file cannot be read."""
     try:
         return [context.name for context in contexts().contexts if context.name.startswith(incomplete)]
     except ElasticctlError:
@@ -41,7 +41,7 @@ def complete_context(incomplete: str) -> list[str]:
 
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The jobs whose names begin so; none where the cluster does not answer."""
+    """The jobs whose names have this prefix; none if the cluster does not answer."""
     try:
         names = _job_names(ctx.params.get("context") or "", ctx.params.get("namespace") or "")
         return [name for name in names if name.startswith(incomplete)]
@@ -50,7 +50,7 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _job_names(context_name: str, namespace: str) -> list[str]:
-    """The names of the jobs; none where the local cluster does not run, as completion does not start it."""
+    """The names of the jobs; none if the local cluster is not running, as completion does not start it."""
     from elasticctl.cluster import connect
     from elasticctl.settings.contexts import LOCAL, check_namespace
 

@@ -1,4 +1,4 @@
-"""Lines of logs as they are printed: each under its worker's name, and progress bars that stay where they are.
+"""Prints lines of logs, each with its worker's name, and redraws progress bars in place.
 
 A line that ends with a carriage return is the state of a progress bar. A terminal shows the newest of each worker below
 the other lines, and draws it anew in its place; elsewhere each is a line.
@@ -24,7 +24,7 @@ _MOVES = re.compile(r"\x1b\[[0-9;]{0,20}[A-HJKSTf]")
 
 
 def print_log_lines(lines: Iterable[LogLine], job: str, *, timestamps: bool = False) -> None:
-    """Print log lines as they come, each under its worker's short name; colours on a terminal."""
+    """Print log lines as they come, each with its worker's short name, in colour on a terminal."""
     coloured, live = has_colour(), has_cursor()
     prefixes: dict[str, str] = {}
     bars = _Bars()
@@ -45,21 +45,21 @@ def print_log_lines(lines: Iterable[LogLine], job: str, *, timestamps: bool = Fa
 
 
 class _Bars:
-    """The newest state of each worker's progress bar, and how many lines of the terminal they take now."""
+    """The newest state of each worker's progress bar, and the number of terminal lines that they take."""
 
     def __init__(self) -> None:
         self._newest: dict[str, str] = {}
         self._drawn = 0
 
     def is_known(self, worker: str, text: str, *, is_bar: bool) -> bool:
-        """Has this very line been printed as the last state of a bar, which ends with it?"""
+        """True if this line has already been printed as the last state of a bar."""
         before = self._newest.pop(worker, None)
         if is_bar:
             self._newest[worker] = text
         return before == text
 
     def draw(self, worker: str, text: str, *, is_bar: bool) -> None:
-        """Print a line above the bars, or draw a bar anew."""
+        """Print a line above the bars, or redraw a bar."""
         out = [f"\x1b[{self._drawn}F\x1b[J" if self._drawn else ""]
         self._newest.pop(worker, None)
         if is_bar:
@@ -74,7 +74,7 @@ class _Bars:
 
 
 def _seen(text: str) -> str:
-    """What a terminal shows in the end of a line in which the carriage was returned."""
+    """What a terminal finally shows of a line with carriage returns."""
     if text.isprintable():
         return text
     still = _MOVES.sub("", text)
@@ -84,7 +84,7 @@ def _seen(text: str) -> str:
 
 
 def _cut(text: str, columns: int) -> str:
-    """The text without what finds no room in so many columns; colours stay."""
+    """Cut the text at this many columns; colours stay."""
     kept, at, room = [], 0, columns
     for found in (*COLOUR_CODES.finditer(text), None):
         for char in text[at : len(text) if found is None else found.start()]:

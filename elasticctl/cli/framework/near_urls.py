@@ -1,4 +1,4 @@
-"""What somebody typed who meant the URL of a storage, and would become a folder of that name."""
+"""Misspelt storage URLs, which would otherwise be taken for the names of folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NEAR_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(:/*)|(s3|gs)(//+)")
 
 
 def check_near_url(given: str) -> None:
-    """Refuse what was to be a URL, and would be taken for a folder of such a name: UsageError.
+    """Raise UsageError for a misspelt URL, which would be taken for the name of a folder.
 
     `s3:/bucket`, `gs:x`, `S3://bucket`, `file:/path`, `s3//bucket`, `s3:///prefix`.
     """

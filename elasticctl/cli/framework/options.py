@@ -31,7 +31,7 @@ class Assignment(NamedTuple):
 
 
 class SecretRef(NamedTuple):
-    """A secret by its name: all its keys (`key` ""), or one as a variable."""
+    """A reference to a secret: all its keys (`key` ""), or one of them as a variable."""
 
     name: str
     key: str
@@ -39,7 +39,7 @@ class SecretRef(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A volume claim, or `secrets:` and a SecretProviderClass, and the absolute path it is to be found at."""
+    """A volume claim, or `secrets:` and a SecretProviderClass, and the absolute path to mount it at."""
 
     claim: str
     path: str
@@ -74,7 +74,7 @@ def whole(low: int) -> Callable[[str], int]:
 
 
 def assignment(form: str) -> Callable[[str], Assignment]:
-    """A parser of NAME=VALUE; `form` is what the error calls it."""
+    """A parser of NAME=VALUE; `form` describes it in the error."""
 
     def parse(text: str) -> Assignment:
         name, separator, value = text.partition("=")
@@ -110,7 +110,7 @@ def count(about: str, *, low: int = 1, letter: str = "N", default: bool = False)
 
 
 def time(about: str, *, low_s: int = 0) -> Any:
-    """An option that takes a duration; what it is by default is for `about` to say, and not in seconds."""
+    """An option that takes a duration; `about` has to give the default in a readable unit."""
 
     def parse(text: str) -> int:
         if (found := duration(text)) < low_s:
@@ -126,7 +126,7 @@ def assignments(flag: str, form: str, about: str) -> Any:
 
 
 def text(about: str, letter: str = "NAME") -> Any:
-    """An option that takes any text; nothing is said of its default, which is empty."""
+    """An option that takes any text and is empty by default, which its help does not show."""
     return typer.Option(metavar=letter, help=about, show_default=False)
 
 
@@ -137,7 +137,7 @@ def namespace(about: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the command line said about the place; empty: not said."""
+    """The place given on the command line; empty: not given."""
 
     context: Annotated[
         str,

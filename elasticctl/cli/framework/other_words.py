@@ -1,4 +1,4 @@
-"""Which verb is meant by a word that is none: what other tools call it, or the verb itself with a slip in it."""
+"""Suggests a verb for a word that is not one: another tool's name for it, or a misspelling."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _A_SLIP = 0.85
 
 
 def verb_meant(name: str, known: Sequence[str]) -> str:
-    """` (did you mean "x"?)` with the verb that somebody meant who typed `name`, or nothing."""
+    """` (did you mean "x"?)` with the verb that was probably meant by `name`, or nothing."""
     word = name.lower()[:100]
     for other in _OTHER_WORDS.get(word, ()):
         if other in known:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class Table:
     """Rows of cells under a header.
 
-    `spare` names columns that a terminal does without: those that say nothing, and in a narrow one more of them, the
-    first to go first. `wraps`: the last column may go on in the next line instead of being cut. `facts`: each row is
-    a name and a value, and needs no header on a terminal. `kept` is a spare column that is not lost: its cells become
-    `notes`, lines below the table.
+    `spare` names columns that a terminal leaves out if they are empty and, if it is narrow, also others, in this order.
+    `wraps`: the last column may continue on the next line instead of being cut. `facts`: each row is a name and a
+    value, and needs no header on a terminal. `kept` is a spare column that is not lost: its cells become `notes`,
+    lines below the table.
     """
 
     header: tuple[str, ...]
@@ -65,19 +65,19 @@ _PHASE_STYLES = {
 
 
 def say(line: str) -> None:
-    """One line of talk; commands in it name the place that this one was given."""
+    """Print a message on stderr; its commands name the place that this command line names."""
     sys.stderr.write(encodable(visible(with_place(line)), sys.stderr) + "\n")
     sys.stderr.flush()
 
 
 def hint(line: str) -> None:
-    """What to type next, for a person: nothing is said to a program."""
+    """Print what to type next, unless the reader is a program."""
     if sys.stderr.isatty() and sys.stdout.isatty():
         say(line)
 
 
 def emit(text: str) -> None:
-    """Text for stdout, with a newline at its end."""
+    """Print text and a newline on stdout."""
     _write(visible(text))
 
 
@@ -86,7 +86,7 @@ def _write(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table as the reader of stdout likes it."""
+    """Print a table in the format that suits the reader of stdout."""
     if on_terminal():
         screen = console()
         screen.print(rich_table(fit_table(table, screen.width)))
@@ -95,7 +95,7 @@ def print_table(table: Table) -> None:
 
 
 def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> None:
-    """Print whole objects as json, yaml or names; `one`: the object itself, not a List of it."""
+    """Print whole objects as json, yaml or names; `one`: a single object instead of a List."""
     if form == "name":
         for manifest in manifests:
             emit(manifest["metadata"]["name"])
@@ -104,9 +104,9 @@ def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> Non
 
 
 def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
-    """Print what a verb has found out, as json or yaml; `kind` and the version tell programs what they read.
+    """Print the result of a verb as json or yaml, with its `kind` and version for programs.
 
-    What is in it is said by docs/schemas/`kind`.json.
+    Its schema is docs/schemas/`kind`.json.
     """
     print_plain({"apiVersion": DATA_VERSION, "kind": kind, **data}, form)
 
@@ -126,14 +126,14 @@ def print_plain(data: Any, form: str) -> None:
 
 
 def format_tabs(table: Table) -> str:
-    """A table for a pipe: cells apart by tabs, a dash for an empty one."""
+    """A table for a pipe: cells separated by tabs, a dash for an empty one."""
     return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
 
 
 def format_aligned(table: Table, least: Sequence[int] = (), width: int | None = None) -> tuple[list[str], list[int]]:
-    """A table as plain lines, the header first, and how wide its columns are: at least as wide as `least` says.
+    """A table as plain lines, header first, and the widths of its columns, which are at least `least`.
 
-    For rows that come one by one, under those that are there. Lines are cut at `width` columns, if it is given.
+    Rows that come later can be aligned with those. Lines are cut at `width` columns, if it is given.
     """
     widths = [max(pair) for pair in zip_longest(_widths(table), least, fillvalue=0)]
     lines = []
@@ -145,9 +145,9 @@ def format_aligned(table: Table, least: Sequence[int] = (), width: int | None = 
 
 
 def fit_table(table: Table, width: int) -> Table:
-    """The table for a terminal of `width` columns: without spare columns that are empty or find no room.
+    """The table for a terminal of `width` columns, without spare columns that are empty or do not fit.
 
-    Where even that is too wide, names are cut, and then the last column.
+    If it is still too wide, names are cut, and then the last column.
     """
     for name in table.spare:
         if name in table.header and not any(row[table.header.index(name)] for row in table.rows):
@@ -161,7 +161,7 @@ def fit_table(table: Table, width: int) -> Table:
 
 
 def rich_table(table: Table) -> RenderableType:
-    """A table for a terminal: all columns as wide as they need, the last one as wide as there is room."""
+    """A table for a terminal: all columns as wide as their cells, except that the last one has to fit."""
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -187,7 +187,7 @@ def bar(share: float, width: int, encoding: str | None) -> str:
 
 
 def _colour_phase(text: Text) -> Text:
-    """A phase at the beginning of a cell in its colour."""
+    """Colour the phase at the beginning of a cell."""
     word = text.plain.partition("  ")[0]
     if word in _PHASE_STYLES:
         text.stylize(_PHASE_STYLES[word], 0, len(word))
@@ -195,7 +195,7 @@ def _colour_phase(text: Text) -> Text:
 
 
 def _noted(table: Table) -> Table:
-    """The table with what its kept column says as notes, each after its row's name."""
+    """The table with the cells of its kept column as notes, each after its row's name."""
     names, kept = _names(table), table.header.index(table.kept)
     return dataclasses.replace(table, notes=tuple(f"{row[names]}: {row[kept]}" for row in table.rows if row[kept]))
 
@@ -207,7 +207,7 @@ def _without(table: Table, name: str) -> Table:
 
 
 def _needed(table: Table) -> int:
-    """How many columns of a terminal the table takes, with its names and its last column cut as far as they may be."""
+    """The smallest width of the table, with its names and its last column cut as far as allowed."""
     widths, names = _widths(table), _names(table)
     least = [*widths[:-1], max(_columns(table.header[-1]), min(widths[-1], _LEAST_LAST))]
     least[names] = min(least[names], _LEAST_NAME)
@@ -215,12 +215,12 @@ def _needed(table: Table) -> int:
 
 
 def _names(table: Table) -> int:
-    """Which column has the names."""
+    """The index of the column of names."""
     return table.header.index("NAME") if "NAME" in table.header else 0
 
 
 def _squeeze(table: Table, width: int) -> Table:
-    """The table with its names and then its last column cut, as far as they are too long for `width`."""
+    """The table with its names, and then its last column, cut as far as `width` requires."""
     names, last = _names(table), len(table.header) - 1
     if last > 0:
         others = _needed(table) - min(_widths(table)[names], _LEAST_NAME)
@@ -247,7 +247,7 @@ def _widths(table: Table) -> list[int]:
 
 
 def _columns(text: str) -> int:
-    """How many columns of a terminal the text takes: characters of some scripts, and emoji, take two."""
+    """The number of terminal columns that the text takes: some characters, such as emoji, take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # slow to import, and most text is plain
@@ -256,7 +256,7 @@ def _columns(text: str) -> int:
 
 
 def _clip(text: str, columns: int) -> str:
-    """As much of the beginning of the text as fits into so many columns."""
+    """The longest beginning of the text that fits into this many columns."""
     if text.isascii():
         return text[: max(0, columns)]
     while _columns(text) > columns and text:
@@ -265,7 +265,7 @@ def _clip(text: str, columns: int) -> str:
 
 
 def console(stream: TextIO | None = None, width: int | None = None) -> Console:
-    """A console on stdout that keeps to NO_COLOR; what its encoding does not have is written as escapes."""
+    """A console on stdout that respects NO_COLOR and escapes characters that its encoding lacks."""
     import io
 
     from elasticctl.cli.framework.screen import SafeConsole
@@ -292,7 +292,7 @@ def has_cursor() -> bool:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """The parts that say something, apart by two spaces."""
+    """The parts that are not empty, separated by two spaces."""
     return "  ".join(part for part in parts if part)
 
 
@@ -301,6 +301,6 @@ def _cell(text: str) -> str:
 
 
 def encodable(text: str, stream: TextIO) -> str:
-    """The text with escapes for what the stream's encoding does not have."""
+    """The text with characters escaped that the stream's encoding lacks."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

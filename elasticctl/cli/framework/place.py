@@ -1,4 +1,4 @@
-"""Commands that are printed for the reader to type: they name the place that the command line has named."""
+"""Suggested commands name the context and namespace of the command line that prints them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _flags: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("flags", default=()
 
 
 def name_place(context: str, namespace: str) -> None:
-    """Note what the command line says about the place of the jobs; "" where it says nothing."""
+    """Note the context and namespace that the command line names; "" if it names none."""
     _flags.set((("--context", context), ("-n", namespace)))
 
 
 def with_place(text: str) -> str:
-    """The text, in which each command names the place; a flag that a command gives itself is left alone.
+    """Add the place's flags to each command in the text, unless it has them already.
 
-    They follow the name of the job where a command ends with it, else the verb's.
+    They follow the name of the job if the command ends with it, or else the verb.
     """
     if not _flags.get() or "elasticctl " not in text:
         return text
@@ -39,7 +39,7 @@ def with_place(text: str) -> str:
 
 
 def _missing(found: re.Match[str], text: str) -> str:
-    """The flags that a command in a text lacks."""
+    """The flags that a command lacks."""
     words = _END.split(text[found.start() :], maxsplit=1)[0].split()
     flags = _flags.get()[:1] if found["context_only"] else _flags.get()
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in flags if value and flag not in words)

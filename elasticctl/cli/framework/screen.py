@@ -1,4 +1,4 @@
-"""rich's console, for text that others wrote. Imported for a terminal only."""
+"""rich's console for untrusted text. Imported for a terminal only."""
 
 from __future__ import annotations
 

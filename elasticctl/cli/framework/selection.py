@@ -1,4 +1,4 @@
-"""Which of many jobs are meant: by labels, phase, owner and age."""
+"""Selects jobs by labels, phase, owner and age."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _GROUPS = {"active": tuple(phase for phase in _PHASES if phase not in ENDED), "e
 
 
 class Requirement(NamedTuple):
-    """What the label `key` has to be: `value`, or anything where that is None; `wanted` False: it must not.
+    """A requirement on the label `key`: it has to be `value` (None: to exist) or, if `wanted` is False, must not.
 
-    Ours need no prefix: `user` is `elastic.pytorch.org/user`.
+    Our own labels need no prefix: `user` is `elastic.pytorch.org/user`.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Requirement(NamedTuple):
     wanted: bool
 
     def holds(self, labels: dict[str, str]) -> bool:
-        """Is it so?"""
+        """True if the labels meet it."""
         from elasticctl.api.spec import GROUP
 
         found = labels.get(self.key, labels.get(f"{GROUP}/{self.key}"))
@@ -44,13 +44,13 @@ class Requirement(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """Requirements that all have to hold."""
+    """Requirements that all have to be met."""
 
     requirements: tuple[Requirement, ...]
 
 
 def selector(text: str) -> Selector:
-    """KEY=VALUE, KEY!=VALUE, KEY or !KEY, several apart by commas."""
+    """KEY=VALUE, KEY!=VALUE, KEY or !KEY, separated by commas."""
     found = []
     for part in text.split(","):
         match = _REQUIREMENT.fullmatch(part.strip())
@@ -67,7 +67,7 @@ class Phases(NamedTuple):
 
 
 def phases(text: str) -> Phases:
-    """Phases apart by commas, in any case; `active` and `ended` are several."""
+    """Phases separated by commas, in any case; `active` and `ended` stand for several."""
     found: tuple[str, ...] = ()
     known = {phase.lower(): (phase,) for phase in _PHASES} | _GROUPS
     for word in text.split(","):
@@ -86,7 +86,7 @@ Labels = Annotated[
 
 
 def fits(job: Manifest, selectors: Sequence[Selector]) -> bool:
-    """Has the job labels for which all of them hold?"""
+    """True if the job's labels meet all of them."""
     labels = job["metadata"].get("labels") or {}
     return all(requirement.holds(labels) for chosen in selectors for requirement in chosen.requirements)
 
@@ -94,9 +94,9 @@ def fits(job: Manifest, selectors: Sequence[Selector]) -> bool:
 def chosen_names(
     target: Target, names: Sequence[str], selectors: Sequence[Selector], among: Sequence[str] = _PHASES
 ) -> tuple[str, ...]:
-    """The jobs that a verb is for: those named, or all with the labels that are in one of the phases `among`.
+    """The jobs that a verb applies to: the named ones, or all with these labels in one of the phases `among`.
 
-    Raises UsageError where neither or both are said, NotFoundError where no job has the labels.
+    Raises UsageError if neither or both are given, NotFoundError if no job has the labels.
     """
     if bool(names) == bool(selectors):
         what = "job names and --label cannot be used together" if names else "no job is named"
@@ -119,7 +119,7 @@ Order = Literal["age", "newest", "name", "status", "step", "cost"]
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """What `list` shows, and in which order; `since` is in seconds."""
+    """The jobs that `list` shows, and their order; `since` is in seconds."""
 
     status: Annotated[
         tuple[Phases, ...],
@@ -137,7 +137,7 @@ class JobFilter:
     sort: Annotated[Order, typer.Option("--sort", help="The order; by default the oldest first.")] = "age"
 
     def of(self, jobs: list[Manifest], now: float) -> list[Manifest]:
-        """The jobs that are wanted, in order; `now` is in seconds since the epoch."""
+        """The selected jobs, in order; `now` is in seconds since the epoch."""
         wanted = [job for job in jobs if self._wants(job, now)]
         if self.sort == "age":  # as they come
             return wanted[-self.limit :] if self.limit is not None else wanted
@@ -156,7 +156,7 @@ class JobFilter:
 
 
 def user_name() -> str:
-    """Who types, in the letters that a label may have: $ELASTICCTL_USER, or who is logged in; "" where nobody knows."""
+    """The user's name as a valid label: $ELASTICCTL_USER, or the login name; "" if unknown."""
     import getpass
 
     try:
@@ -167,7 +167,7 @@ def user_name() -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A sort key by which `run-9` comes before `run-10`."""
+    """A sort key that puts `run-9` before `run-10`."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -179,7 +179,7 @@ def _age_s(job: Manifest, now: float) -> float:
 
 
 def _sorted(jobs: list[Manifest], order: Order, now: float) -> list[Manifest]:
-    """Names and phases from the first on; the newest, furthest and dearest first."""
+    """Sort names and phases in ascending order; otherwise newest, furthest or most expensive first."""
     from elasticctl.api.observed.cost import cost
     from elasticctl.api.spec import ElasticJob
 

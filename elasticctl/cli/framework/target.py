@@ -1,4 +1,4 @@
-"""From --context, --namespace and a job's name or prefix to a cluster and a job, and how to poll it."""
+"""Finds the cluster and the job from --context, --namespace and a job's name or prefix, and polls it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ ENDED = ("Succeeded", "Failed", "Cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place itself."""
+    """A cluster and a namespace in it."""
 
     context: Context
     namespace: str
     cluster: Cluster
 
     def find(self, name: str, *, whole: bool = False) -> Manifest:
-        """The job called `name`, or the only one whose name begins so, unless it has to be `whole`.
+        """The job called `name` or, unless the name has to be `whole`, the only one with this prefix.
 
-        Says so where a shortened name comes to a job that has ended. Raises NotFoundError where there is no such job.
+        Prints a note if a shortened name means a job that has ended. Raises NotFoundError if there is no such job.
         """
         try:
             return self.cluster.get_job(self.namespace, name)
@@ -59,7 +59,7 @@ class Target:
         )
 
     def reread(self, job: Manifest) -> Manifest:
-        """This very job as it is now; NotFoundError once it is gone, also where another one has its name."""
+        """This very job as it is now. Raises NotFoundError once it is gone, even if another one has its name."""
         metadata = job["metadata"]
         name = metadata["name"]
         found = self.cluster.get_job(self.namespace, name)
@@ -76,20 +76,20 @@ def phase_of(job: Manifest) -> str:
 
 
 def locate(where: Where) -> tuple[Context, str]:
-    """The context and the namespace that `where` means; commands that are printed from now on name them."""
+    """The context and the namespace of `where`; commands that are printed from now on name them."""
     name_place(where.context, where.namespace)
     context = contexts().context(where.context)
     return context, config.check_namespace(where.namespace or context.namespace)
 
 
 def reach(where: Where) -> Target:
-    """The cluster that `where` means; does not talk to it yet."""
+    """The cluster of `where`, without connecting to it yet."""
     context, namespace = locate(where)
     return Target(context, namespace, connect(context))
 
 
 def full_worker_name(job: str, wanted: str) -> str:
-    """`job-worker-2` for itself, `worker-2` or `2`; UsageError for anything that no worker could be called."""
+    """`job-worker-2` for itself, `worker-2` or `2`. Raises UsageError for anything else."""
     from elasticctl.api.spec import worker_name  # not for --help and completion
 
     index = wanted.removeprefix(f"{job}-").removeprefix("worker-")
@@ -110,10 +110,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Poller(Generic[T]):
-    """What a question is answered, again and again; while nobody answers, what was answered last.
+    """Repeats a query; while the cluster does not answer, the last answer stands.
 
-    `until`: a moment of the monotonic clock that no pause goes beyond. `patience_s`: how long nobody may answer.
-    `say` is told once when that begins. `trouble` says since when nobody does; "" while all is well.
+    `until` is a time on the monotonic clock at which the last pause ends, `patience_s` how long the cluster may fail
+    to answer. `say` is called once when that begins; `trouble` says since when, or is "" while all is well.
     """
 
     question: Callable[[], T]
@@ -124,7 +124,7 @@ class Poller(Generic[T]):
     trouble: str = ""
 
     def each(self) -> Iterator[T]:
-        """Yield answers without end. The first question has to be answered; later ones only have to make sense."""
+        """Yield answers without end. The first query has to be answered; later ones may fail for a while."""
         asked_at = time.monotonic()
         last = self.question()
         heard_at = time.monotonic()

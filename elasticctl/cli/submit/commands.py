@@ -1,7 +1,7 @@
-"""What to run, as people have it: a script, `python -m pkg.train`, a shell script, a line of torchrun or accelerate.
+"""The command to run: a script, `python -m pkg.train`, a shell script, or a command line of torchrun or accelerate.
 
-elasticctl starts the ranks and forms the group. Lines of other launchers are therefore translated: their script and its
-arguments stay, what they say of sizes becomes options of `submit`, and their rendezvous goes.
+elasticctl starts the ranks and forms the group. Command lines of other launchers are therefore translated: the script
+and its arguments stay, sizes become options of `submit`, and the rendezvous is dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_SCRIPT_BYTES = 1 << 20
 class Command:
     """What the ranks run: `script` (a path) with `args`; where `script` is "", the words of `args` themselves.
 
-    `options`: fields of JobFlags that a translated line asks for; `env`: variables; `notes`: what was made of it.
+    `options`: the fields of JobFlags set by a translated line; `env`: variables; `notes`: remarks on the translation.
     """
 
     script: str
@@ -44,7 +44,7 @@ class Command:
 
     @property
     def named_after(self) -> str:
-        """What the job is called after: the script, the module, or the program."""
+        """What the job is named after: the script, the module, or the program."""
         words = self.args
         if self.script:
             return self.script
@@ -55,9 +55,9 @@ class Command:
 
 
 def of_words(words: Sequence[str], *, starts_ranks: bool = False) -> Command:
-    """The command that somebody typed. Raises UsageError for a launcher that cannot be translated.
+    """Read a typed command. Raises UsageError for a launcher that cannot be translated.
 
-    `starts_ranks`: it is to be run as it is, for the job is in the launcher role.
+    `starts_ranks`: it is run unchanged, as the job is in the launcher role.
     """
     env = []
     rest = list(words)
@@ -193,7 +193,7 @@ def _number(text: str, option: str, low: int = 1) -> int:
 
 
 def interpreter_of(path: Path) -> tuple[str, ...]:
-    """What starts a script that is not executable: () for Python; from its first line, or a shell for `.sh`."""
+    """The interpreter of a script that is not executable, from its first line, or a shell for `.sh`; () for Python."""
     if path.suffix == ".py":
         return ()
     with path.open("rb") as file:
@@ -210,7 +210,7 @@ def interpreter_of(path: Path) -> tuple[str, ...]:
 
 
 def launcher_inside(path: Path) -> str:
-    """The line of a shell script that starts ranks of its own, in one piece; "" for none, and for Python."""
+    """The line of a shell script, with continuations joined, that starts ranks itself; "" for none, and for Python."""
     try:
         if path.suffix == ".py" or path.stat().st_size > _MAX_SCRIPT_BYTES:
             return ""
@@ -232,7 +232,7 @@ def _is_python_text(text: str) -> bool:
 
 
 def refuse_notebook(command: Command) -> None:
-    """Raise UsageError for a notebook: its cells may hold more than Python, in an order of their own."""
+    """Raise UsageError for a notebook, whose cells may contain more than Python, in any order."""
     if command.script.lower().endswith(".ipynb"):
         script = f"{command.script[: -len('.ipynb')]}.py"
         convert = f"jupyter nbconvert --to script {shlex.quote(command.script)}"
@@ -243,7 +243,7 @@ def refuse_notebook(command: Command) -> None:
 
 
 def refuse_other_groups(command: Command) -> None:
-    """Raise UsageError for a shell script, or a line for a shell, that starts a group of its own in each rank."""
+    """Raise UsageError for a shell script or command line that would start a group of its own in each rank."""
     for word in [command.script] if command.script else command.args:
         if " " in word and _STARTS_RANKS.search(word):
             _refuse(command.args[0], word)

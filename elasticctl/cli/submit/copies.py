@@ -1,4 +1,4 @@
-"""Make the manifest of a rerun, or of a job that moves to another context: storage, workspace, nodes, image."""
+"""Makes the manifest of a rerun, or of a job that moves to another context: storage, workspace, nodes, image."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _RUN_FIELDS = ("suspend", "cancel", "removeWorkers")
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What is different: its name, its storage URL ("": none), and what it starts from (`URL#STEP`; "": step 0)."""
+    """The changes of a rerun: its name, storage URL ("": none), and starting point (`URL#STEP`; "": step 0)."""
 
     name: str
     storage: str = ""
@@ -57,9 +57,9 @@ class Rerun:
 
 
 def rerun_manifest(manifest: Manifest, rerun: Rerun) -> Manifest:
-    """The same job as a new object; how many workers it wants is what it was last scaled to.
+    """The same job as a new object, with the number of workers that it was last scaled to.
 
-    A deadline that is over `at` the time of the rerun is left out of its goal.
+    A deadline that has passed `at` the time of the rerun is left out of its goal.
     """
     metadata = manifest["metadata"]
     labels = dict(metadata.get("labels") or {})
@@ -96,7 +96,7 @@ KEPT_AFTER_DEBUG_S = 60
 
 
 def debug_manifest(manifest: Manifest, name: str, limit_s: int) -> Manifest:
-    """A job of one worker like those of another, which runs nothing, keeps no state, and ends after `limit_s`."""
+    """A job with one worker like those of another job, which runs nothing, keeps no state, and ends after `limit_s`."""
     made = rerun_manifest(manifest, Rerun(name))
     for ours in (ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF):
         made["metadata"]["annotations"].pop(ours, None)
@@ -111,7 +111,7 @@ def debug_manifest(manifest: Manifest, name: str, limit_s: int) -> Manifest:
 
 
 def original_name(manifest: Manifest) -> str:
-    """The name of the job that this one, perhaps over several reruns, goes back to."""
+    """The name of the original job of a rerun, possibly of several."""
     found = at(manifest, "metadata", "annotations", ANNOTATION_RERUN_OF)
     return found if isinstance(found, str) and found else str(manifest["metadata"]["name"])
 
@@ -134,7 +134,7 @@ def sibling_url(url: str, name: str) -> str:
 
 
 def set_variable(container: Any, name: str, value: str) -> None:
-    """Set a variable of a container in place, where it stood or at the end; remove it for ""."""
+    """Set a variable of a container in place, at its old position or at the end; remove it for ""."""
     if not isinstance(container, dict):
         return
     env = container.get("env") if isinstance(container.get("env"), list) else []
@@ -155,7 +155,7 @@ _KNOWN_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for labe
 
 @dataclass(frozen=True, slots=True)
 class JobLocation:
-    """Where a job is or will be: its context, namespace and storage URL."""
+    """The location of a job, now or later: its context, namespace and storage URL."""
 
     context: Context
     namespace: str
@@ -163,12 +163,12 @@ class JobLocation:
 
     @property
     def mark(self) -> str:
-        """As it stands in an annotation of the job at the other end."""
+        """The value of the annotation on the job at the other end."""
         return f"{self.context.name} {self.url}"
 
 
 def moved_manifest(manifest: Manifest, old: JobLocation, new: JobLocation) -> Manifest:
-    """The job as it is created in its new place: suspended. Raises UsageError where it cannot run there."""
+    """The job as it is created in its new place: suspended. Raises UsageError if it cannot run there."""
     start = hardware(ElasticJob.from_manifest(manifest)).env.get(START_FROM_VARIABLE, "")
     made = rerun_manifest(manifest, Rerun(manifest["metadata"]["name"], new.url, start))
     metadata = made["metadata"]
@@ -200,13 +200,13 @@ def storage_patch(manifest: Manifest, old: JobLocation, new: JobLocation) -> dic
 
 
 def workspace_of(manifest: Manifest) -> tuple[str, str]:
-    """URL and digest of the folder that goes along with a job; blank where none does."""
+    """The URL and digest of a job's workspace; blank if it has none."""
     url, _, digest = hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE, "").rpartition("#")
     return (url, digest) if url else ("", "")
 
 
 def workspaces_beside(url: str) -> str:
-    """Where the workspace goes when the job's state goes to `url`."""
+    """Where the workspace is stored when the job's state is stored at `url`."""
     return sibling_url(url, WORKSPACES)
 
 
@@ -220,7 +220,7 @@ def _set_storage(template: Any, url: str) -> None:
 
 
 def _adapt_nodes(template: Any, job: ElasticJob, old: Context, new: Context) -> None:
-    """Change what a job asks of nodes where the other provider says it in other words."""
+    """Translate a job's requirements on nodes for another provider."""
     if (old.provider == LOCAL) != (new.provider == LOCAL):
         raise UsageError(
             f"{job.name} cannot be moved between this machine and a cluster: commands and images"
@@ -252,7 +252,7 @@ def _adapt_nodes(template: Any, job: ElasticJob, old: Context, new: Context) -> 
 
 
 def adapt_pools(spec: dict[str, Any], old: Context, new: Context) -> None:
-    """Each context has pools of its own; another provider does not know those of the old one."""
+    """Replace the order of pools by the new context's; another provider does not know the old one's pools."""
     if "pools" in spec and new.pools:
         spec["pools"] = parse_order(new.pools, new.pool_wait_s or None).as_spec()
     elif old.provider != new.provider:
@@ -260,7 +260,7 @@ def adapt_pools(spec: dict[str, Any], old: Context, new: Context) -> None:
 
 
 def _gpu_of(job: ElasticJob) -> GpuType | None:
-    """The GPU type that the pods ask for, by instance types or by GKE's label; None where they do not."""
+    """The GPU type that the pods request, by instance types or by GKE's label; None if they request none."""
     labels = node_labels(job.template)
     instances, accelerators = labels.get(INSTANCE_LABEL, ()), labels.get(GKE_GPU_LABEL, ())
     for gpu in GPU_TYPES.values():
@@ -272,7 +272,7 @@ def _gpu_of(job: ElasticJob) -> GpuType | None:
 
 
 def _set_nodes(spec: dict[str, Any], terms: tuple[Mapping[str, tuple[str, ...]], ...]) -> None:
-    """Replace what the pod asks of nodes, but for labels that are the user's own."""
+    """Replace the pod's requirements on nodes, except for the user's own labels."""
     selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key not in _KNOWN_LABELS}
     if selector or "nodeSelector" in spec:
         spec["nodeSelector"] = selector

@@ -1,4 +1,4 @@
-"""Make the manifest to submit: from a script and flags through a template, or from a file."""
+"""Makes the manifest to submit: from a script and flags through a template, or from a file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A job to be: its name, whether we made that up (another will do), and its manifest under a given name.
+    """A planned job: its name, whether that was generated (and may change), and its manifest for a given name.
 
-    `deliver` sends what goes along with the job of a manifest, or, told not to send, only says what that is. `doubt`:
-    why it is hardly what was meant, and what to type instead; it takes a yes before it is created.
+    `deliver` uploads the workspace of a manifest's job or, if told not to send, only describes it. `doubt` is why the
+    job is probably not what was meant, with the command to type instead; the user has to confirm it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Draft:
 
 
 def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
-    """A job that runs a command; says the plan. Raises UsageError, SpecError or TemplateError."""
+    """A job that runs a command; prints the plan. Raises UsageError, SpecError or TemplateError."""
     from elasticctl.cli.submit.asked.plain_script import lines_of_lone_ranks, lines_without_checkpoints
     from elasticctl.cli.submit.commands import refuse_notebook, refuse_other_groups
     from elasticctl.cli.submit.goals import check_goal, price_goal
@@ -102,7 +102,7 @@ def from_file(
 ) -> Draft:
     """The job that a manifest file describes (`-`: stdin), under another name or in another namespace if one is given.
 
-    Its folder goes along as it is now, if it is there and `same_code` is not said.
+    Its workspace is the folder as it is now, if that exists, unless `same_code`.
 
     Raises UsageError or SpecError.
     """
@@ -145,7 +145,7 @@ def _machine_gpus(context: Context) -> int:
 
 
 def _check_secrets(spec: JobSpec, context: Context) -> None:
-    """Refuse a secret that this machine does not have; what is in a cluster is the cluster's to say."""
+    """Raise UsageError for a secret that this machine lacks; a cluster checks its own."""
     wanted = [*((name, "") for name in spec.secrets), *spec.secret_env.values()]
     if context.provider != LOCAL or not wanted:
         return
@@ -161,7 +161,7 @@ def _check_secrets(spec: JobSpec, context: Context) -> None:
 
 
 def _plan_workspace(command: Command, request: JobFlags, context: Context) -> Workspace | None:
-    """What goes along; None: nothing."""
+    """The workspace of the job; None if it has none."""
     if not request.no_workspace:
         from elasticctl.cli.submit.upload.workspace import (
             plan_workspace,  # the rules of ignoring, and more that other verbs need not
@@ -193,7 +193,7 @@ def _delivery_of(workspace: Workspace | None, context: Context, template: str) -
 
 
 def _words(command: Command, context: Context, workspace: Workspace | None) -> tuple[str, ...]:
-    """What the launcher starts. On this machine: this very Python, and a script or program that exists."""
+    """The command that the launcher starts; on this machine, with this Python, and a script or program that exists."""
     from elasticctl.cli.submit.commands import interpreter_of
 
     local, args = context.provider == LOCAL, command.args
@@ -212,7 +212,7 @@ def _words(command: Command, context: Context, workspace: Workspace | None) -> t
 
 
 def _program_here(words: tuple[str, ...], workspace: Workspace | None) -> tuple[str, ...]:
-    """A command as this machine starts it; UsageError for a program that it does not have."""
+    """A command with the path of its program on this machine. Raises UsageError if it does not exist."""
     if words[0] in ("python", "python3"):
         return (sys.executable, *words[1:])
     if shutil.which(words[0]) is None:
@@ -222,7 +222,7 @@ def _program_here(words: tuple[str, ...], workspace: Workspace | None) -> tuple[
 
 
 def _existing_script(script: str) -> Path:
-    """The script's absolute path; UsageError when there is none."""
+    """The script's absolute path. Raises UsageError if it does not exist."""
     path = Path(os.path.abspath(script))
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
@@ -232,12 +232,12 @@ def _existing_script(script: str) -> Path:
 
 
 def _is_program(path: Path) -> bool:
-    """Is it started as it is, and not by Python?"""
+    """True if it is started directly, without Python."""
     return path.suffix != ".py" and os.access(path, os.X_OK)
 
 
 def _with_storage(spec: JobSpec, request: JobFlags, context: Context) -> JobSpec:
-    """The job with what depends on its name, and on where it was typed."""
+    """The job with the fields that depend on its name and on the current folder."""
     storage = choose_storage(spec.name, request.storage, context)
     if not storage:
         raise plan.needed_error("--storage", context)
@@ -245,9 +245,9 @@ def _with_storage(spec: JobSpec, request: JobFlags, context: Context) -> JobSpec
 
 
 def choose_storage(name: str, given: str, context: Context) -> str:
-    """Where a new job called `name` keeps its state: where it was told, or a new place below the context's own.
+    """Where a new job called `name` keeps its state: the given place, or a new one below the context's storage.
 
-    "" where neither says. Raises UsageError for a URL of an unknown kind.
+    "" if neither is given. Raises UsageError for a URL of an unknown kind.
     """
     here = os.getcwd()
     unique = f"{name}-{secrets.token_hex(4)}"
@@ -266,7 +266,7 @@ NO_NOTIFICATIONS = "none"
 
 
 def notification_reference(text: str, provider: str) -> str:
-    """A reference as it is stored; a relative path becomes an absolute one. UsageError for what is none there."""
+    """The reference as it is stored, with an absolute path. Raises UsageError for an invalid one."""
     kind, _, name = text.partition(":")
     if kind == "file" and name:
         text = f"file:{os.path.abspath(os.path.expanduser(name))}"
@@ -288,7 +288,7 @@ def with_notifications(draft: Draft, wanted: str, context: Context) -> Draft:
 
 
 def manifest_with_notifications(manifest: Manifest, wanted: str, context: Context) -> Manifest:
-    """The manifest with its notifications going to `wanted`, else where the manifest says, else where the context does.
+    """The manifest with notifications to `wanted`, or else its own, or else the context's.
 
     Raises UsageError.
     """

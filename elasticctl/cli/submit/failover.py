@@ -1,7 +1,7 @@
-"""Try several contexts for one job: the cheapest first, the next when its workers do not start, never two at once.
+"""Tries several contexts for one job, cheapest first, and the next if its workers do not start; never two at once.
 
-A job that is withdrawn is cancelled, and its workers are gone, before the next context is tried. Where that cannot be
-confirmed nothing more is tried: a job that waits is better than two that train.
+Before the next context is tried, the job is cancelled and its workers are gone. If that cannot be confirmed, no other
+context is tried: one job that waits is better than two that train.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Plan = Callable[["Context"], tuple["Draft", float | None]]
 
 @dataclass(frozen=True, slots=True)
 class PricedContext:
-    """A context that the job could run in; `hourly_usd` None: no price is known."""
+    """A context that the job could run in; `hourly_usd` is None if no price is known."""
 
     context: Context
     draft: Draft
@@ -64,7 +64,7 @@ class PricedContext:
 
 @dataclass(slots=True)
 class Search:
-    """The way from context to context. `passed` tells of each that was left, and why."""
+    """The search through the contexts. `passed` has each context that was given up, and why."""
 
     connect: Callable[[Context], Target]
     create: Create
@@ -72,10 +72,10 @@ class Search:
     passed: list[tuple[str, ElasticctlError]] = field(default_factory=list)
 
     def first(self, contexts: Sequence[Context], plan: Plan) -> tuple[Target, Manifest]:
-        """Create the job in the first context that brings its minimum of workers; where that is, and the job.
+        """Create the job in the first context that starts its minimum of workers; return that context and the job.
 
-        Raises what all contexts alike refuse it with, or ClusterError when none has capacity; then nothing is left.
-        Ctrl-C takes back what was created.
+        Raises the error with which all contexts refuse the job, or ClusterError if none has capacity; then nothing is
+        left anywhere. Ctrl-C removes what was created.
         """
         candidates = self.candidates(contexts, plan)
         if len(candidates) > 1:
@@ -94,7 +94,7 @@ class Search:
         raise self._nowhere()
 
     def candidates(self, contexts: Sequence[Context], plan: Plan) -> list[PricedContext]:
-        """The contexts that can run it at all, cheapest first, those without a price last."""
+        """The contexts that can run the job, cheapest first, those without a price last."""
         found = []
         for context in contexts:
             try:
@@ -106,14 +106,14 @@ class Search:
         return sorted(found, key=lambda one: (one.hourly_usd is None, one.hourly_usd or 0.0))
 
     def cheapest(self, contexts: Sequence[Context], plan: Plan) -> Context:
-        """Where it would be tried first."""
+        """The context that is tried first."""
         found = self.candidates(contexts, plan)
         if not found:
             raise self._nowhere()
         return found[0].context
 
     def _try(self, candidate: PricedContext) -> tuple[Target, Manifest]:
-        """Raises _NoCapacityError once nothing of it is left, and ClusterError where that is not certain."""
+        """Raises _NoCapacityError once nothing of the job is left, and ClusterError if that is uncertain."""
         context = candidate.context
         try:
             target = self.connect(context)
@@ -135,7 +135,7 @@ class Search:
             raise
 
     def _create(self, target: Target, candidate: PricedContext, attempt: Attempt) -> Manifest:
-        """Raises _NoCapacityError when nothing was created, ClusterError where that is not certain."""
+        """Raises _NoCapacityError if nothing was created, and ClusterError if that is uncertain."""
         try:
             target.cluster.list_jobs(target.namespace)  # who does not answer now has been given nothing
         except ElasticctlError as e:
@@ -161,11 +161,11 @@ class Search:
 
 
 class _NoCapacityError(ElasticctlError):
-    """This context does not bring the workers; nothing is left there."""
+    """The workers did not start in this context, and nothing is left there."""
 
 
 def planner(request: JobFlags, command: Command | None, draft_in: Callable[[Context], Draft]) -> Plan:
-    """What says how the job would be in a context, and what it would cost there; `command` None: it is of a file."""
+    """A function that plans the job in a context, with its price there; `command` is None for a job from a file."""
 
     from elasticctl.cli.submit.plan import with_asked
 
@@ -181,7 +181,7 @@ def planner(request: JobFlags, command: Command | None, draft_in: Callable[[Cont
 
 
 def _hourly_usd(request: JobFlags, context: Context) -> float | None:
-    """US dollars; None where no price is known. Raises UsageError."""
+    """US dollars per hour; None if no price is known. Raises UsageError."""
     from elasticctl.cli.submit import plan
     from elasticctl.cli.views.cost import rate_of_spec
     from elasticctl.settings.contexts import LOCAL
@@ -210,7 +210,7 @@ def _hourly_usd_of(manifest: Manifest) -> float | None:
 
 
 def split_contexts(contexts: str) -> tuple[str, ...]:
-    """`aws,gcp` -> the names, each once, in the order typed; UsageError for an empty one."""
+    """`aws,gcp` -> the names without duplicates, in order. Raises UsageError for an empty one."""
     names = tuple(dict.fromkeys(part.strip() for part in contexts.split(",")))
     if "" in names and "," in contexts:
         raise UsageError(f"--context {contexts}: a name is missing between commas; give them as aws,gcp")
@@ -219,7 +219,7 @@ def split_contexts(contexts: str) -> tuple[str, ...]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """A closed terminal and a termination end the search as Ctrl-C does, but where they are ignored (nohup)."""
+    """A closed terminal and SIGTERM end the search as Ctrl-C does, unless they are ignored (nohup)."""
     handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     before = [signal.signal(number, signal.default_int_handler) for number in handled]
     try:
@@ -239,7 +239,7 @@ _LIVE = ("Pending", "Running", "Unknown")
 
 
 class Attempt:
-    """One try in one place; the job bears a mark, so that no other is taken for it."""
+    """One attempt in one place; the job is marked, so that another one is not mistaken for it."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -248,7 +248,7 @@ class Attempt:
         self._sure = False
 
     def marked(self, draft: Draft) -> Draft:
-        """The draft with the mark on what it makes."""
+        """The draft, whose manifest has the mark."""
         from elasticctl.api.spec import ANNOTATION_ATTEMPT
 
         def make(name: str) -> Manifest:
@@ -261,7 +261,7 @@ class Attempt:
         return dataclasses.replace(draft, make=make)
 
     def wait(self, manifest: Manifest, timeout_s: float) -> str:
-        """Wait for the minimum of workers, or the end: "", or what there was instead. NotFoundError: it was deleted."""
+        """Wait for the minimum of workers or the end. Returns "", or what happened instead. Raises NotFoundError."""
         from elasticctl.api.observed.workers import count_workers
         from elasticctl.api.spec import ElasticJob
 
@@ -284,7 +284,7 @@ class Attempt:
             time.sleep(_POLL_EVERY_S)
 
     def withdraw(self) -> None:
-        """Cancel the job, see its workers gone, delete it. Raises ClusterError where it cannot be seen to be gone.
+        """Cancel the job, wait until its workers are gone, and delete it. Raises ClusterError if that is uncertain.
 
         Ctrl-C meanwhile deletes it at once.
         """
@@ -315,7 +315,7 @@ class Attempt:
         return bool(at(manifest, "metadata", "annotations", ANNOTATION_ATTEMPT) == self._mark)
 
     def _turned_up(self, namespace: str, name: str) -> bool:
-        """Is there a job of ours? One whose creation was never answered may come a moment later."""
+        """True if our job exists; if its creation was never answered, it may appear a moment later."""
         deadline = time.monotonic() + (0.0 if self._sure else _LATE_S)
         while True:
             try:
@@ -326,7 +326,7 @@ class Attempt:
                 time.sleep(_POLL_EVERY_S)
 
     def _end(self, namespace: str, name: str) -> None:
-        """Cancel, and wait until no worker is left; NotFoundError when there is no such job."""
+        """Cancel the job, and wait until no worker is left. Raises NotFoundError."""
         from elasticctl.api.objects import at
         from elasticctl.api.status import Phase
 
@@ -346,7 +346,7 @@ class Attempt:
             time.sleep(_POLL_EVERY_S)
 
     def _delete(self, namespace: str, name: str) -> None:
-        """Delete the job, if it is there and ours, and wait until it is gone."""
+        """Delete the job, if it exists and is ours, and wait until it is gone."""
         try:
             if not self._is_mine(namespace, name):
                 return

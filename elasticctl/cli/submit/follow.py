@@ -1,4 +1,4 @@
-"""Follow a job to its end: print its logs, report how it ended, and return the exit code."""
+"""Follows a job to its end: prints its logs, reports how it ended, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ POLL_EVERY_S = 0.25
 
 
 def await_end(target: Target, followed: Manifest, *, timeout_s: float | None = None, running: bool = False) -> int:
-    """Wait until a job ends (`running`: or trains), say how, and return the exit code.
+    """Wait until a job ends (`running`: or trains), report how, and return the exit code.
 
-    Raises NotFoundError when the job is deleted meanwhile, also where another one has its name by now, and
-    UnreachableError when nobody has answered for long.
+    Raises NotFoundError if the job is deleted meanwhile, even if another one has its name by now, and UnreachableError
+    if the cluster does not answer for a long time.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     answers = Poller(lambda: target.reread(followed), POLL_EVERY_S, deadline, PATIENCE_S, say)
@@ -49,9 +49,9 @@ def await_end(target: Target, followed: Manifest, *, timeout_s: float | None = N
 def await_all(
     target: Target, followed: Sequence[Manifest], *, timeout_s: float | None = None, running: bool = False
 ) -> int:
-    """`await_end` of several jobs at once; returns the exit code that says most.
+    """`await_end` for several jobs at once; returns the worst exit code.
 
-    One that is deleted meanwhile is said, and does not keep the others from being waited for.
+    A job that is deleted meanwhile is reported, and the others are still waited for.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     codes = []
@@ -68,7 +68,7 @@ def await_all(
 
 
 def code_of_followed(target: Target, followed: Manifest) -> int:
-    """The exit code of a verb that has shown a job up to its end: 1 where the job failed, else 0, gone jobs too."""
+    """The exit code of a verb that has shown a job to its end: 1 if it failed, else 0, even if it is gone."""
     try:
         job = ElasticJob.from_manifest(target.reread(followed))
     except NotFoundError:
@@ -106,8 +106,8 @@ _ANSWERS |= {"c": "cancel", "cancel": "cancel"}
 def attach(target: Target, followed: Manifest) -> int:
     """Print a job's logs as they come, then how it ended; returns the exit code of `wait`.
 
-    Ctrl-C asks, where there is somebody to ask, whether to detach or to cancel the job. Without an answer, and on a
-    second Ctrl-C, the job keeps running: 130.
+    Ctrl-C asks on a terminal whether to detach or to cancel the job. Without an answer, or on a second Ctrl-C, the job
+    keeps running, and the code is 130.
     """
     name = followed["metadata"]["name"]
     try:

@@ -1,4 +1,4 @@
-"""A goal as it goes into the manifest: with prices, and checked whether it can be met."""
+"""Prepares a goal for the manifest: adds prices, and checks whether it can be met."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIMULATED = {"onDemand": 1.0, "spot": 0.3, "source": "simulated"}
 
 
 def goal_of(request: GoalFlags, *, spot: bool = True) -> dict[str, Any]:
-    """`spec.goal`; empty without a goal. Raises UsageError for what goes with a goal only, and for a time past."""
+    """`spec.goal`; empty without a goal. Raises UsageError for flags that need a goal, and for a time in the past."""
     if not request.has_goal:
         for flag, said in (("--prefer", request.prefer), ("--work", request.work), ("--zones", request.zones or None)):
             if said is not None:
@@ -44,9 +44,9 @@ NO_POOLS = "none"
 
 
 def order_of(request: JobFlags, context: Context) -> PoolOrder | None:
-    """The order of pools that was typed, else the context's; None where something else chooses them.
+    """The order of pools on the command line, or else the context's; None if something else chooses the pools.
 
-    Raises UsageError for what contradicts an order that was typed.
+    Raises UsageError for flags that contradict an order on the command line.
     """
     if not request.pools and request.pool_wait is not None and not context.pools:
         raise UsageError("--pool-wait goes with an order of pools. FIX: add --pools spot,on-demand, for example")
@@ -67,7 +67,7 @@ def order_of(request: JobFlags, context: Context) -> PoolOrder | None:
 
 
 def price_goal(spec: JobSpec) -> dict[str, Any]:
-    """The goal with what a worker costs, where that is known now: the list's price, and spot's as of today."""
+    """The goal with the prices of a worker, if known: the list price, and today's price on spot."""
     goal = dict(spec.goal)
     one = rate_of_spec(spec)
     if one is not None:
@@ -80,7 +80,7 @@ def price_goal(spec: JobSpec) -> dict[str, Any]:
 
 
 def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
-    """What there is to say about a job's goal before it is created. Raises UsageError if it cannot be met."""
+    """A remark on a job's goal before it is created. Raises UsageError if the goal cannot be met."""
     job = ElasticJob.from_manifest(manifest)
     if job.goal is None:
         return
@@ -131,7 +131,7 @@ def _judged(job: ElasticJob, goal: Goal, prices: Prices | None, now: datetime) -
 
 
 def _pair(time_s: float, usd: float | None) -> str:
-    """As flags: `--finish-by 7h --budget 24`."""
+    """The pair as flags: `--finish-by 7h --budget 24`."""
     minutes = max(1, math.ceil(time_s / 60 - 0.5))
     time = f"{math.ceil(minutes / 60)}h" if minutes > 300 else f"{minutes}m"
     return f"--finish-by {time}" + ("" if usd is None else f" --budget {math.ceil(usd * 100) / 100:g}")

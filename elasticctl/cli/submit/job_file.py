@@ -1,9 +1,9 @@
 """Job files and project files: the options of `submit` as YAML or TOML, to keep beside the code.
 
-A job file (`submit -f job.yaml`) says what somebody decides about a job: script, args and options, by their names on
-the command line. A project file (`elasticctl.toml`, or `[tool.elasticctl]` in `pyproject.toml`) says what is so for all
-jobs of a folder. Paths are relative to the file, so both work in every clone. The command line comes first, then the
-job file, then the project file.
+A job file (`submit -f job.yaml`) describes one job: script, args and options, by their names on the command line. A
+project file (`elasticctl.toml`, or `[tool.elasticctl]` in `pyproject.toml`) has the options of all jobs in a folder.
+Paths are relative to the file, so both work in every clone. The command line takes precedence over the job file, and
+that over the project file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NAMES = {
 class JobFile:
     """A script with its arguments, or a `command`.
 
-    `options`: parameter -> value as it would be typed; a list for an option that may be repeated. `path` is the file's.
+    `options` maps parameters to values as typed, with a list for an option that may be repeated. `path` is the file's.
     """
 
     script: str = ""
@@ -67,7 +67,7 @@ class JobFile:
 
 
 class Form(Enum):
-    """What an option takes: one value, any number of them, or a yes or no."""
+    """What an option takes: one value, any number of values, or a yes or no."""
 
     VALUE = "one value"
     VALUES = "a list"
@@ -75,7 +75,7 @@ class Form(Enum):
 
 
 def options_of_files(parameters: Iterable[Any]) -> Mapping[str, Form]:
-    """The parameters of `submit` that files may set, of those it has, and what each takes."""
+    """The parameters of `submit` that files may set, and what each takes."""
     return {str(one.name): _form(one) for one in parameters if one.name not in _NOT_OF_A_JOB}
 
 
@@ -86,9 +86,9 @@ def _form(parameter: Any) -> Form:
 
 
 def read_job_file(path: str, known: Mapping[str, Form]) -> JobFile | None:
-    """The job file at `path`; None for a manifest of an object, and for what cannot be read, which others report.
+    """The job file at `path`; None for a manifest, and for an unreadable file, which the caller reports.
 
-    `known`: the parameters of `submit`. Raises UsageError for a field that is none, and for what it cannot take.
+    `known`: the parameters of `submit`. Raises UsageError for an unknown field, or a value that it does not take.
     """
     try:
         text = Path(path).read_bytes()
@@ -117,10 +117,10 @@ def read_project_file(folder: Path, known: Mapping[str, Form]) -> JobFile:
 
 
 def check_reach(file: JobFile, names: Iterable[str]) -> None:
-    """Raise UsageError where a file has the caller send what they may not mean to, or JobStorageError for where to.
+    """Raise UsageError for a file that would send other files of the caller, or JobStorageError for an unknown target.
 
-    It may come with somebody else's repository. `names` are the options, and "script", that it decides. What they name
-    has to lie beside the file, in its repository, or in the folder in which the caller is.
+    The file may come with someone else's repository. `names` are the options, and "script", that it sets. The files
+    that they name have to be below the file's folder, its repository, or the current folder.
     """
     from elasticctl.api.errors import JobStorageError
     from elasticctl.cluster.job_storages import check_storage_of_file
@@ -186,7 +186,7 @@ def _describes_job(data: Any) -> bool:
 
 
 def as_typed(value: Any) -> Any:
-    """The value of an option as it would be typed, and a file may give it."""
+    """The value of an option as typed, which a file may contain."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return [as_typed(item) for item in value]
     if isinstance(value, SecretRef):
@@ -208,7 +208,7 @@ def _relative(parameter: str, value: str, base: Path) -> str:
 
 
 def _read_toml(path: Path) -> dict[str, Any] | None:
-    """What a file says of us; None for one that is not there or says nothing."""
+    """The content of our table in a file; None if either does not exist."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
@@ -269,7 +269,7 @@ def _parameter(name: str, value: Any) -> tuple[str, Any]:
 
 
 def _typed(value: Any, where: str, between: str) -> Any:
-    """The value as it would be typed: a text, a list of texts, or a yes or no."""
+    """The value as typed: a text, a list of texts, or a yes or no."""
     if isinstance(value, bool):
         return value
     if isinstance(value, Mapping):
@@ -280,7 +280,7 @@ def _typed(value: Any, where: str, between: str) -> Any:
 
 
 def _fitting(typed: Any, form: Form, where: str) -> Any:
-    """What has been typed for an option that takes such a thing; one value will do for a list."""
+    """The value in the form that the option takes; a single value becomes a list."""
     if form is Form.VALUES and isinstance(typed, str):
         return [typed]
     if isinstance(typed, list) is not (form is Form.VALUES):
@@ -299,7 +299,7 @@ def _word(value: Any, where: str) -> str:
 
 
 def _below(base: Path, value: Any, parameter: str) -> Any:
-    """A path that a file gives, from where it is typed; a URL as it is."""
+    """A path in a file, relative to the current folder; a URL unchanged."""
     if not isinstance(value, str):
         raise UsageError(f"{base}: {parameter}: {quote(value)} is not a path")
     if ":" in value:

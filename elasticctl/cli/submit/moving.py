@@ -1,8 +1,9 @@
-"""The move of a job to another place, as a transaction: whenever it is cut off, at most one place can train.
+"""The move of a job to another place, as a transaction: whenever it is interrupted, at most one place can train.
 
-Which one is the journals' to say, not the clusters': before anything is copied, the target's is held, so that nobody
-can take it over; then one write closes the source's for good. Before that write the job can go on here only, after it
-there only. The job is created there behind it, so what is cut off before leaves no job that somebody could start.
+The journals decide which one, not the clusters. Before anything is copied, the target's journal is held, so that no
+other run can take it over; then a single write closes the source's for good. Before that write, the job can only
+continue here, and after it only there. The job is created there afterwards, so an earlier interruption leaves no job
+that could be started.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _LIVE = ("Pending", "Running", "Unknown")
 
 
 class OvertakenError(ConflictError):
-    """Somebody else has taken the job's storage over while it was moved."""
+    """Another run has taken over the job's storage while it was moved."""
 
 
 def describe_open(job: ElasticJob) -> str:
-    """That a job's move is open, and the commands that end it."""
+    """A sentence about a job's unfinished move, with the commands that end it."""
     here, _, to = job.moving_from.partition(" ")
     if here:
         return (
@@ -68,7 +69,7 @@ def describe_open(job: ElasticJob) -> str:
 
 
 def call_off(job: ElasticJob) -> None:
-    """End a move that is open, so that the job goes on where it is. ConflictError where only the move can go on."""
+    """Abandon an unfinished move; the job stays where it is. Raises ConflictError if the move can only be finished."""
     if not job.moving_to:
         return  # it has arrived, and is nowhere else
     there, _, url = job.moving_to.partition(" ")
@@ -82,7 +83,7 @@ def call_off(job: ElasticJob) -> None:
 
 
 def clean_up(job: ElasticJob) -> None:
-    """End an open move of a job that has been deleted: nobody may create it over there any more. Says what stays."""
+    """End the unfinished move of a deleted job, which can then not be created at the target. Reports leftovers."""
     there, _, url = job.moving_to.partition(" ")
     try:
         call_off(job)
@@ -93,7 +94,7 @@ def clean_up(job: ElasticJob) -> None:
 
 
 def discard_leftovers(here: Storage, url: str, typed: str = "") -> None:
-    """Delete what a move that is over has copied to `url`, where nothing else is there; says so where it cannot."""
+    """Delete what an ended move has copied to `url`, if there is nothing else; reports a failure."""
     try:
         arrival.discard(here, open_job_storage(url, typed=typed))
     except StorageError as e:
@@ -102,10 +103,10 @@ def discard_leftovers(here: Storage, url: str, typed: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A job's way from one place to another. Each step can be done again.
+    """A move of a job. Each step can be repeated.
 
-    `uid` is the old job's, `typed` the URL of the command line, blank where there is none; `begun` is where an earlier
-    try has copied to, and `begun_to` the context that it was to, blank where there was none.
+    `uid` is the old job's, `typed` the URL on the command line, or blank; `begun` is the URL that an earlier attempt
+    copied to, and `begun_to` its context, or blank.
     """
 
     source: Target
@@ -118,7 +119,7 @@ class Move:
     begun_to: str = ""
 
     def run(self, manifest: Manifest) -> None:
-        """Move the job. A failure says where things stand; the same command continues from there."""
+        """Move the job. An error says how far it came; the same command continues from there."""
         name = manifest["metadata"]["name"]
         with storage_errors():
             here, there = (open_job_storage(place.url, typed=self.typed) for place in (self.old, self.new))
@@ -149,11 +150,11 @@ class Move:
         return self.source is self.target
 
     def _made(self, manifest: Manifest) -> Manifest | None:
-        """The job as it will be created; None where it stays where it is."""
+        """The job as it will be created; None if it stays in its place."""
         return None if self._in_place else moved_manifest(manifest, self.old, self.new)
 
     def _check(self, here: Storage, there: Storage, manifest: Manifest, made: Manifest | None) -> None:
-        """Refuse what cannot come to an end while the job still runs."""
+        """Refuse a move that cannot be completed, while the job still runs."""
         job = ElasticJob.from_manifest(manifest)
         if job.status.phase.terminal:
             raise _ended_error(job.name, job.status.phase.value)
@@ -167,7 +168,7 @@ class Move:
             arrival.try_to_write(there)
 
     def _there(self, made: Manifest) -> Manifest | None:
-        """The job in its new place, if an earlier try has made it. ConflictError for another one of that name."""
+        """The job in its new place, if an earlier attempt created it. Raises ConflictError for another of that name."""
         name = made["metadata"]["name"]
         try:
             found = self.target.cluster.get_job(self.new.namespace, name)
@@ -186,7 +187,7 @@ class Move:
         return found
 
     def _stop(self, name: str) -> None:
-        """Suspend the job, with a last commit, and wait until no worker is left."""
+        """Suspend the job, which saves a last checkpoint, and wait until no worker is left."""
         cluster, namespace = self.source.cluster, self.old.namespace
         mark = {"annotations": {ANNOTATION_MOVING_TO: self.new.mark}}
         manifest = cluster.patch_job(namespace, name, {"metadata": mark, "spec": {"suspend": True}})
@@ -206,7 +207,7 @@ class Move:
             time.sleep(_POLL_EVERY_S)
 
     def _carry(self, name: str, here: Storage, there: Storage, manifest: Manifest) -> None:
-        """Hold the target, copy, and close the journal here; from then on the job can only go on there."""
+        """Take hold of the target, copy, and close the journal here; from then on the job can only continue there."""
         with storage_errors():
             writer = take_over(here)  # whoever still runs cannot commit any more
             if self.begun not in ("", self.new.url):
@@ -224,7 +225,7 @@ class Move:
                 raise self._overtaken(name, here, there) from e
 
     def _overtaken(self, name: str, here: Storage, there: Storage) -> OvertakenError:
-        """Why nothing was closed; what was copied goes, unless another move is under way to the same place."""
+        """The error if the journal was not closed; deletes the copy, unless another move goes to the same place."""
         moved = commits.moved_to(here)
         try:
             job = ElasticJob.from_manifest(self.source.cluster.get_job(self.old.namespace, name))
@@ -242,7 +243,7 @@ class Move:
         )
 
     def _copy_newest(self, name: str, here: Storage, there: Storage) -> tuple[CheckpointObjects, CopyResult]:
-        """Copy the newest checkpoint that is whole to the last byte; says which ones it passes over."""
+        """Copy the newest intact checkpoint, and report those that are passed over."""
         place = JobStorage(name, here, running=False)
         for load in transfer.newest_first(here, lambda finding: say_damage(place, finding)):
             try:
@@ -266,7 +267,7 @@ class Move:
             workspaces.copy_workspace(here, there, digest)
 
     def _go_on(self, name: str, manifest: Manifest) -> None:
-        """Start the job in its new place, and leave word in the old one."""
+        """Start the job in its new place, and note that on the old one."""
         made = self._made(manifest)
         if made is None:
             patch = storage_patch(manifest, self.old, self.new)
@@ -283,7 +284,7 @@ class Move:
 
     @contextmanager
     def _still_here(self, name: str) -> Iterator[None]:
-        """Say of a failure that the job is where it was."""
+        """The error with a note that the job is still in its old place."""
         try:
             yield
         except OvertakenError:
@@ -295,7 +296,7 @@ class Move:
 
     @contextmanager
     def _only_there(self, name: str) -> Iterator[None]:
-        """Say of a failure that the job can go on in its new place only."""
+        """The error with a note that the job can only continue in its new place."""
         try:
             yield
         except (ElasticctlError, KeyboardInterrupt):

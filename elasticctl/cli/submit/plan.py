@@ -1,4 +1,4 @@
-"""From the flags of `submit` to a JobSpec: how many workers, what each has, and what it runs."""
+"""Turns the flags of `submit` into a JobSpec: the number of workers, their hardware, and their command."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _OWN_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """How many workers and what each has; `note` is what the person should be told about it, once.
+    """The number of workers and the hardware of each; `note` is a remark to print once.
 
-    `automatic`: how many there are is chosen between the bounds, and `workers` is as many as may be.
+    `automatic`: the number is chosen between the bounds, and `workers` is the largest.
     """
 
     workers: int
@@ -59,7 +59,7 @@ class JobSize:
 
 
 def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[str, ...]) -> JobSpec:
-    """The job; its name, storage and working folder are for the caller to fill in."""
+    """The job; the caller fills in its name, storage and working folder."""
     kind = _gpu_kind(request, context)
     order = order_of(request, context)
     spot = request.spot if order is None else any(capacity_of(pool) != ON_DEMAND for pool in order.order)
@@ -160,7 +160,7 @@ GOAL_MOST = 8
 
 
 def _with_bounds(request: JobFlags, context: Context, machine_gpus: int) -> JobFlags:
-    """For a goal a number is the most there may be; without one, some."""
+    """With a goal, a given number is the upper bound; without a number, there is a default one."""
     gpus, workers = request.max_gpus or request.gpus, request.max_workers or request.workers
     if gpus is None and workers is None:
         if context.provider == LOCAL:
@@ -180,7 +180,7 @@ LAUNCHER_NOTE = (
 
 
 def check_launcher(request: JobFlags) -> None:
-    """Refuse what elasticctl does with ranks, where it starts none: UsageError."""
+    """Raise UsageError for options about ranks in the launcher role, where elasticctl starts none."""
     asked = {
         "--hang-timeout": request.hang_timeout is not None,
         "--on-nan": request.on_nan is not OnNan.WARN,
@@ -195,7 +195,7 @@ def check_launcher(request: JobFlags) -> None:
 
 
 def with_asked(request: JobFlags, options: Mapping[str, Any], env: tuple[tuple[str, str], ...]) -> JobFlags:
-    """The flags with what a translated command line asks for, where nothing else was said."""
+    """The flags, with those of a translated command line where no others were given."""
     blank = JobFlags()
     sizes = request.gpus is not None or request.workers is not None
     asked = {
@@ -207,7 +207,7 @@ def with_asked(request: JobFlags, options: Mapping[str, Any], env: tuple[tuple[s
 
 
 def doubt_of(size: JobSize, request: JobFlags) -> str:
-    """Why a size is hardly what was meant: several ranks crowd on the CPUs of a machine that lacks the GPUs wanted."""
+    """Why a size is probably a mistake: several ranks would share the CPUs of a machine without the wanted GPUs."""
     ranks = size.workers * size.ranks_per_worker
     if not size.note or ranks == 1 or not (request.gpus or request.min_gpus or request.max_gpus):
         return ""
@@ -224,14 +224,14 @@ def _is_automatic(request: JobFlags) -> bool:
 
 
 def name_from(script: str) -> str:
-    """A job name made from a script's: `My_Train.py` -> `my-train`."""
+    """A job name derived from a script's: `My_Train.py` -> `my-train`."""
     stem = script.replace("\\", "/").rstrip("/").rpartition("/")[2].partition(".")[0].lower()
     made = re.sub(r"[^a-z0-9]+", "-", stem)[:_MAX_MADE_NAME]
     return re.sub(r"^[^a-z]+|-+$", "", made) or "job"
 
 
 def check_name(name: str) -> str:
-    """`name` if a job can be called so; UsageError otherwise."""
+    """Return `name` if it is a valid job name. Raises UsageError otherwise."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise UsageError(
             f"--name {quote(name)}: a name is lower-case letters, digits and '-', starts with a letter, does not end"
@@ -241,7 +241,7 @@ def check_name(name: str) -> str:
 
 
 def storage_url(given: str, working_dir: str) -> str:
-    """A storage URL, or a path made into one; UsageError for a scheme that is not known."""
+    """A storage URL, or a path turned into one. Raises UsageError for an unknown scheme."""
     scheme, separator, rest = given.partition("://")
     check_near_url(given)
     if not separator:
@@ -258,7 +258,7 @@ def storage_url(given: str, working_dir: str) -> str:
 
 
 def check_public(url: str) -> None:
-    """Refuse a storage URL that holds credentials, without repeating it: UsageError."""
+    """Raise UsageError, without the URL, for a storage URL with credentials."""
     place = url.partition("://")[2]
     host = place.partition("/")[0]
     if "@" in host or (":" in host and "@" in place):  # a secret access key may have slashes
@@ -270,19 +270,19 @@ def check_public(url: str) -> None:
 
 
 def child_url(url: str, name: str) -> str:
-    """The URL of `name` below another one, whose options (`?endpoint=…`) it keeps."""
+    """The URL of `name` below another URL, with its options (`?endpoint=…`)."""
     place, choices = split_url(url)
     return f"{place.rstrip('/')}/{name}{choices}"
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """A storage URL without its options, and those with their `?`; a folder has none."""
+    """A storage URL without its options, and the options with their `?`; a folder has none."""
     place, mark, choices = (url, "", "") if url.startswith("file:") else url.partition("?")
     return place, mark + choices
 
 
 def plan_summary(spec: JobSpec, context: Context) -> str:
-    """The plan in a line: what will run where, and where its state goes."""
+    """The plan in one line: what will run where, and where its state is stored."""
     each = plural(spec.ranks_per_worker, "CPU rank")
     if spec.gpus_per_worker:
         each = plural(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
@@ -328,7 +328,7 @@ def _gpus_per_worker(request: JobFlags, context: Context, machine_gpus: int) -> 
 
 
 def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int | None:
-    """Workers for a number of GPUs, or as given; UsageError when the two disagree."""
+    """The number of workers, as given or from the number of GPUs. Raises UsageError if they disagree."""
     if gpus is None or (gpus == 0 and each == 0):
         return workers
     if each == 0 or gpus % each:
@@ -345,7 +345,7 @@ def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int
 
 
 def unused_note(request: JobFlags, context: Context) -> str:
-    """Which flags mean nothing on this machine; "" for none, and for clusters."""
+    """A note about flags without a meaning on this machine; "" for none, and for clusters."""
     flags: dict[str, object] = {
         "--cpus": request.cpus and not request.launcher,
         "--memory": request.memory,
@@ -360,7 +360,7 @@ def unused_note(request: JobFlags, context: Context) -> str:
 
 
 def _check_references(request: JobFlags, context: Context) -> None:
-    """Refuse variables, claims and paths that are given twice, and volumes on a machine without any."""
+    """Refuse duplicate variables, claims and paths, and volumes on this machine, which has none."""
     if request.mounts and context.provider == LOCAL:
         raise UsageError("--mount is for clusters: on this machine a job sees every folder where it is")
     variables = [name for name, _ in request.env] + [ref.variable for ref in request.secrets if ref.key]
@@ -375,7 +375,7 @@ def _check_references(request: JobFlags, context: Context) -> None:
 
 
 def _check_variables(env: Mapping[str, str]) -> None:
-    """Refuse those that tell the job what options tell it: two values would contradict each other."""
+    """Refuse variables that options set: the two values could contradict each other."""
     for name, fix in _OWN_VARIABLES.items():
         if name in env:
             raise UsageError(f"--env {name}: elasticctl sets this variable itself. FIX: {fix}")

@@ -1,4 +1,4 @@
-"""The folder of a job that was submitted before, or of a manifest, as it is now."""
+"""Updates the workspace of an earlier job, or of a manifest, to its folder's present state."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from elasticctl_store.workspace.packing import Item, Listing
 
 
 def renew_workspace(manifest: Manifest, typed_in: Iterable[Path]) -> tuple[Manifest, Workspace | None]:
-    """The manifest with its folder as it is now, and that folder; the manifest itself and None where it has to stay.
+    """The manifest with its folder's present state, and that workspace; or the same manifest and None.
 
-    Says what has changed, or why the folder is not taken. A folder goes to storage beyond this machine only where one
-    of `typed_in`, absolute paths, lies in it: a manifest of somebody else must not name what is sent. Raises UsageError
-    where the folder lacks what the job runs, or cannot be packed.
+    Prints what has changed, or why the folder is not used. A folder is only uploaded to remote storage if it contains
+    one of the absolute paths `typed_in`: someone else's manifest must not choose what is sent. Raises UsageError if
+    the folder lacks the job's script or cannot be packed.
     """
     env = hardware(ElasticJob.from_manifest(manifest)).env
     url, _, digest = env.get(WORKSPACE_VARIABLE, "").rpartition("#")
@@ -45,7 +45,7 @@ def renew_workspace(manifest: Manifest, typed_in: Iterable[Path]) -> tuple[Manif
     try:
         before = _listing(url, digest)
     except TrainError:
-        return manifest, None  # whoever cannot look into the storage cannot send anything there either
+        return manifest, None  # without access to the storage, nothing could be uploaded to it either
     limit = max(WORKSPACE_LIMIT_BYTES, before.size_bytes if before is not None else 0)
     workspace = Workspace(folder, collect_files(folder, limit), url)
     if workspace.gathered.listing.digest == digest:
@@ -64,7 +64,7 @@ def renew_workspace(manifest: Manifest, typed_in: Iterable[Path]) -> tuple[Manif
 
 
 def _listing(url: str, digest: str) -> Listing | None:
-    """What the job was submitted with; None where it was never uploaded, or is damaged. Raises TrainError."""
+    """The files that the job was submitted with; None if never uploaded, or damaged. Raises TrainError."""
     try:
         return transfer.find(open_job_storage(url, QUICK), digest).listing
     except (MissingError, DamagedError):
@@ -72,7 +72,7 @@ def _listing(url: str, digest: str) -> Listing | None:
 
 
 def _check_command(manifest: Manifest, workspace: Workspace, before: Listing | None) -> None:
-    """Refuse a folder without the script: UsageError."""
+    """Raise UsageError for a folder without the script."""
     container = worker_container(at(manifest, "spec", "replicaSpecs", "Worker", "template") or {})
     words = [str(word) for key in ("command", "args") for word in at(container, key) or ()]
     here = {item.path for item in workspace.gathered.listing.items}

@@ -1,8 +1,8 @@
-"""Sweeps: one job for each point of a grid, as jobs with a label; what runs next, what stops early. Pure.
+"""Sweeps: one labelled job for each point of a grid; which run next, and which stop early. Pure.
 
-All that is known of a sweep is in its jobs: the label `SWEEP_LABEL` names it, `ANNOTATION_POINT` says which point a job
-is, and `ANNOTATION_WAITS` marks those that wait, suspended, for their turn. So whoever drives it may be interrupted,
-and go on from anywhere.
+The state of a sweep is in its jobs: the label `SWEEP_LABEL` names it, `ANNOTATION_POINT` is a job's point, and
+`ANNOTATION_WAITS` marks those that wait, suspended, for their turn. So its driver can be interrupted, and continued
+from any machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANGE = re.compile(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})(?::([1-9][0-9]{0,8}))?")
 
 
 class Axis(NamedTuple):
-    """A parameter and the values it takes."""
+    """A parameter and its values."""
 
     name: str
     values: tuple[str, ...]
@@ -62,7 +62,7 @@ def axis(text: str) -> Axis:
 
 
 def points(axes: Sequence[Axis]) -> list[dict[str, str]]:
-    """All combinations, the last parameter changing fastest. Raises UsageError for none and for too many."""
+    """All combinations, with the last parameter changing fastest. Raises UsageError for none or too many."""
     names = [one.name for one in axes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if not axes or twice is not None:
@@ -76,7 +76,7 @@ def points(axes: Sequence[Axis]) -> list[dict[str, str]]:
 
 
 def arguments(words: Sequence[str], point: Mapping[str, str]) -> list[str]:
-    """The script's words at a point: `{name}` is its value; parameters that are nowhere named come last, as --name."""
+    """The script's arguments at a point: `{name}` becomes its value; other parameters are appended as --name."""
     named = {name for name in point if any(f"{{{name}}}" in word for word in words)}
     filled = []
     for word in words:
@@ -92,7 +92,7 @@ def arguments(words: Sequence[str], point: Mapping[str, str]) -> list[str]:
 def job_of_point(
     base: Manifest, sweep: str, number: int, point: Mapping[str, str], storage: str, *, waits: bool
 ) -> Manifest:
-    """The job of one point, made from that of the sweep's command; it keeps its state at `storage`."""
+    """The job of one point, derived from that of the sweep's command, with its state at `storage`."""
     made = copy.deepcopy(base)
     metadata = made["metadata"]
     metadata["name"] = f"{sweep}-{number}"
@@ -111,7 +111,7 @@ def job_of_point(
 
 
 def point_of(job: Manifest) -> dict[str, str]:
-    """The point that a job is; {} for one of no sweep."""
+    """The point of a job; {} for one that is in no sweep."""
     try:
         found = json.loads(as_text(at(job, "metadata", "annotations", ANNOTATION_POINT)) or "{}")
     except (ValueError, RecursionError):
@@ -120,17 +120,17 @@ def point_of(job: Manifest) -> dict[str, str]:
 
 
 def waits(job: Manifest) -> bool:
-    """Is it suspended until its turn comes?"""
+    """True if it is suspended until its turn comes."""
     return at(job, "metadata", "annotations", ANNOTATION_WAITS) == "true" and at(job, "spec", "suspend") is True
 
 
 def has_ended(job: Manifest) -> bool:
-    """Has it succeeded, failed, or been cancelled?"""
+    """True if it has succeeded, failed or been cancelled."""
     return ElasticJob.from_manifest(job).status.phase.terminal
 
 
 def next_to_start(jobs: Sequence[Manifest], parallel: int) -> list[str]:
-    """Those whose turn it is, when `parallel` of them may run at once. Those that somebody cancels wait no longer."""
+    """The jobs to start now if `parallel` may run at once. Cancelled jobs no longer wait."""
     ended = [has_ended(job) or at(job, "spec", "cancel") is True for job in jobs]
     waiting = [job["metadata"]["name"] for job, over in zip(jobs, ended, strict=True) if waits(job) and not over]
     running = len(jobs) - sum(ended) - len(waiting)
@@ -138,15 +138,15 @@ def next_to_start(jobs: Sequence[Manifest], parallel: int) -> list[str]:
 
 
 def metric_of(job: Manifest, metric: str) -> float | None:
-    """What a job has reported last of a metric."""
+    """The last value of a metric that a job reported."""
     return ElasticJob.from_manifest(job).status.progress.metrics.get(metric)
 
 
 def to_stop(jobs: Sequence[Manifest], metric: str, *, lowest: bool, after_step: int) -> list[str]:
-    """The median rule: running jobs whose best value so far is worse than the median of the others' at the same step.
+    """The median rule: running jobs whose best value so far is worse than the others' median at that step.
 
-    Only from `after_step` on, and with `LEAST_PEERS` others that have come as far. After Golovin et al., Google Vizier
-    (2017).
+    It applies from `after_step` on, and with at least `LEAST_PEERS` others that have come as far. After Golovin et
+    al., Google Vizier (2017).
     """
     curves = {job["metadata"]["name"]: _best_so_far(job, metric, lowest=lowest) for job in jobs}
     stopped = []

@@ -1,4 +1,4 @@
-"""Two jobs side by side: what was asked for, and what came of it. `now` is in seconds since the epoch."""
+"""Two jobs side by side: their settings and their results. `now` is in seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARGUMENT = "argument {}"
 
 
 def arguments(job: ElasticJob) -> dict[str, str]:
-    """The script's arguments by name: `--lr 0.1` and `--lr=0.1` alike, those without a name by their place."""
+    """The script's arguments by name, for `--lr 0.1` and `--lr=0.1` alike, or by position."""
     words = list(hardware(job).command)
     words = words[words.index("--") + 1 :] if "--" in words else words
     found: dict[str, list[str]] = {}
@@ -43,7 +43,7 @@ def arguments(job: ElasticJob) -> dict[str, str]:
 
 
 def settings(job: ElasticJob) -> dict[str, str]:
-    """What was asked for: arguments, hardware, image, and the variables that the user has set."""
+    """The settings of a job: arguments, hardware, image, and the variables that the user has set."""
     found = hardware(job)
     each = plural(found.gpus_per_worker, "GPU") if found.gpus_per_worker else plural(found.ranks_per_worker, "CPU rank")
     ours = {name: value for name, value in found.env.items() if not name.startswith(_OURS)}
@@ -56,7 +56,7 @@ def settings(job: ElasticJob) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Name -> both values, where they differ; "" is one that is missing. Of variables with secrets, only that."""
+    """Name -> both values, if they differ; "" for a missing one. Values of secret variables are hidden."""
     found = {}
     for name in dict.fromkeys((*before, *after)):
         one, two = before.get(name, ""), after.get(name, "")
@@ -66,7 +66,7 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str
 
 
 def outcome(job: ElasticJob, now: float) -> dict[str, str]:
-    """What came of it, but for the metrics."""
+    """The results of a job, without its metrics."""
     status, spent = job.status, cost(job, now)
     took_s = None if status.start_time is None else (status.completion_time or now) - status.start_time
     return {
@@ -82,7 +82,7 @@ def outcome(job: ElasticJob, now: float) -> dict[str, str]:
 
 
 def comparison_table(jobs: Sequence[ElasticJob], results: Sequence[Results], now: float) -> Table:
-    """What differs in what was asked for, and all that came of it; the header has the jobs' names."""
+    """The settings that differ, and all results; the header has the jobs' names."""
     rows = [(name, *pair) for name, pair in differences(*map(settings, jobs)).items()]
     ends = [outcome(job, now) for job in jobs]
     rows += [(name, ends[0][name], ends[1][name]) for name in ends[0] if any(end[name] for end in ends)]

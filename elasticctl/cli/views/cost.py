@@ -1,4 +1,4 @@
-"""Prices and costs in words. Estimates are labelled as such."""
+"""Prices and costs as text. Estimates are labelled as such."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticctl.api.text import dollars
 
 
 def rate_of_spec(spec: JobSpec) -> Rate | None:
-    """What one node of a job to be costs; None where its nodes have no known price."""
+    """The price of one node of a planned job; None if it is unknown."""
     gpu = GPU_TYPES.get(spec.gpu_type)
     if gpu is None:
         return None
@@ -22,7 +22,7 @@ def rate_of_spec(spec: JobSpec) -> Rate | None:
 
 
 def with_live_spot(one: Rate | None) -> Rate | None:
-    """The same with what spot costs now, where AWS can be asked; within three seconds."""
+    """The same with current spot prices, if AWS returns them within three seconds."""
     from elasticctl.api.observed.cost import price_list  # not for who only says what a job has cost
 
     if one is None or one.prices is not price_list("aws"):
@@ -43,14 +43,14 @@ def plan_line(one: Rate, nodes: int) -> str:
 
 
 def spot_basis(one: Rate) -> str:
-    """Where a spot price is from: `estimated`, or region and time."""
+    """The source of a spot price: `estimated`, or region and time."""
     if one.live is None or not one.spot_is_live:
         return "estimated"
     return f"cheapest zone of {one.live.region}, {datetime.fromtimestamp(one.live.at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def cost_text(job: ElasticJob, now: float) -> str:
-    """What a job has cost so far, and would have on demand; "" where no price is known."""
+    """The cost of a job so far, and what it would have been on demand; "" if no price is known."""
     found = cost(job, now)
     if found is None:
         return ""
@@ -59,7 +59,7 @@ def cost_text(job: ElasticJob, now: float) -> str:
 
 
 def saved_line(found: Cost) -> str:
-    """`spot saved about $2.87 of $4.10 (…)`; what it cost, where there was no spot."""
+    """`spot saved about $2.87 of $4.10 (…)`, or the cost if there was no spot capacity."""
     if found.saved > 0:
         return f"spot saved about {dollars(found.saved)} of {dollars(found.on_demand)} ({_basis(found)})"
     return f"it cost about {dollars(found.spent)} ({_basis(found)})"

@@ -1,4 +1,4 @@
-"""What `simulate --finish-by` prints: deadlines by budgets, replayed on recorded spot machines."""
+"""The output of `simulate --finish-by`: deadlines and budgets, replayed on recorded spot machines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def seconds_until(text: str, now: datetime) -> float:
 
 
 def _clock(said: str, now: datetime) -> datetime | None:
-    """The next time that the clock shows this, on this weekday if one is given."""
+    """The next time that a clock shows this, on this weekday if one is given."""
     found = _WHEN.fullmatch(said)
     if found is None or int(found[2]) > 23 or (found[1] and found[1] not in _DAYS):
         return None
@@ -62,7 +62,7 @@ def _clock(said: str, now: datetime) -> datetime | None:
 
 
 def recording_from(folder: Path, workers: int, usd_per_h: float, longest_s: float) -> Recording:
-    """Every trace of a folder, one a zone. Raises UsageError and SpecError."""
+    """Every trace of a folder, one per zone. Raises UsageError and SpecError."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise UsageError(f"--traces {folder}: there is no *.json file")
@@ -85,7 +85,7 @@ def recording_from(folder: Path, workers: int, usd_per_h: float, longest_s: floa
 def prospects_of(
     basis: Basis, gpus: Sequence[int], folder: Path, finish_by_s: float, budget_usd: float | None
 ) -> list[Prospect]:
-    """Deadlines from the one asked for on, each without a budget, or with some around the one given."""
+    """Prospects for the given deadline and later ones, each without a budget, or with some around the given one."""
     each = basis.conditions.gpus_per_node
     speeds = Speeds.of({size // each: basis.curve.rate(size) for size in gpus})
     if budget_usd is not None and basis.price is None:
@@ -130,7 +130,7 @@ def table(basis: Basis, found: Sequence[Prospect]) -> Table:
 
 
 def notes(basis: Basis, found: Sequence[Prospect], folder: Path) -> Iterator[str]:
-    """What all of it rests on."""
+    """The assumptions behind the table."""
     yield f"replayed on {folder} from {plural(found[0].starts, 'start')}, by the policy that plans for deadlines"
     yield "promised: on-demand machines alone can meet it, whatever happens to spot machines"
     if basis.price is None:

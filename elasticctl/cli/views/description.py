@@ -1,4 +1,4 @@
-"""A job from head to foot, as kubectl describes objects: facts, then a table for each kind of thing."""
+"""A complete description of a job, as by `kubectl describe`: facts, then a table for each kind of entry."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Section:
 
 
 def describe_job(case: Case, findings: Sequence[Finding]) -> list[Section]:
-    """All there is to say about a job; sections with nothing in them are left out."""
+    """All sections about a job that are not empty."""
     job, status = case.job, case.status
     sections = [
         Section("", facts=_filled(_identity(case, findings))),
@@ -109,13 +109,13 @@ def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
 
 
 def _workspace(found: Hardware) -> str:
-    """`1f2e3d4c5b6a of /home/me/digits`: the beginning of its digest, and where it comes from."""
+    """`1f2e3d4c5b6a of /home/me/digits`: the beginning of its digest, and its folder."""
     digest, source = found.env.get(WORKSPACE_VARIABLE, "").rpartition("#")[2], found.env.get(WORKSPACE_FROM_VARIABLE)
     return f"{digest[:12]} of {source}" if digest and source else digest[:12]
 
 
 def public(name: str, value: str) -> str:
-    """The value as it may be shown on a shared screen: hidden if the name is one of a secret; so are logins in URLs."""
+    """The value as it may be shown on a shared screen: without logins in URLs, and hidden if its name is a secret's."""
     return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else _LOGIN.sub("(hidden)@", value)
 
 
@@ -154,7 +154,7 @@ def _goodput_and_cost(case: Case) -> list[tuple[str, str]]:
 
 
 def protection(status: JobStatus) -> str:
-    """What the loss of a worker would cost now; empty while it is not known."""
+    """The cost of losing a worker now; empty while it is unknown."""
     newest = status.generations[-1] if status.generations else None
     if status.phase.terminal or newest is None or newest.stays is None:
         return ""
@@ -203,7 +203,7 @@ def _conditions(status: JobStatus) -> Section:
 
 
 def _last(lines: list[str]) -> tuple[str, ...]:
-    """The last few, and how many there were before them."""
+    """The last few, and the number of those before."""
     left_out = len(lines) - _LAST_SHOWN
     return tuple([f"({left_out} before)", *lines[-_LAST_SHOWN:]] if left_out > 0 else lines)
 

@@ -1,4 +1,4 @@
-"""What disturbed a job: interruptions, scalings and its last failure, one by one and in total.
+"""The disturbances of a job: interruptions, scalings and its last failure, one by one and in total.
 
 `now` is in seconds since the epoch.
 """
@@ -27,12 +27,12 @@ _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
 
 def causes(status: JobStatus) -> str:
-    """`NodeLost 1  Preempted 2`: the workers that ended otherwise than as planned."""
+    """`NodeLost 1  Preempted 2`: the workers that ended unexpectedly, by cause."""
     return joined(f"{cause} {count}" for cause, count in _restarts(status))
 
 
 def restarts(status: JobStatus) -> int:
-    """How many workers ended otherwise than as planned."""
+    """The number of workers that ended unexpectedly."""
     return sum(count for _, count in _restarts(status))
 
 
@@ -41,7 +41,7 @@ def _restarts(status: JobStatus) -> list[tuple[str, int]]:
 
 
 def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
-    """The interruptions and scalings of a job, and who changed what, in order of time."""
+    """The interruptions and scalings of a job, and the changes by users, in chronological order."""
     rows = [
         (item.at, _kind(item), item.worker, _cause(item), _seconds(item.recovery_s), _count(item.steps_redone))
         for item in job.status.interruptions
@@ -65,7 +65,7 @@ def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
 
 
 def audit_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each line of a record of changes, of any content."""
+    """A row for each line of a record of changes, whatever it contains."""
     rows = []
     for line in lines:
         change, name = from_json(Change, line), as_text(line.get("name"))
@@ -77,13 +77,13 @@ def audit_table(lines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def events_table(entries: Sequence[TimelineEntry]) -> Table:
-    """A row for each thing that happened."""
+    """A row for each event."""
     rows = [(clock(entry.at), entry.what, entry.about, entry.details) for entry in entries]
     return Table(("AT", "WHAT", "ABOUT", "DETAILS"), rows, wraps=True)
 
 
 def interruptions(status: JobStatus) -> list[str]:
-    """Each interruption on a line: when, who, why, what it cost."""
+    """One line per interruption: when, which worker, why, and its cost."""
     back = "training again" if reports_steps(status) else "group formed again"
     return [
         joined(
@@ -100,7 +100,7 @@ def interruptions(status: JobStatus) -> list[str]:
 
 
 def scalings(status: JobStatus) -> list[str]:
-    """Each scaling on a line: when, from how many to how many, on whose wish, how long it took."""
+    """One line per scaling: when, from and to which number of workers, requested by whom, and how long it took."""
     done = "training" if reports_steps(status) else "group formed"
     return [
         joined(
@@ -116,23 +116,23 @@ def scalings(status: JobStatus) -> list[str]:
 
 
 def _kind(item: Interruption) -> str:
-    """A worker was lost, or has stayed and started its ranks again."""
+    """Whether a worker was lost, or stayed and restarted its ranks."""
     return "interruption" if item.uid else "ranks failed"
 
 
 def _cause(item: Interruption) -> str:
-    """Why; where the script failed, with what was said of it. What else ended a worker says no more than its cause."""
+    """The cause of an interruption, with its message if the script failed; other messages only repeat the cause."""
     told = not item.uid or (item.cause is not None and item.cause.counted)
     return ": ".join(filter(None, (item.cause or "", shorten(item.message) if told else "")))
 
 
 def _requester(item: Scaling) -> str:
-    """On whose wish it was, and what for."""
+    """Who requested a scaling, and why."""
     return f"{item.by}: {item.message}" if item.message else item.by
 
 
 def _unfinished(item: Scaling) -> str:
-    """`in progress` or `superseded`; nothing of one that is done."""
+    """`in progress` or `superseded`; "" for a scaling that is done."""
     words = {ScalingPhase.IN_PROGRESS: "in progress", ScalingPhase.SUPERSEDED: "superseded"}
     return words.get(item.phase, "") if item.phase is not None else ""
 
@@ -152,17 +152,17 @@ def failure_lines(status: JobStatus) -> list[str]:
 
 
 def clock(at: float | None) -> str:
-    """A moment in the reader's own time zone."""
+    """A time in the reader's time zone."""
     return "" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """`interruptions` and `steps_redone` are of the job's life, the other numbers of what its status still knows.
+    """`interruptions` and `steps_redone` cover the job's whole life, the others what its status still lists.
 
     `recovery_s` is from losses to the next step, or to the next group of a script that has reported no step;
-    `scaling_s` is from scalings until that many trained. Time in which several overlap counts once. `steps_redone`
-    None: nobody knows. What it cost is an estimate, as is what it would have cost on demand.
+    `scaling_s` is from scalings until that many workers trained. Overlapping times count once. `steps_redone` is None
+    if unknown. Both costs, as run and on demand, are estimates.
     """
 
     interruptions: int
@@ -177,7 +177,7 @@ class Totals:
 
 
 def totals(job: ElasticJob, now: float) -> Totals:
-    """Add it up; `now` is seconds since the epoch."""
+    """Add up the disturbances of a job; `now` is in seconds since the epoch."""
     status = job.status
     part, spent = goodput(status, now), cost(job, now)
     return Totals(
@@ -194,7 +194,7 @@ def totals(job: ElasticJob, now: float) -> Totals:
 
 
 def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
-    """A line about the disturbances, and one each about what came of the time and the money, where that is known."""
+    """A line about the disturbances, and one each about goodput and cost, if known."""
     found = totals(job, now)
     if not found.interruptions and not found.scalings:
         yield f"{job.name}: no interruptions, no scalings"
@@ -210,7 +210,7 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
 
 
 def _lost(status: JobStatus, found: Totals) -> str:
-    """`: 12s until training went on, 3 steps done again`, as far as that is known."""
+    """`: 12s until training went on, 3 steps done again`, as far as known."""
     if not knows_groups(status):
         return ""  # it brings its own rendezvous
     back = "training went on" if reports_steps(status) else "a group had formed again"
@@ -221,14 +221,14 @@ def _lost(status: JobStatus, found: Totals) -> str:
 
 
 def _open_end(status: JobStatus) -> str:
-    """What there is to say of a loss of which no recovery is known; nothing where none ever would be."""
+    """A remark on a loss without a known recovery; "" if none could ever be known."""
     if not knows_groups(status):
         return ""
     return "never recovered" if status.phase.terminal else "not yet recovered"
 
 
 def _still_open(status: JobStatus) -> str:
-    """` (1 not yet recovered from)`, so that their seconds are not missed in the sum."""
+    """` (1 not yet recovered from)`, whose seconds are missing from the sum."""
     still_open = sum(item.recovery_s is None for item in status.interruptions)
     when = "never" if status.phase.terminal else "not yet"
     return f" ({still_open} {when} recovered from)" if still_open and knows_groups(status) else ""

@@ -51,10 +51,10 @@ def status_table(
     bar_encoding: str | None = None,
     seen: Seen | None = None,
 ) -> Table:
-    """Everything about one job, a field a row; fields with nothing to say are left out.
+    """Everything about one job, one row per field, without empty fields.
 
-    `bar_encoding`: draw how far it is as a bar, in characters that this encoding has. `seen`: what else the cluster
-    says of its pods.
+    `bar_encoding`: draw its progress as a bar, in characters of this encoding. `seen`: the cluster's observations of
+    its pods.
     """
     job = ElasticJob.from_manifest(manifest)
     status = job.status
@@ -96,21 +96,21 @@ def _kind(job: ElasticJob) -> str:
 
 
 def capacity_text(job: ElasticJob) -> str:
-    """`spot`, as the template says; of a job with an order of pools, what its workers are on or ask for."""
+    """`spot`, from the template; for a job with an order of pools, the capacity that its workers have or request."""
     present = (worker for worker in job.status.workers if worker.cause is None and not worker.removal)
     kinds = {capacity(job.template)} if job.pools is None else {capacity_of(worker.pool) for worker in present}
     return ", ".join(words for kind, words in _CAPACITIES.items() if kind in kinds)
 
 
 def _last(lines: list[str], job: str) -> list[str]:
-    """The last few, and where the others are told: a screen has no room for the story of a long life."""
+    """The last few, and a pointer to the others: a screen has no room for a long history."""
     before = len(lines) - _SHOWN_LAST
     more = [f"{before} before: elasticctl history {job}"] if before > 0 else []
     return [*more, *lines[-_SHOWN_LAST:]]
 
 
 def progress_facts(job: ElasticJob, now: float, *, bar_encoding: str | None = None) -> list[tuple[str, str]]:
-    """How far it is, how safe, and how often it was disturbed; some may be blank."""
+    """Its progress, safety and disturbances; some may be blank."""
     status = job.status
     return [
         ("Progress", _progress(status, now, bar_encoding)),
@@ -122,9 +122,9 @@ def progress_facts(job: ElasticJob, now: float, *, bar_encoding: str | None = No
 
 
 def on_a_loss(status: JobStatus) -> str:
-    """What the loss of a worker would cost now, in a few words; `describe` also says why it is not less.
+    """The cost of losing a worker now, in a few words; `describe` also says why it is not less.
 
-    Empty while it is not known.
+    Empty while it is unknown.
     """
     newest = status.generations[-1] if status.generations else None
     if status.phase.terminal or newest is None or newest.stays is None:
@@ -138,7 +138,7 @@ def on_a_loss(status: JobStatus) -> str:
 
 
 def redone_text(status: JobStatus) -> str:
-    """`from 0: 31m00s so far`, of a script that reports neither steps nor checkpoints."""
+    """`from 0: 31m00s so far`, for a script that reports neither steps nor checkpoints."""
     redone = redone_s(status)
     return "" if redone is None else f"from 0: {span(redone)} so far, unless the script keeps checkpoints of its own"
 
@@ -148,7 +148,7 @@ def _metrics(status: JobStatus) -> list[str]:
 
 
 def _failure(status: JobStatus) -> list[str]:
-    """The rank that failed last, and what it printed at its end as one text."""
+    """The rank that failed last, and its last output, as one text."""
     head, *lines = failure_lines(status) or [""]
     return [head, textwrap.dedent("\n".join(lines))]
 
@@ -164,9 +164,10 @@ def duration_text(job: ElasticJob, now: float) -> str:
 
 
 def _at_work(status: JobStatus, desired: int) -> str:
-    """`3 of 4 training, 1 waiting`: how many train, or run as long as there are no steps; the others by where they are.
+    """`3 of 4 training, 1 waiting`: the workers that train, or run if there are no steps yet, and the others by state.
 
-    Workers without a node, or that cannot even be created, wait; those that have one and do not run yet start.
+    Workers without a node, or that cannot even be created, are waiting; those with a node that do not run yet are
+    starting.
     """
     count = count_workers(status)
     number, word = (count.training, "training") if is_training(status) else (count.running, "running")
@@ -190,7 +191,7 @@ def waiting_text(job: ElasticJob) -> str:
 
 
 def failures_text(job: ElasticJob) -> str:
-    """`2 of 3 allowed since the last checkpoint`, and how many there were in all."""
+    """`2 of 3 allowed since the last checkpoint`, and the total number."""
     status = job.status
     if status.failures_since_commit is None:  # an older controller limits all of them
         return f"{status.failures} of {job.backoff_limit} allowed"
@@ -200,7 +201,7 @@ def failures_text(job: ElasticJob) -> str:
 
 
 def reason(job: ElasticJob, pods: Sequence[Manifest], now: float, seen: Seen | None = None) -> str:
-    """Why a job does not train (any more): the first cause, and once it has ended, the controller's word."""
+    """Why a job does not train, or no longer trains: the first cause or, once it has ended, the controller's reason."""
     status = job.status
     if status.phase is Phase.SUCCEEDED:
         return ""
@@ -214,7 +215,7 @@ def reason(job: ElasticJob, pods: Sequence[Manifest], now: float, seen: Seen | N
 
 
 def _progress(status: JobStatus, now: float, bar_encoding: str | None) -> str:
-    """How far it is in words, and above them as a bar where there is an end and somebody to see it."""
+    """Its progress as text, below a bar if there is a known end and a person is reading."""
     progress, done, left = status.progress, fraction_done(status), remaining_s(status)
     if progress.step is None:
         return ""
@@ -233,7 +234,7 @@ def _progress(status: JobStatus, now: float, bar_encoding: str | None) -> str:
 
 
 def rate(status: JobStatus, now: float, *, long: bool = False) -> str:
-    """Samples a second, or steps where the script does not say how large they are; the last ones, once it has ended."""
+    """Samples per second, or steps if their size is unknown; the last value, once the job has ended."""
     if not (status.phase.terminal or makes_steps(status, now)):
         return ""
     samples, steps = samples_per_s(status), steps_per_s(status)
@@ -250,7 +251,7 @@ def _checkpoint(status: JobStatus, now: float) -> str:
 
 
 def ago(at: float | None, now: float, status: JobStatus) -> str:
-    """The age of a checkpoint counts while something could be lost."""
+    """The age of a checkpoint, which matters while progress could be lost."""
     return "" if at is None or status.phase.terminal else f" {span(now - at)} ago"
 
 
@@ -261,12 +262,12 @@ def part_of(part: int | None, whole: int | None) -> str:
 
 
 def bar_encoding() -> str | None:
-    """The encoding in which stdout takes a bar; None where no person looks."""
+    """The encoding of stdout for a bar; None if no person is reading."""
     return sys.stdout.encoding if on_terminal() else None
 
 
 def look_around(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Seen:
-    """What the cluster says about pods that have not started, and about notifications; else nothing is asked."""
+    """The cluster's observations of pods that have not started, and of notifications; queried only if needed."""
     from elasticctl.diagnosis import Seen
 
     if not job.notify and not any(at(pod, "status", "phase") in (None, "Pending") for pod in pods):
@@ -281,7 +282,7 @@ def look_around(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Se
 
 
 def next_line(manifest: Manifest, *, live: bool = False) -> str:
-    """What to type next about a job; `live`: it is being watched already."""
+    """What to type next about a job; `live`: it is already being watched."""
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase in (Phase.PENDING, Phase.RESTARTING, Phase.FAILED):
         return f"Next: find out why: elasticctl explain {job.name}   see its output: elasticctl logs {job.name}"

@@ -36,27 +36,27 @@ _LOOKED_AT = 5
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which columns are wanted."""
+    """The selected columns."""
 
     wide: bool = False
     namespaces: bool = False
 
     @property
     def header(self) -> tuple[str, ...]:
-        """Their titles."""
+        """The titles of the columns."""
         return (*(("NAMESPACE",) if self.namespaces else ()), *_HEADER, *(_WIDE if self.wide else ()), "REASON")
 
 
 def job_table(
     manifests: Sequence[Manifest], now: float, shape: Shape = Shape(), reasons: Mapping[str, str] | None = None
 ) -> Table:
-    """One row a job. `reasons`: UID -> why it waits, for those of which that is known better than their status says."""
+    """One row per job. `reasons`: UID -> why it waits, for jobs where more is known than in their status."""
     rows = [_row(manifest, now, shape, reasons or {}) for manifest in manifests]
     return Table(shape.header, rows, spare=_SPARE, kept="REASON")
 
 
 def why_ended(job: ElasticJob) -> str:
-    """The controller's word on a job that waits or has failed; on other phases it has nothing to add."""
+    """The controller's reason for a job that waits or has failed; "" in other phases."""
     status = job.status
     if status.phase in (Phase.SUCCEEDED, Phase.RUNNING, Phase.CANCELLED):
         return ""
@@ -95,7 +95,7 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
 
 
 def _on_the_way(job: ElasticJob, now: float) -> tuple[str, ...]:
-    """What the group does instead of making steps, what is amiss, and what more workers wait for."""
+    """What the group does instead of making steps, what is wrong, and what more workers wait for."""
     status, waiting = job.status, waiting_text(job)
     waits = f"waiting: {waiting}" if waiting else ""
     return _not_training_yet(status, now), not_finite_text(status), borrowed(status), waits
@@ -121,7 +121,7 @@ def waiting_reasons(target: Target, jobs: list[Manifest], now: float) -> dict[st
 
 
 def no_jobs_line(target: Target, namespace: str | None, chosen: JobFilter) -> str:
-    """What to say where there are no jobs, or none that were wanted."""
+    """The message if there are no jobs, or none match."""
     place = "in any namespace" if namespace is None else f"in namespace {namespace}"
     if chosen != JobFilter():
         return f"no matching jobs {place} of context {target.context.name}. Next: list all jobs: elasticctl list"
@@ -129,7 +129,7 @@ def no_jobs_line(target: Target, namespace: str | None, chosen: JobFilter) -> st
 
 
 def next_of_list(jobs: list[Manifest]) -> str:
-    """What to type next: about a job that waits, if there is one, else about the newest."""
+    """What to type next about a job that waits, or else about the newest."""
     waiting = [job for job in jobs if phase_of(job) in _WAITING]
     if waiting:
         return f"Next: find out why one is waiting: elasticctl explain {waiting[-1]['metadata']['name']}"

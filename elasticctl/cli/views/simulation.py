@@ -1,4 +1,4 @@
-"""What `simulate` prints: table, plot, and which of its numbers were measured or assumed."""
+"""The output of `simulate`: a table, a plot, and which of the numbers were measured or assumed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SPARE = ("SAVE EVERY", "NODES", "LOSS EVERY", "RATE", "SCALING", "ON DEMAND")
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What the outlooks are made from. `work` is in units of the curve; `about` says of each part where it is from.
+    """The basis of forecasts. `work` is in units of the curve; `about` has the source of each part.
 
-    `reference_gpus` is the smallest known size; `price` is of one node, None where none is known; `noun` is what a size
-    counts.
+    `reference_gpus` is the smallest known size, `price` that of one node (None: unknown), and `noun` the unit of
+    sizes.
     """
 
     job: str
@@ -47,7 +47,7 @@ class Basis:
 def basis_of_table(
     points: Sequence[Point], work_s: int | None, given: Mapping[str, float], price: Rate | None
 ) -> Basis:
-    """From a scaling curve somebody has written down."""
+    """The basis from a table of rates."""
     curve = ScalingCurve.through(points)
     base = curve.points[0]
     conditions, about = _conditions(given, {}, price)
@@ -59,7 +59,7 @@ def basis_of_table(
 def basis_of_job(
     name: str, evidence: Evidence, work_s: int | None, given: Mapping[str, float], price: Rate | None
 ) -> Basis:
-    """From what a job was measured at."""
+    """The basis from a job's measurements."""
     curve, noun = ScalingCurve.through(evidence.points), "GPU" if evidence.on_gpus else "CPU rank"
     base = curve.points[0]
     if evidence.steps_left is not None and work_s is None:
@@ -73,7 +73,7 @@ def basis_of_job(
 
 
 def outlooks(basis: Basis, wanted: Sequence[int]) -> list[Forecast]:
-    """One for each number of GPUs; of our own choice where none is wanted. Raises UsageError for impossible ones."""
+    """A forecast for each number of GPUs, or for default ones. Raises UsageError for impossible ones."""
     each = basis.conditions.gpus_per_node
     if wanted and (wrong := [gpus for gpus in wanted if gpus % each or gpus // each > MAX_WORKERS]):
         most = each * MAX_WORKERS
@@ -83,7 +83,7 @@ def outlooks(basis: Basis, wanted: Sequence[int]) -> list[Forecast]:
 
 
 def table(basis: Basis, found: Sequence[Forecast]) -> Table:
-    """A row for each number of GPUs; time and goodput are those on spot."""
+    """A row for each number of GPUs; time and goodput are for spot machines."""
     rows = [
         (
             str(item.gpus),
@@ -105,7 +105,7 @@ def table(basis: Basis, found: Sequence[Forecast]) -> Table:
 
 
 def plot(basis: Basis, found: Sequence[Forecast], bar: str = "█") -> Iterator[str]:
-    """Time and cost on spot as bars, the longest as long as there is room."""
+    """Time and cost on spot as bars, scaled to the available width."""
     longest = max((item.spot_s for item in found if item.spot_s is not None), default=0.0)
     most = max((item.spot_node_hours for item in found if item.spot_node_hours is not None), default=0.0)
     yield f"{_plural(basis.noun):>6}  {'TIME':<{_BAR + 10}}COST ON SPOT"
@@ -116,14 +116,14 @@ def plot(basis: Basis, found: Sequence[Forecast], bar: str = "█") -> Iterator[
 
 
 def notes(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
-    """What to choose, and what all of it rests on."""
+    """A recommendation, and the assumptions behind it."""
     yield from recommendation(basis, found)
     yield f"saved: on spot, against the same work on {plural(basis.reference_gpus, basis.noun)} on demand"
     yield from basis.about
 
 
 def recommendation(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
-    """The cheapest, the fastest, and the best of both; none where no size gets to the end."""
+    """The cheapest size, the fastest, and the best of both; none if no size finishes."""
     ending = [(item.spot_s, item.spot_node_hours, item) for item in found]
     sure = [(time_s, hours, item) for time_s, hours, item in ending if time_s is not None and hours is not None]
     if not sure:
@@ -141,7 +141,7 @@ def recommendation(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
 
 
 def as_data(basis: Basis, found: Sequence[Forecast]) -> dict[str, Any]:
-    """The same for programs: times in seconds, money in US dollars (null: no price is known)."""
+    """The forecasts as data: times in seconds, money in US dollars (null: no price is known)."""
     one = basis.price
     rows = []
     for item in found:
@@ -165,7 +165,7 @@ def as_data(basis: Basis, found: Sequence[Forecast]) -> dict[str, Any]:
 def _conditions(
     given: Mapping[str, float], measured: Mapping[str, tuple[float, str]], price: Rate | None
 ) -> tuple[Conditions, tuple[str, ...]]:
-    """Given goes before measured, and that before assumed; with a line for each."""
+    """Options take precedence over measurements, and those over assumptions; with a line for each."""
     values: dict[str, Any] = {key: value for key, (value, _) in measured.items()} | dict(given)
     if price is not None:
         values["spot_share"] = price.spot(1.0)
@@ -189,7 +189,7 @@ def _conditions(
 
 
 def _measured(evidence: Evidence) -> dict[str, tuple[float, str]]:
-    """What a job has shown, by the names of `Conditions`. How long nodes last is learnt beside what is assumed."""
+    """Measurements of a job by the names of `Conditions`. The lifetime of nodes combines them with an assumption."""
     found: dict[str, tuple[float, str]] = {}
     if evidence.gpus_per_node > 0:
         found["gpus_per_node"] = (evidence.gpus_per_node, "measured")
@@ -206,7 +206,7 @@ def _measured(evidence: Evidence) -> dict[str, tuple[float, str]]:
 
 
 def _plural(noun: str) -> str:
-    """The head of the column of sizes."""
+    """The header of the column of sizes."""
     return f"{noun.split()[-1]}s".upper()
 
 
@@ -228,7 +228,7 @@ def _prices(price: Rate | None, conditions: Conditions) -> str:
 
 
 def _sizes(curve: ScalingCurve, each: int) -> list[int]:
-    """The known sizes that fill nodes, and doublings of the smallest: twice as far, or far from a single one."""
+    """The known sizes that fill nodes, and doublings of the smallest up to and beyond the largest."""
     known = {point.gpus for point in curve.points if not point.gpus % each}
     first = min(known, default=-(-curve.points[0].gpus // each) * each)
     wider = _WIDER_THAN_ONE if curve.assumed else _WIDER_THAN_MEASURED

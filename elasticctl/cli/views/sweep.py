@@ -1,4 +1,4 @@
-"""The results of a sweep: a row for each of its jobs, the best first."""
+"""The results of a sweep: a row for each of its jobs, best first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticctl.cli.framework.output import Table
 def sweep_table(
     jobs: Sequence[Manifest], points: Sequence[dict[str, str]], now: float, metric: str = "", *, lowest: bool = True
 ) -> Table:
-    """Name, phase, values of the parameters, steps, metrics, time and cost; by `metric`, where one is named."""
+    """Name, phase, values of the parameters, steps, metrics, time and cost; sorted by `metric` if given."""
     found = [(ElasticJob.from_manifest(job), point) for job, point in zip(jobs, points, strict=True)]
     parameters = list(dict.fromkeys(name for _, point in found for name in point))
     reported = dict.fromkeys(name for job, _ in found for name in job.status.progress.metrics)

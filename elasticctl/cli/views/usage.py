@@ -42,7 +42,7 @@ def worker_table(job: ElasticJob, now: float, *, each_gpu: bool = False) -> Tabl
 
 
 def _unknown(job: ElasticJob) -> str:
-    """Why it is not known where the time of the steps goes; empty where it is."""
+    """Why the times of the steps' parts are unknown; empty if they are known."""
     usage = job.status.usage
     if usage is None or mean_times(usage.workers).is_known:
         return ""
@@ -50,7 +50,7 @@ def _unknown(job: ElasticJob) -> str:
 
 
 def usage_of_jobs(jobs: Sequence[ElasticJob]) -> Table:
-    """A row for each job: what its workers use together."""
+    """A row for each job with the total usage of its workers."""
     rows = []
     for job in jobs:
         usage = job.status.usage or JobUsage()

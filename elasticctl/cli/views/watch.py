@@ -52,7 +52,7 @@ def watch_list(target: Target, namespace: str | None, shape: Shape, chosen: JobF
         return
 
     def look() -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
-        """All jobs, those that there is room for, and why some of these wait."""
+        """All jobs, those that fit on the screen, and why some of these wait."""
         jobs = chosen_jobs()
         shown = most_relevant(jobs, console().size.height - ROOM_AROUND)
         return jobs, shown, waiting_reasons(target, shown, time.time())
@@ -69,7 +69,7 @@ def watch_list(target: Target, namespace: str | None, shape: Shape, chosen: JobF
 
 
 def watch_job(target: Target, watched: Manifest) -> None:
-    """Show one job until it has ended; NotFoundError when it is deleted, also where another one has its name by now."""
+    """Show one job until it has ended. Raises NotFoundError once it is deleted, even if another one has its name."""
 
     def look() -> Manifest:
         return target.reread(watched)
@@ -95,7 +95,7 @@ def watch_job(target: Target, watched: Manifest) -> None:
 
 
 class _Changes:
-    """Remembers what has been printed of each job, so that only changes are printed."""
+    """Remembers what has been printed about each job, so that only changes are printed."""
 
     def __init__(self, table_of: TableOf) -> None:
         self._table_of = table_of
@@ -120,7 +120,7 @@ ROOM_AROUND = 4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is to be seen: a table (None: there is nothing yet), a line about what to type next, and trouble if any."""
+    """The content of a screen: a table (None: not yet), a line about what to type next, and any connection problem."""
 
     table: Table | None
     next_line: str
@@ -134,7 +134,7 @@ def can_redraw() -> bool:
 
 @contextmanager
 def redrawing() -> Iterator[Callable[[Frame], None]]:
-    """Yield what draws a frame over the one before; the last one is printed when it is over, however it ends."""
+    """Yield a function that draws a frame over the one before; the last frame is printed at the end in any case."""
     from rich.live import Live
 
     frames: list[Frame] = []
@@ -154,7 +154,7 @@ def redrawing() -> Iterator[Callable[[Frame], None]]:
 
 
 def render_frame(frame: Frame, screen: Console) -> RenderableType:
-    """A frame as it is drawn on a screen: no line is longer than that is wide."""
+    """A frame as it is drawn on a screen: no line is wider than the screen."""
     from rich.console import Group
     from rich.text import Text
 
@@ -171,7 +171,7 @@ def render_frame(frame: Frame, screen: Console) -> RenderableType:
 
 
 def most_relevant(jobs: Sequence[Manifest], room: int) -> list[Manifest]:
-    """As many of the jobs as there is room for, in their order: those that go on, then those that ended last."""
+    """As many jobs as fit, in order: active ones first, then those that ended last."""
     if len(jobs) <= room:
         return list(jobs)
     newest_first = list(reversed(range(len(jobs))))

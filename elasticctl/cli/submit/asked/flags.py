@@ -1,4 +1,4 @@
-"""The flags of `submit`: what somebody may say about a job."""
+"""The flags of `submit`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _priority(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobFlags(PodFlags):
-    """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
+    """The values of the flags of `submit`; None or empty: not given. Times are in seconds."""
 
     gpus: Annotated[int | None, options.count("The total number of GPUs.", low=0)] = None
     gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""

@@ -1,4 +1,4 @@
-"""The flags about a job's goal: by when it is to be done, and for how much."""
+"""The flags for a job's goal: its deadline and its budget."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ChangedGoal:
     ] = None
 
     def as_spec(self) -> dict[str, Any]:
-        """What was said, as in `spec.goal`. Raises UsageError for a time that is none, or that is over."""
+        """The flags as in `spec.goal`. Raises UsageError for an invalid or past time."""
         found: dict[str, Any] = {}
         if self.finish_by:
             from elasticctl.cli.views.deadlines import seconds_until
@@ -86,7 +86,7 @@ class ChangedGoal:
 
 @dataclass(frozen=True, slots=True)
 class GoalFlags(ChangedGoal):
-    """Those of `submit`."""
+    """The flags of `submit`."""
 
     work: Annotated[
         int | None,

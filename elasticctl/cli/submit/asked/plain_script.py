@@ -1,6 +1,6 @@
-"""What a script lacks that trains as in a notebook, said before it runs: checkpoints, and a group of its ranks.
+"""Warnings about a script that trains as in a notebook: it saves no checkpoints, or its ranks form no group.
 
-Without checkpoints, each loss sends it back to step 0. Without a group, each rank trains alone.
+Without checkpoints, each loss sends training back to step 0. Without a group, each rank trains alone.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _FIX = (
 
 
 def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
-    """What to say of a Python script that trains and neither saves its state nor imports anything beside it that does.
+    """A warning about a Python script that trains, but neither saves its state nor imports code beside it that does.
 
-    () where it does or where that cannot be known.
+    () if it does, or if that is unknown.
     """
     script = _python_script(command)
     if script is None:
@@ -55,9 +55,9 @@ def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
 
 
 def lines_of_lone_ranks(command: Command, ranks: int) -> tuple[str, ...]:
-    """What to say of a Python script that trains, is to have several ranks, and does not join them.
+    """A warning about a Python script that trains on several ranks without joining them.
 
-    () where it does or where that cannot be known.
+    () if it joins them, or if that is unknown.
     """
     script = _python_script(command) if ranks > 1 else None
     if script is None:
@@ -92,7 +92,7 @@ def _python_script(command: Command) -> Path | None:
 
 
 def _sources(script: Path) -> list[tuple[str, list[str]]]:
-    """(text, imported names) of the script, and of what it imports from its own folder or the current one.
+    """(text, imported names) of the script, and of its imports from its own folder or the current one.
 
     Empty if any of these files cannot be read or parsed, or if there are too many of them.
     """

@@ -47,7 +47,7 @@ def _memory(text: str) -> str:
 
 
 def _label(text: str) -> Assignment:
-    """KEY=VALUE, where both may be a label's on Kubernetes."""
+    """KEY=VALUE, which has to be a valid label on Kubernetes."""
     key, mark, value = text.partition("=")
     if not mark or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
         raise typer.BadParameter(
@@ -57,7 +57,7 @@ def _label(text: str) -> Assignment:
 
 
 def _own_label(text: str) -> Assignment:
-    """The same, but for the labels that elasticctl sets itself."""
+    """The same, except for labels that elasticctl sets itself."""
     label = _label(text)
     if label.name in _RESERVED or label.name.startswith(f"{GROUP}/"):
         raise typer.BadParameter(f"the label {label.name} is elasticctl's own.")
@@ -73,7 +73,7 @@ def _annotation(text: str) -> Assignment:
 
 
 class Toleration(NamedTuple):
-    """A taint of nodes that will do: any `value` where that is None, any `effect` where it is blank."""
+    """A tolerated taint of nodes: of any `value` if that is None, of any `effect` if that is blank."""
 
     key: str
     value: str | None
@@ -83,7 +83,7 @@ class Toleration(NamedTuple):
         return self.key + ("" if self.value is None else f"={self.value}") + (f":{self.effect}" if self.effect else "")
 
     def to_manifest(self) -> dict[str, str]:
-        """As a pod has it."""
+        """The toleration as in a pod."""
         value = {} if self.value is None else {"value": self.value}
         effect = {"effect": self.effect} if self.effect else {}
         return {"key": self.key, "operator": "Exists" if self.value is None else "Equal", **value, **effect}
@@ -100,7 +100,7 @@ def toleration(text: str) -> Toleration:
 
 @dataclass(frozen=True, slots=True)
 class PodFlags(GoalFlags):
-    """What the flags of `submit` ask of each pod; blank: not said."""
+    """The flags of `submit` for each pod; blank: not given."""
 
     cpus: Annotated[str, typer.Option(parser=_cpus, metavar="N", show_default=False, help="CPUs of each worker.")] = ""
     memory: Annotated[
@@ -157,7 +157,7 @@ class PodFlags(GoalFlags):
 def read_env_file(path: str) -> dict[str, str]:
     """The variables of a file: NAME=VALUE lines, blank ones, comments, `export`, quotes around values.
 
-    Raises UsageError with the line that is none of these.
+    Raises UsageError with the first other line.
     """
     try:
         text = Path(path).read_text("utf-8-sig")
@@ -183,6 +183,6 @@ def _unquoted(value: str) -> str:
 
 
 def user_label() -> dict[str, str]:
-    """The label that says who submits: $ELASTICCTL_USER, or who is logged in; none where nobody knows."""
+    """The label with the submitting user: $ELASTICCTL_USER, or the login name; none if unknown."""
     name = user_name()
     return {USER_LABEL: name} if name else {}

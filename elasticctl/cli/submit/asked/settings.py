@@ -1,4 +1,4 @@
-"""`--set PATH=VALUE`: fields of a manifest, changed after it has been made."""
+"""`--set PATH=VALUE`: fields of a manifest, changed after it has been generated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _STEP = re.compile(r"""\.?([A-Za-z_][\w/-]*)|\[(\d{1,6})\]|\["([^"\]]+)"\]""", r
 def set_field(manifest: Manifest, path: str, value: str) -> None:
     """Set the field at `path` (`spec.policy.hangTimeoutSeconds`, `a.list[0].b`, `metadata.labels["x.y/z"]`) in place.
 
-    `value` is read as YAML, so 4 is a number and "4" a text. Missing mappings on the way are made; UsageError when the
-    path cannot be followed or the value read.
+    `value` is read as YAML, so 4 is a number and "4" a text. Missing mappings are created. Raises UsageError if
+    the path cannot be followed or the value cannot be read.
     """
     steps = _steps(path)
     try:

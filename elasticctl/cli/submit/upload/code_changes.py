@@ -1,4 +1,4 @@
-"""How the code of one job differs from that of another, as their workspaces are kept in storage."""
+"""Compares the code of two jobs, as stored in their workspaces."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAX_BYTES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class CodeChanges:
-    """Paths by what became of them on the way from one workspace to the other; `unknown` says why that is not known.
+    """Paths by their change from one workspace to the other; `unknown` is why the changes are unknown.
 
-    `lines` are a unified diff of the files of text among them.
+    `lines` are a unified diff of the text files among them.
     """
 
     changed: tuple[str, ...] = ()
@@ -35,13 +35,13 @@ class CodeChanges:
 
     @property
     def same(self) -> bool:
-        """True where both run the same code, as far as anybody knows."""
+        """True if both run the same code, as far as is known."""
         return not (self.changed or self.new or self.gone or self.unknown)
 
 
 @dataclass(slots=True)
 class _Code:
-    """A workspace, and what has been read of it."""
+    """A workspace, as far as it has been read."""
 
     storage: Storage
     kept: transfer.Kept
@@ -52,7 +52,7 @@ class _Code:
 
 
 def code_changes(before: ElasticJob, after: ElasticJob) -> CodeChanges:
-    """What has changed from one job's code to the other's."""
+    """The changes from one job's code to the other's."""
     places = [hardware(job).env.get(WORKSPACE_VARIABLE, "").rpartition("#") for job in (before, after)]
     bare = [job.name for job, (url, _, _) in zip((before, after), places, strict=True) if not url]
     if len(bare) == 2:
@@ -85,7 +85,7 @@ def _changes(one: _Code, two: _Code) -> CodeChanges:
 
 
 def _readable(items: Iterator[Item | None]) -> Iterator[File]:
-    """The files among them that are small enough to be compared, as long as there is room."""
+    """The files among them that are small enough to compare, up to a total size."""
     room = MAX_BYTES
     for item in items:
         if isinstance(item, File) and item.size_bytes <= min(MAX_FILE_BYTES, room):
@@ -94,7 +94,7 @@ def _readable(items: Iterator[Item | None]) -> Iterator[File]:
 
 
 def _text(code: _Code, item: Item | None) -> list[str] | None:
-    """The lines of a file; none of one that is not there, None for what is no text that was read."""
+    """The lines of a file; none if it does not exist, None if it is not text or was not read."""
     if item is None:
         return []
     content = code.contents.get(item.sha256) if isinstance(item, File) else None

@@ -1,7 +1,7 @@
-"""What a file of credentials is called, and what a credential looks like: the rules that a workspace is searched by.
+"""The names of files with credentials, and the shapes of credentials, that a workspace is searched for.
 
-A table of our own, because the kept libraries bring a client for HTTP, ask a service, or know few of the tokens that
-training uses. It finds what was forgotten, not what was hidden. Pure.
+The table is our own, because maintained libraries bring an HTTP client, query a service, or know few of the tokens that
+training uses. It finds forgotten credentials, not hidden ones. Pure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COPY = re.compile(
 
 
 def by_name(path: str) -> str:
-    """What a file at this path of a workspace is, if its name says that it holds credentials; "" if not."""
+    """The kind of file at this path of a workspace, if its name suggests credentials; "" if not."""
     folded = f"/{path.lower()}"
     folder, _, name = folded.rpartition("/")
     name = _COPY.sub(r"\1\2", name)
@@ -72,10 +72,10 @@ def by_name(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a credential looks like: `pattern` matches from `hint` on, a fixed text, which is quickly found.
+    """The shape of a credential: `pattern` matches from `hint` on, a fixed text that is found quickly.
 
-    `folded`: the hint is in small letters, and what it is found in need not be. `before`: what has to end where the
-    hint begins. The group `value` of the pattern, or all of it, has to look random.
+    `folded`: the hint is in lower case and matches any case. `before` has to match up to the beginning of the hint. The
+    group `value` of the pattern, or all of it, has to look random.
     """
 
     what: str
@@ -92,7 +92,7 @@ def _shape(what: str, hint: str, rest: str, before: str = "", folded: bool = Fal
 
 
 def _token(what: str, hint: str, rest: str) -> Shape:
-    """A word that begins with `hint` and goes on with `rest`, an expression."""
+    """A word that begins with `hint` and continues with the expression `rest`."""
     pattern = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(hint)}{rest}".encode())
     return Shape(what, hint.encode(), pattern)
 
@@ -190,7 +190,7 @@ _DISTINCT = 8
 
 
 def by_content(data: bytes) -> Iterator[tuple[int, str]]:
-    """Where in `data` something looks like a credential, and what it is; the first of each kind."""
+    """Where `data` contains something like a credential, and its kind; the first of each kind."""
     folded, seen = data.lower(), set[str]()
     for shape in SHAPES:
         at = -1

@@ -1,4 +1,4 @@
-"""Search a workspace for credentials, so that none leaves this machine with the code."""
+"""Searches a workspace for credentials, so that none leaves this machine with the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN, _NAMED = 20, 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A file of a workspace that looks like it holds a credential; `line` counts from 1, None: its name says so."""
+    """A file of a workspace that seems to contain a credential; `line` counts from 1, None: its name suggests it."""
 
     path: str
     what: str
@@ -56,12 +56,12 @@ class ContentScan:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What has been found so far, in the order of its lines."""
+        """The findings so far, in the order of their lines."""
         return tuple(sorted(self._found.values(), key=lambda finding: finding.line or 0))
 
 
 def refuse_credentials(folder: str, findings: Sequence[Finding]) -> None:
-    """Say what was found and raise UsageError; nothing where nothing was."""
+    """Raise UsageError with the findings, if there are any."""
     if not findings:
         return
     for finding in findings[:_SHOWN]:
@@ -80,12 +80,12 @@ def refuse_credentials(folder: str, findings: Sequence[Finding]) -> None:
 
 
 def findings_by_name(path: str) -> tuple[Finding, ...]:
-    """What the name of a file says of it."""
+    """The finding from the name of a file."""
     what = by_name(path)
     return (Finding(path, what),) if what else ()
 
 
 def rule_of(path: str) -> str:
-    """The rule of gitignore that means this path and no other."""
+    """The gitignore rule that matches this path and no other."""
     escaped = re.sub(r"([\\*?\[\]])", r"\\\1", path)
     return "/" + re.sub(r"\s(?=\s*$)", r"[\g<0>]", escaped)  # else it would be trimmed at the end

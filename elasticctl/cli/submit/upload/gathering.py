@@ -1,4 +1,4 @@
-"""Which files of a folder go along with a job: as they are at one moment, within a limit, and no credentials."""
+"""Collects the files of a job's workspace: as they are at one moment, within a limit, and without credentials."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceFiles:
-    """What goes along, and in words what was found and cannot."""
+    """The files of a workspace, and descriptions of what cannot be included."""
 
     listing: Listing
     left_out: tuple[str, ...] = ()
@@ -45,10 +45,10 @@ class WorkspaceFiles:
 
 @dataclass(slots=True)
 class _Walked:
-    """What a walk comes to: files with size and executable bit, links with target, empty folders.
+    """The result of a walk: files with size and executable bit, links with target, empty folders.
 
-    `named`: the files that a line of .elasticctlignore takes in by name, so that they are not searched. `outputs`: the
-    files, by device and inode, that this command itself writes to.
+    `named`: the files that a line of .elasticctlignore includes by name, which are not searched. `outputs`: the files,
+    by device and inode, that this command itself writes to.
     """
 
     files: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class _Walked:
 
 
 def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
-    """What of `folder`, an absolute path, goes along.
+    """Collect the files of `folder`, an absolute path.
 
-    Raises UsageError for more than the limit, for what cannot be read, and for what looks like credentials.
+    Raises UsageError for more than the limit, for unreadable files, and for what looks like credentials.
     """
     found = _Walked()
     _walk(folder, "", rules_above(folder), found)
@@ -83,7 +83,7 @@ def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
 
 
 def pieces_of(folder: Path, file: File) -> Iterator[bytes]:
-    """The content of a gathered file. Raises UsageError when it is not what it was any more."""
+    """The content of a collected file, in pieces. Raises UsageError if it has changed."""
     digest, left = hashlib.sha256(), file.size_bytes
     try:
         with _open_file(folder / file.path) as source:
@@ -98,7 +98,7 @@ def pieces_of(folder: Path, file: File) -> Iterator[bytes]:
 
 
 def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool:
-    """Look at one folder and those below it; returns whether anything in it goes along."""
+    """Walk a folder and those below it; returns whether anything in it is included."""
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
@@ -127,7 +127,7 @@ def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool
 
 
 def _add_entry(entry: os.DirEntry[str], path: str, found: _Walked) -> None:
-    """A file or a link, as it is now; what is neither is left out."""
+    """Add a file or a link, as it is now; anything else is left out."""
     try:
         if entry.is_symlink():
             found.links[path] = os.readlink(entry.path)
@@ -144,7 +144,7 @@ def _add_entry(entry: os.DirEntry[str], path: str, found: _Walked) -> None:
 
 
 def _outputs() -> Iterator[tuple[int, int]]:
-    """Where this command's output goes: `elasticctl submit train.py > train.log` does not send the log along."""
+    """The files that this command writes to: `elasticctl submit train.py > train.log` does not include the log."""
     for descriptor in (1, 2):
         with suppress(OSError):  # it is closed
             status = os.fstat(descriptor)
@@ -156,9 +156,9 @@ def _leaves(path: str, found: _Walked) -> bool:
 
 
 def _digest(folder: Path, path: str, scan: ContentScan) -> tuple[int, str]:
-    """Size and sha256 of a file, searched meanwhile; of one that grows, such as a log, of what was there at first.
+    """Size and sha256 of a file, which is searched at the same time; a file that grows counts with its first size.
 
-    That the same bytes are there when the file is sent, `pieces_of` makes sure.
+    `pieces_of` checks that the same bytes are sent later.
     """
     for _ in range(_TRIES):
         try:
@@ -179,7 +179,7 @@ def _digest(folder: Path, path: str, scan: ContentScan) -> tuple[int, str]:
 
 
 def _open_file(path: Path) -> io.FileIO:
-    """The file itself: no link that has taken its place, and no pipe that would never end."""
+    """Open the file, but not a link that has replaced it, nor a pipe that would never end."""
     return io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
@@ -211,6 +211,6 @@ def _fix_leave_out() -> str:
 
 
 def left_out_line(left_out: Sequence[str]) -> str:
-    """What was found and stays behind, in a line: the first few, and how many more."""
+    """What was found but left out, in one line: the first few names, and the number of others."""
     more = [f"{len(left_out) - _NAMED} more"] if len(left_out) > _NAMED else []
     return join_and([*map(quote, left_out[:_NAMED]), *more])

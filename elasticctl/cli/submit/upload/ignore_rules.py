@@ -1,8 +1,8 @@
 """Which files of a workspace are left out: the rules of .gitignore and .elasticctlignore.
 
 In order of precedence: the defaults below; the `.gitignore` of each folder, from the top of the git repository on; the
-`.elasticctlignore` of each folder. The last rule that matches decides, and `!pattern` takes a file in again. As in git,
-nothing can be taken in again below a folder that is left out.
+`.elasticctlignore` of each folder. The last rule that matches decides, and `!pattern` includes a file again. As in git,
+nothing can be included again below a folder that is left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NAMES_ONE = re.compile(r"!(?:[^\\*?\[]|\\.)*[^/\\*?\[]\s*")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The rules of one file; they are about paths below `base`."""
+    """The rules of one file, for paths below `base`."""
 
     base: Path
     spec: GitIgnoreSpec
@@ -67,19 +67,19 @@ class _Layer:
     """The rules that take something back in by its name, without their `!`."""
 
     def names(self, path: Path) -> bool:
-        """Does a line take in this very file?"""
+        """True if a line includes exactly this file."""
         relative = os.fsencode(path.relative_to(self.base).as_posix()).decode("utf-8", "replace")
         return any(_means(rule, relative, False) for rule in self.named.patterns)
 
     def says(self, path: Path, is_folder: bool) -> bool | None:
-        """True: it stays behind; False: it is taken back in; None: nothing."""
+        """True: it is left out; False: it is included again; None: no rule matches."""
         relative = path.relative_to(self.base).as_posix()
         text = os.fsencode(relative).decode("utf-8", "replace")  # a name that is no text can be left out too
         return next((rule.include for rule in reversed(self.spec.patterns) if _means(rule, text, is_folder)), None)
 
 
 def _means(rule: Pattern, path: str, is_folder: bool) -> bool:
-    """Is the path itself meant, and not a folder that it lies in? Of that, it was decided on the way here."""
+    """True if a rule matches the path itself, not just a folder above it, which was decided before."""
     found = rule.match_file(f"{path}/" if is_folder else path)
     if found is None:
         return False
@@ -91,29 +91,29 @@ def _means(rule: Pattern, path: str, is_folder: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRules:
-    """The rules that hold in one folder."""
+    """The rules that apply in one folder."""
 
     git: tuple[_Layer, ...]
     own: tuple[_Layer, ...]
 
     def within(self, folder: Path) -> IgnoreRules:
-        """The rules in a folder below, with those that its own files add. Raises UsageError."""
+        """The rules in a folder below, including those of its own files. Raises UsageError."""
         git, own = _read(folder, GIT_RULES), _read(folder, OWN_RULES)
         return replace(self, git=(*self.git, *git), own=(*self.own, *own)) if git or own else self
 
     def leave_out(self, path: Path, is_folder: bool) -> bool:
-        """Does it stay behind?"""
+        """True if it is left out."""
         said = [layer.says(path, is_folder) for layer in (*self.git, *self.own)]
         decided = [one for one in said if one is not None]
         return bool(decided and decided[-1])
 
     def name(self, path: Path) -> bool:
-        """Does a line of .elasticctlignore, without wildcards, take in this file, whatever it holds?"""
+        """True if a line of .elasticctlignore without wildcards includes this file, whatever it contains."""
         return any(layer.names(path) for layer in self.own)
 
 
 def rules_above(folder: Path) -> IgnoreRules:
-    """The rules that a folder comes under before its own: the defaults, and those of the repository it lies in."""
+    """The rules that apply to a folder before its own: the defaults, and those of its repository."""
     rules = IgnoreRules((_Layer(folder, GitIgnoreSpec.from_lines(DEFAULTS.splitlines())),), ())
     for above in reversed(_parents_in_repository(folder)):
         rules = rules.within(above)
@@ -121,12 +121,12 @@ def rules_above(folder: Path) -> IgnoreRules:
 
 
 def is_environment(folder: Path) -> bool:
-    """Is it a Python environment, whatever its name?"""
+    """True for a Python environment of any name."""
     return (folder / _OF_AN_ENVIRONMENT).is_file()
 
 
 def _parents_in_repository(folder: Path) -> list[Path]:
-    """The folders above, nearest first, as far as the top of the git repository; none where there is none."""
+    """The folders above, nearest first, up to the top of the git repository; none outside one."""
     if (folder / ".git").exists():
         return []
     above = list(folder.parents)

@@ -1,4 +1,4 @@
-"""The workspace of a job: the folder that goes with `submit`, and how it reaches the storage."""
+"""The workspace of a job: the folder that `submit` uploads, and how it reaches the storage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A folder that goes along, as it was when the job was planned; `url`: where workspaces are kept."""
+    """A folder to upload, as it was when the job was planned; workspaces are stored at `url`."""
 
     folder: Path
     gathered: WorkspaceFiles
@@ -42,11 +42,11 @@ class Workspace:
 
     @property
     def reference(self) -> str:
-        """What a job's manifest says of it: `URL#DIGEST`."""
+        """The value in a job's manifest: `URL#DIGEST`."""
         return f"{self.url}#{self.gathered.listing.digest}"
 
     def within(self, script: Path) -> str:
-        """The script's path in it. Raises UsageError for one that lies elsewhere or stays behind."""
+        """The script's path in it. Raises UsageError for one that is elsewhere or left out."""
         listing = self.gathered.listing
         if not script.is_relative_to(self.folder):
             raise UsageError(f"the script {quote(str(script))} is not in the workspace {self.folder}")
@@ -59,23 +59,23 @@ class Workspace:
         return path
 
     def plan_line(self) -> str:
-        """What goes along: files and bytes."""
+        """A line with the numbers of files and bytes."""
         listing = self.gathered.listing
         files = plural(len(listing.files), "file")
         return f"workspace: {files}, {job_storage.size(listing.size_bytes)}, of {self.folder}"
 
     def say_plan(self) -> None:
-        """The plan, and what cannot go along."""
+        """Print the plan, and what cannot be included."""
         say(self.plan_line())
         self.say_left_out()
 
     def say_left_out(self) -> None:
-        """Sockets and the like, and links that lead out of the folder."""
+        """Print what is left out: sockets and the like, and links that lead out of the folder."""
         if self.gathered.left_out:
             say(f"left out of the workspace: {left_out_line(self.gathered.left_out)}")
 
     def send(self) -> None:
-        """Have it in storage, and say what that took. Raises StorageError, or UsageError for a file that changes."""
+        """Upload it if necessary, and report that. Raises StorageError, or UsageError for a file that changes."""
         listing = self.gathered.listing
         try:
             place = storages.open(self.url, storages.AT_A_TERMINAL)
@@ -97,7 +97,7 @@ class Workspace:
 
 
 def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace | None:
-    """What goes along with the script at an absolute path, or a command typed in that folder; None: nothing.
+    """The workspace of the script at an absolute path, or of a command typed in that folder; None: nothing.
 
     Raises UsageError.
     """
@@ -125,9 +125,9 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
 
 
 def send_named_workspace(manifest: Manifest) -> None:
-    """Have the workspace that a manifest names in storage, made again from its folder if it was never uploaded.
+    """Upload the workspace of a manifest from its folder, unless it is in storage already.
 
-    So that what --dry-run has printed can be submitted. Raises UsageError when the folder is not what it was.
+    This is how the output of --dry-run can be submitted. Raises UsageError if the folder has changed.
     """
     env = hardware(ElasticJob.from_manifest(manifest)).env
     url, _, digest = env.get(WORKSPACE_VARIABLE, "").rpartition("#")
@@ -154,7 +154,7 @@ def send_named_workspace(manifest: Manifest) -> None:
 
 
 def _url(given: str, context: Context) -> str:
-    """Where workspaces are kept: below the storage that the job's own is chosen from. Raises UsageError."""
+    """Where workspaces are stored: below the storage prefix of jobs. Raises UsageError."""
     base = given or context.storage
     if not base and context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
@@ -177,11 +177,11 @@ def _is_here(url: str) -> bool:
 
 
 def _is_shared_folder(folder: Path) -> bool:
-    """Is it a folder that holds more than one project: home, /, or the temporary one?"""
+    """True for a folder with more than one project: home, /, or the temporary folder."""
     shared = (Path(os.path.expanduser("~")), Path(folder.anchor), Path(tempfile.gettempdir()))
     return any(os.path.realpath(folder) == os.path.realpath(other) for other in shared)
 
 
 def _folder_id(folder: Path) -> str:
-    """What names a folder of a machine, without telling which."""
+    """An id of a folder on a machine that does not reveal its path."""
     return hashlib.sha256(os.fsencode(f"{socket.gethostname()}:{folder}")).hexdigest()[:32]
