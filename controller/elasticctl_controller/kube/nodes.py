@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from elasticctl.api.codec import Manifest
+from elasticctl_controller.core.goal.placement import KARPENTER
 from elasticctl_controller.core.notices import Notice, read_node
 
 UNKNOWN_GRACE_S = 1.0
@@ -33,16 +34,18 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class NodeNotices:
-    """Which nodes workers will have to leave, as their objects say; thread-safe."""
+    """Which nodes workers will have to leave, and whether pods may name nodes, as their objects say; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notices: dict[str, Notice] = {}
+        self._brought: set[str] = set()
 
     def node_changed(self, old: Manifest | None, new: Manifest | None) -> bool:
         """Take in a change of a node, as an ObjectStore reports it; True if it is another notice now, or none."""
         name, notice = _name(new or old or {}), read_node(new or {})
         with self._lock:
+            (self._brought.add if _is_brought(new or {}) else self._brought.discard)(name)
             before = self._notices.pop(name, None)
             if notice is not None:
                 self._notices[name] = notice
@@ -52,6 +55,11 @@ class NodeNotices:
         """The notices by the name of the node."""
         with self._lock:
             return dict(self._notices)
+
+    def may_be_named(self) -> bool:
+        """False where Karpenter has brought machines: it brings none for pods that name nodes to avoid."""
+        with self._lock:
+            return not self._brought
 
 
 class NodeHealth:
@@ -149,6 +157,10 @@ class NodeHealth:
 def is_silent(node: Manifest) -> bool:
     """True for a node whose Ready condition is Unknown, and that is not known to be off."""
     return _ready(node) == "Unknown" and not _is_off(node)
+
+
+def _is_brought(node: Manifest) -> bool:
+    return any(label.startswith(KARPENTER) for label in node.get("metadata", {}).get("labels", {}))
 
 
 def _is_off(node: Manifest) -> bool:

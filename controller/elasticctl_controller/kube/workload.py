@@ -149,6 +149,10 @@ class KubeWorkload:
         """Return the nodes that workers will have to leave, and why."""
         return self._notices.all()
 
+    def nodes_may_be_named(self) -> bool:
+        """Return False where pods that name nodes to avoid would get no machine."""
+        return self._notices.may_be_named()
+
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         """See `KubePods.create_pod`."""
         self.pods.create_pod(job, manifest)

@@ -69,6 +69,10 @@ class LocalWorkload:
         """There is one node, and nobody takes it away."""
         return {}
 
+    def nodes_may_be_named(self) -> bool:
+        """Nobody brings others."""
+        return True
+
     def lost_nodes(self) -> frozenset[str]:
         """Return none: the only node is the one that this runs on."""
         return frozenset()

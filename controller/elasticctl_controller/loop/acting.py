@@ -79,6 +79,9 @@ class Workload(Protocol):
     def node_notices(self) -> Mapping[str, Notice]:
         """Return the nodes that workers will have to leave, and why."""
 
+    def nodes_may_be_named(self) -> bool:
+        """Return False where pods that name nodes to avoid would get no machine."""
+
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         """Create a pod of the job. Raises ConflictError if its name is taken, by a pod that `list_pods` returns or will
         return, and NameTakenError if it is any other.

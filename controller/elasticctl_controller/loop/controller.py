@@ -323,7 +323,7 @@ class Controller:
             usage=view.usage,
             notices=notices if given is None else {},
             token_every_s=self._rendezvous.token_every_s,
-            avoid=tuple(sorted(left)),
+            avoid=tuple(sorted(left)) if self._workload.nodes_may_be_named() else (),
         )
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:

@@ -111,6 +111,9 @@ class NotifyingWorkload:
     def node_notices(self) -> Mapping[str, Notice]:
         return self._inner.node_notices()
 
+    def nodes_may_be_named(self) -> bool:
+        return self._inner.nodes_may_be_named()
+
     def lost_nodes(self) -> frozenset[str]:
         return self._inner.lost_nodes()
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from elasticctl_controller.kube.nodes import BLIND_S, OUT_OF_SERVICE, SETTLE_S, UNSEEN_GRACE_S, NodeHealth
+from elasticctl_controller.kube.nodes import BLIND_S, OUT_OF_SERVICE, SETTLE_S, UNSEEN_GRACE_S, NodeHealth, NodeNotices
+from elasticctl_controller.kube.pruning import prune_node
 
 
 class Clock:
@@ -164,3 +165,15 @@ def test_a_node_that_is_back_when_all_has_settled_was_never_lost(health: NodeHea
 
 def test_a_dead_watch_of_nodes_is_noticed_before_workers_on_new_nodes_count_as_lost() -> None:
     assert UNSEEN_GRACE_S > 35.0  # what a connection's keep-alive takes
+
+
+def test_nodes_are_named_to_new_workers_until_karpenter_has_brought_one() -> None:
+    notices = NodeNotices()
+    own = {"metadata": {"name": "own", "labels": {"kubernetes.io/hostname": "own"}}}
+    brought = {"metadata": {"name": "brought", "labels": {"karpenter.sh/capacity-type": "spot"}}}
+    notices.node_changed(None, prune_node(own))
+    assert notices.may_be_named()
+    notices.node_changed(None, prune_node(brought))
+    assert not notices.may_be_named()
+    notices.node_changed(prune_node(brought), None)
+    assert notices.may_be_named()

@@ -51,6 +51,10 @@ class Failing(LocalWorkload):
         self.delivered: list[int] = []
         self.lost: frozenset[str] = frozenset()
         self.notices: dict[str, Notice] = {}
+        self.namable = True
+
+    def nodes_may_be_named(self) -> bool:
+        return self.namable
 
     def lost_nodes(self) -> frozenset[str]:
         return self.lost
@@ -433,9 +437,12 @@ def test_a_job_past_its_time_to_live_is_deleted(bench: Bench) -> None:
     assert bench.store.list_jobs() == []
 
 
-@pytest.mark.parametrize(("selector", "closed"), [({}, True), ({CAPACITY: "spot"}, False), ({}, False)])
+@pytest.mark.parametrize(
+    ("selector", "closed", "brought"),
+    [({}, True, False), ({CAPACITY: "spot"}, False, False), ({}, False, True), ({}, False, False)],
+)
 def test_a_node_to_leave_is_named_to_new_workers_only_where_that_is_needed(
-    bench: Bench, selector: dict[str, str], closed: bool
+    bench: Bench, selector: dict[str, str], closed: bool, brought: bool
 ) -> None:
     """Karpenter brings no machine for a pod that names nodes, neither by field nor by label."""
     job = shell_job("job", "true", 2)
@@ -444,13 +451,13 @@ def test_a_node_to_leave_is_named_to_new_workers_only_where_that_is_needed(
     bench.settle()
     bench.place_pods()
     bench.run_pods()
-    bench.workload.notices = {"node-0": Notice("it goes", closed=closed)}
+    bench.workload.notices, bench.workload.namable = {"node-0": Notice("it goes", closed=closed)}, not brought
     bench.settle()
     bench.workload.lost = frozenset({"node-1"})
     bench.settle()
     (new,) = (pod for pod in bench.pods() if pod["status"]["phase"] == "Pending")
     named = "node-0" in json.dumps(new["spec"].get("affinity", {}))
-    assert named == (not selector and not closed)
+    assert named == (not selector and not closed and not brought)
 
 
 def test_progress_alone_is_written_once_a_second(bench: Bench) -> None:

@@ -114,6 +114,10 @@ class Cluster:
         """Launchers tell, not machines."""
         return {}
 
+    def nodes_may_be_named(self) -> bool:
+        """There is no autoscaler."""
+        return True
+
     def lost_nodes(self) -> frozenset[str]:
         return self._seen_lost
 

@@ -19,14 +19,14 @@ from elasticctl.api.spec import ANNOTATION_POOL
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_KARPENTER = "karpenter.sh/"
+KARPENTER = "karpenter.sh/"
 _ZONE = "topology.kubernetes.io/zone"
 
 
 def asks_karpenter(pod: Manifest) -> bool:
     """True for a pod that wants a machine of Karpenter's, which brings none for pods that name nodes in any way."""
     keys = [key for term in _terms(pod) for key in _keys(term)]
-    return any(key.startswith(_KARPENTER) for key in (*keys, *as_mapping(pod["spec"].get("nodeSelector"))))
+    return any(key.startswith(KARPENTER) for key in (*keys, *as_mapping(pod["spec"].get("nodeSelector"))))
 
 
 def prefer_node(pod: Manifest, node: str) -> Manifest:
