@@ -195,7 +195,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     fixed = Size(options.workers, options.workers, options.workers)
     size = fixed if options.fixed_size else Size(options.workers, 1, options.workers + 1)
     job = make_job(cluster, "chaos", folder, options.seed, step_s=STEP_S, size=size)
-    events = disturb(job, Mischief(job, dice, size.low, size.high), dice, options.events, say)
+    events = disturb(job, Mischief(job, cluster, dice, size.low, size.high), dice, options.events, say)
     epochs = finish(job, END_TIMEOUT_S)
     status = job.job().status
     undisturbed = make_job(cluster, "undisturbed", folder, options.seed, step_s=0.0, size=fixed)

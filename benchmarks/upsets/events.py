@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -47,11 +48,18 @@ class Event:
     world_before: int
 
 
+class Jobs(Protocol):
+    """Where a job is stored."""
+
+    def get_job(self, namespace: str, name: str) -> Manifest:
+        """Return it."""
+
+
 @dataclass(slots=True)
 class Job:
-    """A job on the local cluster, its state's folder, and the record of its training script, read as it grows."""
+    """A job, its state's folder, and the record of its training script, read as it grows."""
 
-    cluster: LocalCluster
+    cluster: Jobs
     name: str
     folder: Path
     record: Record = field(default_factory=Record)
@@ -118,10 +126,10 @@ class Job:
 
 
 class Mischief:
-    """Deals events to `job`, whose size may go from `low` to `high` workers."""
+    """Deals events to `job` on the local cluster, whose size may go from `low` to `high` workers."""
 
-    def __init__(self, job: Job, dice: random.Random, low: int, high: int) -> None:
-        self._job, self._dice, self._low, self._high = job, dice, low, high
+    def __init__(self, job: Job, cluster: LocalCluster, dice: random.Random, low: int, high: int) -> None:
+        self._job, self._cluster, self._dice, self._low, self._high = job, cluster, dice, low, high
         self._strikes: Mapping[str, Callable[[], str | None]] = {
             "rank": lambda: self._signal_rank(signal.SIGKILL),
             "worker": self._kill_worker,
@@ -183,18 +191,18 @@ class Mischief:
         return str(pod["metadata"]["name"])
 
     def _kill_supervisor(self) -> str | None:
-        info = supervisor_info(self._job.cluster.paths)
+        info = supervisor_info(self._cluster.paths)
         if info is None or not _signal(info.pid, signal.SIGKILL):
             return None
         time.sleep(self._dice.uniform(0.0, 1.0))  # nobody is in charge
-        self._job.cluster.list_jobs(None)  # which starts it again
+        self._cluster.list_jobs(None)  # which starts it again
         return f"process {info.pid}"
 
     def _scale(self) -> str | None:
         job = self._job.job()
         wanted = self._dice.choice([n for n in range(self._low, self._high + 1) if n != job.desired])
         patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": wanted}}}}
-        self._job.cluster.patch_job(NAMESPACE, self._job.name, patch)
+        self._cluster.patch_job(NAMESPACE, self._job.name, patch)
         return f"{job.desired} -> {wanted}"
 
     def _give_notice(self) -> str | None:
@@ -202,7 +210,7 @@ class Mischief:
         if pod is None:
             return None
         try:
-            self._job.cluster.evict_pod(NAMESPACE, pod["metadata"]["name"], grace_s=GRACE_S)
+            self._cluster.evict_pod(NAMESPACE, pod["metadata"]["name"], grace_s=GRACE_S)
         except (NotFoundError, ConflictError):  # it has just ended by itself
             return None
         return str(pod["metadata"]["name"])
@@ -213,7 +221,7 @@ class Mischief:
         return [resume for resume in resumes if resume.generation == newest]
 
     def _choose_pod(self) -> Manifest | None:
-        pods = self._job.cluster.list_pods(NAMESPACE, self._job.name)
+        pods = self._cluster.list_pods(NAMESPACE, self._job.name)
         running = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _process_of(pod)]
         return self._dice.choice(running) if running else None
 

@@ -1,4 +1,4 @@
-"""The training script of `chaos`: records in a file what it resumed from and what it trained on.
+"""The training script of `chaos` and `interruptions`: records in a file what it resumed from and what it trained on.
 
 Each rank appends a line when it has resumed, one for each optimizer step before the step can be committed, and rank 0
 the weights at the end. It trains until the epoch in the file of --end; without that file, it does not end.
@@ -70,10 +70,10 @@ class Record:
         Checkpointer.restore = restore_and_note  # type: ignore[method-assign, assignment]
 
 
-def end_of(run: Run, path: Path) -> int:
-    """The epoch to stop before, as rank 0 reads it."""
-    end = torch.tensor([int(path.read_text()) if run.is_main and path.exists() else NO_END])
-    if run.world_size > 1:
+def end_of(run: Run, path: Path, stay: bool) -> int:
+    """The epoch to stop before, as rank 0 reads it; as each rank does, if they are to stay in their processes."""
+    end = torch.tensor([int(path.read_text()) if (run.is_main or stay) and path.exists() else NO_END])
+    if run.world_size > 1 and not stay:
         dist.broadcast(end, 0)
     return int(end)
 
@@ -87,6 +87,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--global-batch", type=int, required=True)
     parser.add_argument("--save-every-steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True, help="how long each step takes at least, before the end")
+    parser.add_argument("--workers", type=int, default=0, help="that is so with as many workers; more with fewer")
+    parser.add_argument("--stay", action="store_true", help="no collectives but those of Run, so that ranks can stay")
     return parser.parse_args()
 
 
@@ -101,7 +103,7 @@ def main() -> None:
     save = SavePolicy(every_steps=args.save_every_steps, keep_last=KEEP_ALL)
     with Run(model=net, optimizer=optimizer, save=save) as run:
         for epoch in run.epochs(NO_END):
-            end = end_of(run, args.end)
+            end = end_of(run, args.end, args.stay)
             if epoch >= end:
                 break
             for numbers, images, labels in run.loader(
@@ -114,7 +116,8 @@ def main() -> None:
                 samples = numbers[: run.own_samples].tolist()
                 group = int(os.environ.get("ELASTICCTL_GENERATION", "0"))
                 record.add("step", generation=group, step=run.steps_done + 1, epoch=epoch, samples=samples)
-                time.sleep(args.step_s if end == NO_END else 0.0)
+                share = args.workers / run.world_size if args.workers else 1.0
+                time.sleep(args.step_s * share if end == NO_END else 0.0)
                 run.step(loss=loss)
         if run.is_main:
             record.add("weights", values=[number for part in net.parameters() for number in part.flatten().tolist()])

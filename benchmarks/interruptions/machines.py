@@ -1,0 +1,121 @@
+"""The lab's machines: who is on them, and what can happen to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ElasticctlError, NotFoundError
+from elasticctl.cluster.local.paths import POD_UID_VARIABLE
+from elasticctl.kubeapi.connection import Connection, resource_path
+
+LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
+LAB_HOME = Path(os.environ.get("KUBELAB_HOME", "/tmp/kubelab"))
+CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
+FREEZERS = Path("/sys/fs/cgroup/freezer/kubelab")
+_CHAINS = (("FORWARD", "-s"), ("FORWARD", "-d"), ("INPUT", "-s"), ("OUTPUT", "-d"))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node of Karpenter's, as it was when it was chosen: its name may be another's later."""
+
+    api: Connection
+    name: str
+    uid: str
+    claim: str
+
+    @classmethod
+    def of(cls, api: Connection, name: str) -> Machine | None:
+        """The machine of this name; None if it is not Karpenter's, or on its way out."""
+        claims = api.request("GET", CLAIMS)["items"]
+        claim = next((c for c in claims if c.get("status", {}).get("nodeName") == name), None)
+        if claim is None or "deletionTimestamp" in claim["metadata"]:
+            return None
+        try:
+            node = api.request("GET", resource_path("v1", None, "nodes", name))
+        except NotFoundError:
+            return None
+        return cls(api, name, node["metadata"]["uid"], claim["metadata"]["name"])
+
+    def node(self) -> Manifest | None:
+        """Its object; None: it is gone."""
+        try:
+            node: Manifest = self.api.request("GET", resource_path("v1", None, "nodes", self.name))
+        except NotFoundError:
+            return None
+        return node if node["metadata"]["uid"] == self.uid else None
+
+    def kill(self) -> None:
+        """The machine is gone without a word, if it is still there."""
+        if self.node() is not None:
+            subprocess.run([LAB, "kill-node", self.name], check=True, capture_output=True, timeout=120)
+
+    def drain(self) -> None:
+        """Cordon it, and evict its pods, for as long as that takes."""
+        argv = ["kubectl", "drain", self.name, "--ignore-daemonsets", "--force", "--delete-emptydir-data"]
+        subprocess.Popen([*argv, "--timeout=170s"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def taint(self, key: str) -> None:
+        """Have a taint put on it."""
+        argv = ["kubectl", "taint", "node", self.name, f"{key}:NoSchedule", "--overwrite"]
+        subprocess.run(argv, check=True, capture_output=True, timeout=60)
+
+    def release(self) -> None:
+        """Have Karpenter take it away, as it does itself."""
+        with suppress(ElasticctlError):
+            self.api.request("DELETE", f"{CLAIMS}/{self.claim}")
+
+    def freeze(self) -> None:
+        """It stands still, with all that runs on it."""
+        self._kubelet(signal.SIGSTOP)
+        (FREEZERS / self.name / "freezer.state").write_text("FROZEN")
+
+    def thaw(self) -> None:
+        """It goes on where it was."""
+        (FREEZERS / self.name / "freezer.state").write_text("THAWED")
+        self._kubelet(signal.SIGCONT)
+
+    def cut_off(self) -> None:
+        """What runs on it runs on, and nobody can reach it, nor it anybody, but for the storage."""
+        self._kubelet(signal.SIGSTOP)
+        self._rules("-I")
+
+    def connect(self) -> None:
+        """It is on the network again."""
+        self._rules("-D")
+        self._kubelet(signal.SIGCONT)
+
+    def _rules(self, verb: str) -> None:
+        pods = f"10.88.{self.name.removeprefix('node-')}.0/24"  # a node's own slice of the lab's network
+        for chain, direction in _CHAINS:
+            argv = ["iptables", "-w", verb, chain, direction, pods, "-j", "DROP"]
+            subprocess.run(argv, check=True, capture_output=True, timeout=60)
+
+    def _kubelet(self, number: signal.Signals) -> None:
+        os.kill(int((LAB_HOME / "pid" / f"kubelet-{self.name}").read_text().split()[0]), number)
+
+
+def processes_of(pod_uid: str) -> Iterator[psutil.Process]:
+    """The processes of a pod's worker."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(POD_UID_VARIABLE) == pod_uid:
+                yield process
+
+
+def number_inside(process: psutil.Process) -> int:
+    """The number of a process in its own container; 0: it is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return 0

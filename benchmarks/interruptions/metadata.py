@@ -1,0 +1,67 @@
+"""AWS's metadata service, as it answers each machine, for the lab's pods: they are told apart by their addresses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+SPOT, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
+
+
+class Metadata:
+    """Serves at `url` until it is stopped."""
+
+    def __init__(self, address: str) -> None:
+        self._said: dict[tuple[str, str], str] = {}
+        said = self._said
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                self._answer(200, "token")
+
+            def do_GET(self) -> None:
+                text = said.get((self.client_address[0], self.path))
+                self._answer(404 if text is None else 200, text or "")
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+            def _answer(self, status: int, text: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Say nothing: who asked has not waited, or has been frozen."""
+
+        self._server = Server((address, 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metadata", daemon=True)
+        self._thread.start()
+        self.url = f"http://{address}:{self._server.server_port}"
+
+    def announce(self, pod_ip: str, at: float) -> None:
+        """Tell this pod that its machine will be taken at `at`."""
+        self._said[pod_ip, SPOT] = json.dumps({"action": "terminate", "time": _text(at)})
+
+    def recommend(self, pod_ip: str, at: float) -> None:
+        """Tell this pod, as of `at`, that its machine had better be left."""
+        self._said[pod_ip, REBALANCE] = json.dumps({"noticeTime": _text(at)})
+
+    def forget(self, pod_ip: str) -> None:
+        """Tell this address nothing any more: another pod may get it."""
+        for path in (SPOT, REBALANCE):
+            self._said.pop((pod_ip, path), None)
+
+    def stop(self) -> None:
+        """Serve no longer."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,190 @@
+"""What happens to the job: every way in which notice is given, and every way in which a worker is lost without."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.interruptions.machines import Machine, number_inside, processes_of
+from benchmarks.interruptions.metadata import Metadata
+from benchmarks.upsets.events import NAMESPACE, Job
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ElasticctlError
+from elasticctl.kubeapi.connection import Connection, resource_path
+
+NOTICE_S = 120.0
+"""As AWS gives it; the machine is gone then, with whoever is still on it."""
+BACK_S = 2.0
+SCRIPT = Path(__file__).parents[1] / "upsets" / "train.py"
+HANDLER = "aws-node-termination-handler/spot-itn"
+NOTICES = {
+    "drained": 1,
+    "NodeClaim deleted": 1,
+    "taint of the termination handler": 1,
+    "spot notice": 1,
+    "rebalance recommendation": 1,
+    "pod evicted": 1,
+    "pod deleted with grace": 1,
+}
+SILENT = {
+    "pod deleted without grace": 2,
+    "rank killed": 1,
+    "launcher killed": 1,
+    "machine killed": 1,
+    "machine frozen": 1,
+    "machine cut off": 1,
+}
+"""How many of each kind there are in a deck of events."""
+
+
+@dataclass(slots=True)
+class Strike:
+    """Something that was done, and what is left to do for it.
+
+    `gone`: the workers (by uid) whose places others must have taken. `deadline`: when their machine goes.
+    """
+
+    target: str
+    at: float
+    gone: frozenset[str] = frozenset()
+    machine: Machine | None = None
+    deadline: float | None = None
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+
+    def keep_time(self) -> None:
+        """Take the machine when its time has come."""
+        if self.deadline is not None and self.machine is not None and time.time() > self.deadline:
+            self.machine.kill()
+            self.deadline = None
+
+    def clear_up(self) -> None:
+        """Mend what is broken, once the group is whole: machines that were to go are gone."""
+        for step in self.afterwards:
+            step()
+        if self.machine is not None:
+            self.machine.release()
+
+
+class Mischief:
+    """Deals events to a job on machines of Karpenter's."""
+
+    def __init__(self, api: Connection, job: Job, metadata: Metadata, dice: random.Random, pods: str) -> None:
+        self._api, self._job, self._metadata, self._dice, self._label = api, job, metadata, dice, pods
+        self._strikes: Mapping[str, Callable[[Manifest], Strike | None]] = {
+            "drained": lambda pod: self._machine(pod, lambda m, s: m.drain(), NOTICE_S),
+            "NodeClaim deleted": lambda pod: self._machine(pod, lambda m, s: m.release()),
+            "taint of the termination handler": lambda pod: self._machine(pod, lambda m, s: m.taint(HANDLER), NOTICE_S),
+            "spot notice": self._announce,
+            "rebalance recommendation": self._recommend,
+            "pod evicted": self._evict,
+            "pod deleted with grace": lambda pod: self._delete(pod, {}),
+            "pod deleted without grace": lambda pod: self._delete(pod, {"gracePeriodSeconds": 0}),
+            "rank killed": self._kill_rank,
+            "launcher killed": self._kill_launcher,
+            "machine killed": lambda pod: self._machine(pod, lambda m, s: m.kill()),
+            "machine frozen": lambda pod: self._machine(pod, self._freeze),
+            "machine cut off": lambda pod: self._machine(pod, self._cut_off),
+        }
+
+    def strike(self, kind: str) -> Strike | None:
+        """Do it to somebody; None: that was not possible just now."""
+        pods = self.staying()
+        return self._strikes[kind](self._dice.choice(pods)) if pods else None
+
+    def staying(self) -> list[Manifest]:
+        """The workers that run and are not on their way out, in order."""
+        items = self._api.request("GET", resource_path("v1", NAMESPACE, "pods"), None, {"labelSelector": self._label})
+        found = [
+            pod
+            for pod in items["items"]
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
+        ]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def _machine(
+        self, pod: Manifest, how: Callable[[Machine, Strike], None], notice_s: float | None = None
+    ) -> Strike | None:
+        machine = Machine.of(self._api, pod["spec"]["nodeName"])
+        if machine is None:
+            return None
+        at = time.time()
+        strike = Strike(f"{_name(pod)} on {machine.name}", at, _uid(pod), machine)
+        strike.deadline = None if notice_s is None else at + notice_s
+        how(machine, strike)
+        return strike
+
+    def _freeze(self, machine: Machine, strike: Strike) -> None:
+        strike.afterwards += [machine.thaw, lambda: time.sleep(BACK_S)]
+        machine.freeze()
+
+    def _cut_off(self, machine: Machine, strike: Strike) -> None:
+        strike.afterwards += [machine.connect, lambda: time.sleep(BACK_S)]
+        machine.cut_off()
+
+    def _announce(self, pod: Manifest) -> Strike | None:
+        ip = pod["status"]["podIP"]
+        strike = self._machine(pod, lambda m, s: self._metadata.announce(ip, s.at + NOTICE_S), NOTICE_S)
+        if strike is not None:
+            strike.afterwards.append(lambda: self._metadata.forget(ip))
+        return strike
+
+    def _recommend(self, pod: Manifest) -> Strike | None:
+        ip = pod["status"]["podIP"]
+        strike = self._machine(pod, lambda m, s: self._metadata.recommend(ip, s.at))
+        if strike is not None:
+            strike.afterwards.append(lambda: self._metadata.forget(ip))
+        return strike
+
+    def _evict(self, pod: Manifest) -> Strike | None:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": _name(pod), "namespace": NAMESPACE}}
+        at = time.time()
+        try:
+            self._api.request("POST", f"{_path(pod)}/eviction", body)
+        except ElasticctlError:  # the budget allows it only while the others are ready
+            return None
+        return Strike(_name(pod), at, _uid(pod))
+
+    def _delete(self, pod: Manifest, options: Manifest) -> Strike | None:
+        at = time.time()
+        self._api.request("DELETE", _path(pod), options)
+        return Strike(_name(pod), at, _uid(pod))
+
+    def _kill_rank(self, pod: Manifest) -> Strike | None:
+        began = [resume for resume in self._job.read().resumes if resume.worker == _name(pod)]
+        numbers = {resume.pid for resume in began[-1:]}
+        for process in processes_of(pod["metadata"]["uid"]):
+            with suppress(psutil.Error):
+                if number_inside(process) in numbers and str(SCRIPT) in process.cmdline():
+                    return _kill(process, f"rank of {_name(pod)}")
+        return None
+
+    def _kill_launcher(self, pod: Manifest) -> Strike | None:
+        for process in processes_of(pod["metadata"]["uid"]):
+            if number_inside(process) == 1:
+                return _kill(process, f"launcher of {_name(pod)}")
+        return None
+
+
+def _kill(process: psutil.Process, target: str) -> Strike:
+    at = time.time()
+    process.send_signal(signal.SIGKILL)
+    return Strike(target, at)
+
+
+def _name(pod: Manifest) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _uid(pod: Manifest) -> frozenset[str]:
+    return frozenset([pod["metadata"]["uid"]])
+
+
+def _path(pod: Manifest) -> str:
+    return resource_path("v1", NAMESPACE, "pods", _name(pod))
