@@ -1,7 +1,7 @@
 """The Python API: submit jobs from notebooks and pipelines, follow them and change them. docs/python-api.md shows it.
 
-It calls what the verbs of the command line call, and raises the errors that they print (`elasticctl.api.errors`). What
-those verbs say on stderr, the plan of a submit for example, is said here too.
+It calls what the verbs of the command line call, and raises the errors that they print (`elasticctl.api.errors`). Their
+messages on stderr, such as the plan of a submit, are printed here too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_EVERY_S = 1.0
 
 
 class JobOptions(TypedDict, total=False):
-    """Options of `elasticctl submit`; times in seconds or as `"12h"`, sizes as `"16GiB"`."""
+    """Options of `elasticctl submit`, with times in seconds or as `"12h"` and sizes as `"16GiB"`."""
 
     gpus: int
     gpu_type: str
@@ -90,8 +90,8 @@ def submit(
 ) -> Job:
     """Submit a script with its arguments, or a command (a list of words), and return the job; see `elasticctl submit`.
 
-    Project files are not read: what a pipeline runs is in the pipeline. Raises UsageError for options that make no
-    sense, also for more ranks on this machine than it has GPUs, and ClusterError where the job cannot be created.
+    Project files are not read, so that a pipeline contains everything it runs. Raises UsageError for invalid options,
+    including more ranks than this machine has GPUs, and ClusterError if the job cannot be created.
     """
     from elasticctl.cli.submit.commands import Command, of_words
     from elasticctl.cli.submit.draft import from_command, with_notifications
@@ -111,7 +111,7 @@ def submit(
 
 
 def read_options(options: Mapping[str, Any]) -> JobFlags:
-    """The flags of `submit` for these options; values are read as those that are typed. Raises UsageError."""
+    """The flags of `submit` for these options, whose values are parsed like typed ones. Raises UsageError."""
     hints = typing.get_type_hints(JobFlags, include_extras=True)
     read: dict[str, Any] = {}
     for name, value in options.items():
@@ -146,9 +146,9 @@ def _read(value: Any, kind: Any, parse: Any) -> Any:
 
 
 class Job:
-    """A job: this very one, and not another that gets its name later. Its methods ask the cluster each time.
+    """A job, and never another one that gets its name later. Each method queries the cluster.
 
-    `await job` waits for its end without holding up the event loop; with `asyncio.to_thread`, so does any method.
+    `await job` waits for its end without blocking the event loop; `asyncio.to_thread` does that for any method.
     Every method may raise ClusterError, and NotFoundError once the job is deleted.
     """
 
@@ -160,13 +160,13 @@ class Job:
 
     @classmethod
     def get(cls, name: str, *, context: str = "", namespace: str = "") -> Job:
-        """The job of this name, which may be shortened as on the command line. Raises NotFoundError."""
+        """Find a job by its name or, as on the command line, a prefix of it. Raises NotFoundError."""
         target = _reach(context, namespace)
         return cls(target.find(name), target)
 
     @classmethod
     def list(cls, *, context: str = "", namespace: str = "") -> Sequence[Job]:
-        """The jobs of a namespace, oldest first."""
+        """Return the jobs of a namespace, oldest first."""
         target = _reach(context, namespace)
         return [cls(manifest, target) for manifest in target.cluster.list_jobs(target.namespace)]
 
@@ -184,17 +184,17 @@ class Job:
                 return status
 
     def manifest(self) -> Manifest:
-        """The job as the cluster has it, in Kubernetes' JSON."""
+        """Return the ElasticJob object as Kubernetes JSON."""
         return self._target.reread(self._found)
 
     def status(self) -> JobStatus:
-        """What is known of it now: phase, workers, progress and metrics, checkpoint, interruptions."""
+        """Return the present status: phase, workers, progress and metrics, checkpoint, interruptions."""
         return self._read(self.manifest()).status
 
     def wait(self, *, timeout_s: float | None = None, running: bool = False, check: bool = False) -> JobStatus:
-        """Wait until it has ended (`running`: or enough workers run) and return its status then.
+        """Wait until the job has ended (`running`: or enough workers run), and return its status.
 
-        Raises TimeoutError, and with `check` JobFailedError unless it has succeeded, or runs.
+        `timeout_s` is in seconds. Raises TimeoutError and, with `check`, JobFailedError unless it succeeded or runs.
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for manifest in self._answers(until):
@@ -213,9 +213,9 @@ class Job:
     def logs(
         self, *, follow: bool = False, workers: Sequence[str | int] = (), tail: int | None = None
     ) -> Iterator[LogLine]:
-        """Yield what its workers print, of all or of some (by name or number); `tail`: the last lines of each.
+        """Yield the output of all workers, or of some by name or number; `tail`: only the last lines of each.
 
-        With `follow`, until the job has ended.
+        With `follow`, it continues until the job has ended.
         """
         self.manifest()
         named = tuple(full_worker_name(self.name, str(worker)) for worker in workers)
@@ -223,10 +223,10 @@ class Job:
         return self._target.cluster.logs(self.namespace, self.name, query)
 
     def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """Every value that its script has reported, from its storage, in order of time: rows for `pandas.DataFrame`.
+        """Read all reported metrics from the storage, in chronological order, as rows for `pandas.DataFrame`.
 
-        A row has `step`, `at` (seconds since the epoch) and numbers, NaN and infinity among them. Raises
-        JobStorageError where the storage cannot be read from here.
+        A row has `step`, `at` (seconds since the epoch) and numbers, which may be NaN or infinite. Raises
+        JobStorageError if this machine cannot read the storage.
         """
         from elasticctl.cluster.stored_metrics import StoredMetrics
 
@@ -236,37 +236,37 @@ class Job:
         ]
 
     def scale(self, workers: int) -> None:
-        """Change the number of its workers. Raises UsageError outside of its bounds, ConflictError once it is over."""
+        """Change the number of workers. Raises UsageError outside of its bounds, ConflictError once it has ended."""
         from elasticctl.cli.verbs.run.scale import ScaleFlags, apply_change
 
         apply_change(self._target, self._found, ScaleFlags(to=workers))
 
     def suspend(self) -> None:
-        """Stop its workers after a last commit, until it is resumed. Raises ConflictError once it has ended."""
+        """Stop the workers after a last checkpoint, until `resume`. Raises ConflictError once the job has ended."""
         from elasticctl.cli.verbs.run import lifecycle
 
         lifecycle.suspend(jobs=self._names(), where=self._where())
 
     def resume(self) -> None:
-        """Go on from the last checkpoint. Raises ConflictError once it has ended, or has moved."""
+        """Continue from the last checkpoint. Raises ConflictError once the job has ended or moved."""
         from elasticctl.cli.verbs.run import lifecycle
 
         lifecycle.resume(jobs=self._names(), where=self._where())
 
     def cancel(self) -> None:
-        """Stop it for good; its status, logs and checkpoints stay. Raises ConflictError once it has ended."""
+        """Stop the job permanently; its status, logs and checkpoints stay. Raises ConflictError once it has ended."""
         from elasticctl.cli.verbs.run import lifecycle
 
         lifecycle.cancel(jobs=self._names(), where=self._where())
 
     def delete(self) -> None:
-        """Delete it, its workers and its logs, also while it runs; its checkpoints stay."""
+        """Delete the job, its workers and its logs, even while it runs; its checkpoints stay."""
         from elasticctl.cli.verbs.run import lifecycle
 
         lifecycle.delete(jobs=self._names(), yes=True, where=self._where())
 
     def _names(self) -> tuple[str, ...]:
-        """Its name, for verbs, while it is still its own."""
+        """The name for verbs, after checking that it still belongs to this job."""
         self.manifest()
         return (self.name,)
 

@@ -92,7 +92,7 @@ def status_of(cluster: LocalCluster, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "said", "causes"),
     [
-        (["--notice", "20s"], "notified, killed after 20s", {"Preempted"}),
+        (["--notice", "20s"], "notified; to be killed after 20s", {"Preempted"}),
         (["--notice", "none"], "killed without notice", {"Deleted", "Killed"}),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_full_disk_is_told_in_one_line(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/elasticctl-launch-x")
 
     monkeypatch.setattr(launcher, "unpack_workspace", unpack)
-    monkeypatch.setattr(launcher, "_handle_signals", lambda handler: None)
+    monkeypatch.setattr(launcher, "handle_signals", lambda handler: None)
     known = dict.fromkeys(launcher.REQUIRED, "x") | {"ELASTICCTL_RDZV_ENDPOINT": f"unix://{tmp_path}/none"}
     for name, value in (known | {"ELASTICCTL_TERMINATION_LOG": str(tmp_path / "end")}).items():
         monkeypatch.setenv(name, value)

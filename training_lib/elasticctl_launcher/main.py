@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set. FIX: run it as a worker of an elasticctl job\n")
         return EXIT_USAGE
     raise_file_limit()
-    _handle_signals(_leave_early)
+    handle_signals(_leave_early)
     with contextlib.ExitStack() as stack:
         uploads = worker_output.start_uploads(options.log_upload, os.environ, output)
         stack.enter_context(contextlib.closing(uploads))
@@ -190,13 +190,13 @@ def _heed_signs_of_the_end(
     options: argparse.Namespace, terminate: Callable[[], None], on_notice: Callable[[spot_notice.SpotNotice], None]
 ) -> None:
     """Have SIGTERM and SIGINT call `terminate`, and the cloud's notice, if it is watched for, `on_notice`."""
-    _handle_signals(lambda number, frame: terminate())
+    handle_signals(lambda number, frame: terminate())
     if options.notice != spot_notice.OFF:
         source = spot_notice.make_source(options.notice, options.metadata_url)
         spot_notice.NoticeWatch(source, on_notice).start()
 
 
-def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
 

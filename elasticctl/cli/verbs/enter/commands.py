@@ -66,7 +66,7 @@ def shell(*, job: options.Job, which: WhichWorker, where: Where) -> int:
 
 
 def on_a_terminal() -> bool:
-    """True when a person types here and reads the answers."""
+    """True if both stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

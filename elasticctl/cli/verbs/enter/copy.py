@@ -1,7 +1,7 @@
 """`cp`: files and folders to and from a worker, as a tar stream through a command in it.
 
-What a worker sends is not trusted: nothing is written outside of the target, and no device, link or owner is taken over
-that leads elsewhere (`tarfile.data_filter`).
+What a worker sends is not trusted: nothing is written outside of the target, and no device, owner or link to elsewhere
+is accepted (`tarfile.data_filter`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ app = new_app()
 
 
 class Place(NamedTuple):
-    """A path in a worker of `job`, or here (`job` "")."""
+    """A path in a worker of `job`, or on this machine (`job` "")."""
 
     job: str
     path: str
 
 
 def read_place(text: str) -> Place:
-    """JOB:PATH, or a path here; one with a colon before any slash needs `./` in front of it."""
+    """JOB:PATH, or a local path; one with a colon before any slash needs `./` in front of it."""
     job, colon, path = text.partition(":")
     if not colon or "/" in job or not job:
         return Place("", text)
@@ -80,7 +80,7 @@ def cp(
 
 
 class Room(NamedTuple):
-    """A worker, as far as files are concerned."""
+    """The file system of a worker."""
 
     inside: Inside
     worker: Manifest
@@ -90,7 +90,7 @@ class Room(NamedTuple):
         return str(self.worker["metadata"]["name"])
 
     def fetch(self, path: str, target: Path) -> Path:
-        """Copy `path` to `target`, or into it where that is a folder; returns where it is now."""
+        """Copy `path` to `target`, or into it if that is a folder; returns the new path."""
         folder, name = split(path)
         if target.is_dir() and name != ".":
             target = target / name
@@ -105,7 +105,7 @@ class Room(NamedTuple):
         return target
 
     def send(self, source: Path, path: str) -> str:
-        """Copy `source` to `path`, or into it where that is a folder; returns where it is now."""
+        """Copy `source` to `path`, or into it if that is a folder; returns the new path."""
         from elasticctl.cluster.inside import Streams
 
         name = os.path.basename(os.path.abspath(source))
@@ -171,15 +171,15 @@ def _raise(error: Exception) -> None:
 
 
 def split(path: str) -> tuple[str, str]:
-    """The folder and the last name of a path in a worker; `.` for a path that is no more than a folder."""
+    """The folder and the last component of a path in a worker; `.` for a path that is only a folder."""
     folder, name = posixpath.split(path.rstrip("/") or "/")
     return (path, ".") if name in ("", ".", "..") else (folder or ".", name)
 
 
 def unpack(archive: tarfile.TarFile, name: str, target: Path) -> None:
-    """Unpack a stream that holds `name`, a file or a folder, as `target`.
+    """Unpack a stream that contains `name`, a file or a folder, as `target`.
 
-    A file that is there is replaced once the new one is whole. Raises tarfile.TarError for what leads elsewhere.
+    An existing file is replaced once the new one is complete. Raises tarfile.TarError for paths elsewhere.
     """
     for member in archive:
         rest = posixpath.normpath(posixpath.relpath(member.name, name))
@@ -211,7 +211,7 @@ def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path
 
 
 def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without the names and numbers of this machine's users."""
+    """Remove the names and ids of this machine's users."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

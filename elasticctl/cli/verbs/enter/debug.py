@@ -94,7 +94,7 @@ def _say_plan(old: ElasticJob, new: ElasticJob, limit_s: float) -> None:
 
 
 def _await_worker(target: Target, made: Manifest) -> Manifest:
-    """Wait until the worker has set up its folder, saying what it waits for. Raises ClusterError if it ends before."""
+    """Wait until the worker has set up its folder, and print why it waits. Raises ClusterError if it ends before."""
     from elasticctl.api.observed.workers import runs
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob

@@ -33,14 +33,14 @@ _HIGHEST = 65_535
 
 
 class PortPair(NamedTuple):
-    """A port here (0: a free one), and the worker's."""
+    """A local port (0: a free one), and the worker's."""
 
     here: int
     there: int
 
 
 def port_pair(text: str) -> PortPair:
-    """6006, 8080:6006, or :6006 for any free port here."""
+    """6006, 8080:6006, or :6006 for any free local port."""
     found = _PORTS.fullmatch(text)
     here = found and int(found[2] if found[1] is None else found[1] or 0)
     if found is None or here is None or here > _HIGHEST or not 0 < int(found[2]) <= _HIGHEST:
@@ -70,14 +70,14 @@ def port_forward(
 
 
 class Forwarding:
-    """Ports of one worker, and of whichever takes its place; `find` returns that."""
+    """Ports of one worker or its replacement, which `find` returns."""
 
     def __init__(self, inside: Inside, worker: Manifest, find: Callable[[], Manifest]) -> None:
         self._inside, self._worker, self._find = inside, worker, find
         self._name = str(worker["metadata"]["name"])
 
     async def run(self, ports: tuple[PortPair, ...], *, is_here: bool) -> None:
-        """Forward until cancelled, or until the job has ended: ConflictError. `is_here`: the worker is a local one."""
+        """Forward until cancelled. Raises ConflictError once the job has ended. `is_here`: the worker is local."""
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         servers = []
         try:

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WhichWorker:
-    """The worker that is meant; without either, the one that runs rank 0."""
+    """The selected worker; without either, the one that runs rank 0."""
 
     worker: Annotated[str, options.text("The worker, by name or number; by default that of rank 0.")] = ""
     rank: Annotated[int | None, options.count("The worker that runs rank N.", low=0)] = None
 
     def check(self) -> None:
-        """Raise UsageError for what contradicts itself."""
+        """Raise UsageError for contradicting options."""
         if self.worker and self.rank is not None:
             raise UsageError("--worker and --rank cannot be used together. FIX: give one of them")
 
 
 def find_worker(target: Target, name: str, which: WhichWorker) -> Manifest:
-    """The pod of the worker that is meant, of a job that may be named by a prefix; it runs.
+    """The pod of the selected worker, which runs; the job may be named by a prefix.
 
     Raises NotFoundError for a worker or rank that the job does not have, ConflictError for one that does not run.
     """
@@ -57,7 +57,7 @@ def running_workers(target: Target, job: ElasticJob) -> list[Manifest]:
 
 
 def choose_running(job: ElasticJob, running: list[Manifest], which: WhichWorker) -> Manifest:
-    """The one of those that run that is meant; raises as `find_worker`. Pure."""
+    """Choose the selected worker among those that run; raises what `find_worker` raises. Pure."""
     pods = {str(pod["metadata"]["name"]): pod for pod in running}
     if which.worker:
         name = full_worker_name(job.name, which.worker)

@@ -54,7 +54,7 @@ Step = Annotated[int | None, options.count("The checkpoint of this step; by defa
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """Which checkpoints `prune` keeps."""
+    """The checkpoints that `prune` keeps."""
 
     keep_last: Annotated[int, options.count("Keep the newest N.", default=True)] = 3
     keep_every: Annotated[int | None, options.time("Also keep one per this much time: 6h, 1d.")] = None
@@ -266,7 +266,7 @@ def repair(
 
 
 def _refuse_the_newest(place: job_storage.JobStorage, doomed: list[Commit], found: list[CheckedCommit]) -> None:
-    """Raise UsageError if the newest checkpoint that is whole to the last byte is to go, or what a run builds on."""
+    """Raise UsageError if the newest intact checkpoint would be deleted, or one that a run builds on."""
     seen = job_storage.prove_newest(place, found)
     whole, last = seen[-1].commit if seen and not seen[-1].damage else None, job_storage.newest(found)
     if whole is not None and whole in doomed:
@@ -296,7 +296,7 @@ def _delete(
 
 
 def _note(place: job_storage.JobStorage, deleted: str, where: Where) -> None:
-    """Record who deleted them; with the job where one was named."""
+    """Record the deletion, on the job if one was named."""
     from elasticctl.cli.framework.target import reach
     from elasticctl.cluster import ledger
 
@@ -308,7 +308,7 @@ def _note(place: job_storage.JobStorage, deleted: str, where: Where) -> None:
 
 
 def _confirm(place: job_storage.JobStorage, doing: str, yes: bool) -> bool:
-    """Is it to be done? Raises UsageError where nobody can answer."""
+    """Ask for confirmation. Raises UsageError if there is no terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

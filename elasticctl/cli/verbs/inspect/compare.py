@@ -78,7 +78,7 @@ def compare(
 
 
 def compared(jobs: Sequence[ElasticJob], results: Sequence[Results]) -> dict[str, Any]:
-    """The same of two jobs whose metrics are known, for the dashboard. Blocks."""
+    """Compare two jobs whose metrics are known, for the dashboard. Blocks."""
     from elasticctl.cli.submit.upload.code_changes import code_changes
     from elasticctl.cli.views.comparison import comparison_table
 

@@ -33,7 +33,7 @@ app = new_app()
 
 @dataclass(frozen=True, slots=True)
 class TeamOptions:
-    """The dashboard of many, in a pod; `elasticctl install --dashboard` starts it."""
+    """Options of the shared dashboard in a pod, which `elasticctl install --dashboard` starts."""
 
     in_cluster: Annotated[
         bool,
@@ -76,7 +76,7 @@ def dashboard(
         _serve_team(team, port)
         return
     if team.allow_changes or team.behind_proxy:
-        raise UsageError("--allow-changes and --behind-proxy are for a dashboard of many. FIX: add --in-cluster")
+        raise UsageError("--allow-changes and --behind-proxy are for a shared dashboard. FIX: add --in-cluster")
     import asyncio
 
     from elasticctl.cli.verbs.inspect.compare import compared
@@ -113,7 +113,7 @@ def dashboard(
 
 
 def _serve_team(team: TeamOptions, port: int) -> None:
-    """Serve the dashboard of many until SIGTERM."""
+    """Serve the shared dashboard until SIGTERM."""
     import asyncio
 
     from elasticctl.cli.verbs.inspect.compare import compared
@@ -138,26 +138,26 @@ def _serve_team(team: TeamOptions, port: int) -> None:
 
 
 def patch_to_scale(manifest: Manifest, workers: int) -> dict[str, Any]:
-    """What `elasticctl scale --to` does."""
+    """The patch that `elasticctl scale --to` makes."""
     from elasticctl.cli.verbs.run.scale import ScaleFlags, scale_patch
 
     return scale_patch(manifest, [], ScaleFlags(to=workers))
 
 
 def _has_screen() -> bool:
-    """Could a browser's window be seen? Without one, `webbrowser` would take the terminal for a text browser."""
+    """True if a browser could open a window; otherwise `webbrowser` would start a text browser in the terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder that nobody else can read, as long as the dashboard runs."""
+    """A folder that only this user can read, which exists while the dashboard runs."""
     with tempfile.TemporaryDirectory(prefix="elasticctl-dashboard-") as folder:
         yield Path(folder)
 
 
 def _open(folder: Path, url: str) -> None:
-    """Open a browser by way of a file: other users of this machine can read a command line, and so its link."""
+    """Open the link in a browser through a file, as other users of this machine can read command lines."""
     page = folder / "open.html"
     page.touch(mode=0o600)
     page.write_text(_REDIRECT.format(url), encoding="utf-8")

@@ -68,12 +68,12 @@ def explain(
 
 
 def _placed(finding: Finding) -> Finding:
-    """The finding with commands that name the place of this one."""
+    """The finding, whose commands name the place of this command line."""
     return replace(finding, mends=tuple(replace(mend, command=with_place(mend.command)) for mend in finding.mends))
 
 
 def read_case(target: Target, manifest: Manifest) -> Case:
-    """All that is asked about a job: itself, its pods, what is said of those that wait, and who holds their GPUs."""
+    """Query everything about a job: itself, its pods, events about waiting ones, and the jobs that hold their GPUs."""
     from elasticctl.api.spec import ElasticJob
     from elasticctl.diagnosis import Case
 
@@ -87,7 +87,7 @@ def read_case(target: Target, manifest: Manifest) -> Case:
 
 
 def _holders(target: Target, waiting: ElasticJob) -> dict[str, int]:
-    """Other jobs -> GPUs that their workers hold; of this namespace only, where the others must not be seen."""
+    """Other jobs -> GPUs that their workers hold; only of this namespace if the others may not be read."""
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob, PodPhase
 
@@ -104,7 +104,7 @@ def _holders(target: Target, waiting: ElasticJob) -> dict[str, int]:
 
 
 def explanation_lines(case: Case, findings: tuple[Finding, ...], width: int) -> Iterator[str]:
-    """The findings as lines of at most `width` columns, but for commands and quoted lines. Pure."""
+    """The findings as lines of at most `width` columns, except for commands and quoted lines. Pure."""
     first, *others = findings
     yield f"{case.name} is {case.status.phase.value}."
     yield from _paragraph(first, "", width)

@@ -78,7 +78,7 @@ def events(
 
 
 def _read(target: Target, manifest: Manifest, *, counted: bool = False) -> tuple[list[TimelineEntry], bool]:
-    """What has happened up to now, and whether the job has ended; `counted`: with how often each warning was given."""
+    """The events up to now, and whether the job has ended; `counted`: with the number of equal warnings."""
     from elasticctl.api.observed.changes import changes_of
     from elasticctl.api.observed.timeline import fold_repeated, timeline
     from elasticctl.api.spec import ElasticJob
@@ -155,7 +155,7 @@ def history(
 
 
 def _print_audit(output: str) -> None:
-    """Print what this user has changed from this machine."""
+    """Print the changes that this user has made from this machine."""
     from elasticctl.cluster.ledger import audit_file, read_audit
 
     path = audit_file()

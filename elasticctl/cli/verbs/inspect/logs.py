@@ -30,7 +30,7 @@ app = new_app()
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:
-    """A regular expression; typer.BadParameter for what is none."""
+    """Parse a regular expression. Raises typer.BadParameter for an invalid one."""
     try:
         return re.compile(text)
     except re.error as e:
@@ -39,7 +39,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """Which lines are wanted; `since` is in seconds."""
+    """The selected lines; `since` is in seconds."""
 
     follow: Annotated[
         bool,
@@ -63,10 +63,10 @@ class LogFlags:
     )
 
     def query(self, job: ElasticJob, now: float) -> LogQuery:
-        """What to ask the cluster.
+        """The query for the cluster.
 
-        Raises UsageError for what contradicts itself and for a worker that no job of this name could have,
-        NotFoundError for a rank that this one does not have.
+        Raises UsageError for contradicting options and for a worker that no job of this name could have, NotFoundError
+        for a rank that this one does not have.
         """
         if self.worker and self.rank is not None:
             raise UsageError("--worker and --rank cannot be used together. FIX: give one of them")
@@ -83,7 +83,7 @@ class LogFlags:
         )
 
     def of(self, lines: Iterable[LogLine], job: ElasticJob) -> Iterable[LogLine]:
-        """The lines that are wanted of those that the cluster has given."""
+        """The selected lines of those that the cluster returned."""
         if self.rank is not None:
             prefix = rank_prefix(job, self.rank)
             lines = (line for line in lines if line.text.startswith(prefix))
@@ -126,7 +126,7 @@ def logs(
 
 
 def _lines_of(target: Target, manifest: Manifest, lines: LogFlags) -> Iterator[LogLine]:
-    """What is wanted of a job's lines. Raises NotFoundError at their end for a worker that the job never had."""
+    """The selected lines of a job. Raises NotFoundError at their end for a worker that the job never had."""
     from elasticctl.api.spec import ElasticJob
 
     found = ElasticJob.from_manifest(manifest)
@@ -143,13 +143,13 @@ def _lines_of(target: Target, manifest: Manifest, lines: LogFlags) -> Iterator[L
 
 
 def in_turn(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLine]:
-    """The lines of one after the other."""
+    """The lines of one job after the other."""
     for source in sources:
         yield from source()
 
 
 def merged(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLine]:
-    """The lines of all as they come, each read by a thread of its own; raises what any of them raises."""
+    """The lines of all jobs as they come, each read in its own thread; raises what any of them raises."""
     import queue
     import threading
 
@@ -177,20 +177,20 @@ def merged(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLi
 
 
 def workers_line(job: ElasticJob) -> str:
-    """Which workers the job has, as the end of a sentence."""
+    """The workers of the job, as the end of a sentence."""
     known = known_workers(job)
     return f"it has {join_and(known) if len(known) <= 3 else f'{known[0]} to {known[-1]}'}"
 
 
 def _noting(lines: Iterable[LogLine], heard: set[str]) -> Iterator[LogLine]:
-    """The lines; `heard` gets the names of the workers that have printed any."""
+    """Yield the lines, and add the names of the workers that printed them to `heard`."""
     for line in lines:
         heard.add(line.worker)
         yield line
 
 
 def delete_stored_logs(job: ElasticJob) -> None:
-    """Delete what a job that has been deleted kept of its logs in its storages; says so where that cannot be done."""
+    """Delete the stored logs of a deleted job, and report a failure."""
     from elasticctl.cluster.stored_logs import StoredLogs
 
     for former in ("", *job.former_storages):

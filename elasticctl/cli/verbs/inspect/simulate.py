@@ -29,7 +29,7 @@ app = new_app()
 
 
 def parse_gpu_counts(text: str) -> tuple[int, ...]:
-    """`4,8,16` -> the numbers, by size; 64 of them at most. Raises UsageError."""
+    """`4,8,16` -> the numbers in ascending order, 64 at most. Raises UsageError."""
     parts = text.split(",")
     if len(parts) > 64 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= 100_000 for part in parts):
         raise UsageError(f"--gpus {quote(text)} is not a list of numbers of GPUs. FIX: give one such as 4,8,16")
@@ -46,7 +46,7 @@ def parse_pause(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSizes:
-    """Which sizes, and how much is to be done."""
+    """The sizes to consider, and the amount of work."""
 
     table: Annotated[str, options.text("A file with a line for each size: number of GPUs, rate.", "FILE")] = ""
     gpus: Annotated[str, options.text("The numbers of GPUs to consider: 4,8,16.", "N,N...")] = ""
@@ -60,7 +60,7 @@ class SimulatedSizes:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What is taken for granted where nothing is measured; given, it goes before what is."""
+    """Assumptions for what is not measured; given options take precedence over measurements."""
 
     interrupted_every: Annotated[
         int | None, options.time("How long one spot node lasts on average; 24h by default.")
@@ -76,7 +76,7 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """By when, for how much, on which recorded spot machines."""
+    """The deadline, the budget, and the recorded spot machines."""
 
     finish_by: Annotated[str, options.text("Replay this deadline on --traces: 36h, 18:00, 'Fri 18:00'.", "TIME")] = ""
     budget: Annotated[float | None, typer.Option(metavar="USD", help="The most to spend, in US dollars.")] = None
@@ -196,7 +196,7 @@ def _basis_of_job(name: str, size: SimulatedSizes, assumed: Assumed, where: Wher
 
 
 def _given_conditions(assumed: Assumed, gpus_per_node: int) -> dict[str, float]:
-    """What was said on the command line, by the names of `Conditions`."""
+    """The assumptions on the command line, by the names of `Conditions`."""
     said = {
         "gpus_per_node": gpus_per_node,
         "between_s": assumed.interrupted_every,

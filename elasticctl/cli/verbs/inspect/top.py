@@ -66,7 +66,7 @@ def top(
 
 
 def _look(target: Target, name: str | None) -> list[ElasticJob]:
-    """The job, or all of the namespace that have workers."""
+    """The job, or all jobs of the namespace that have workers."""
     if name is not None:
         return [ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))]
     jobs = map(ElasticJob.from_manifest, target.cluster.list_jobs(target.namespace))
@@ -78,7 +78,7 @@ def _table(jobs: list[ElasticJob], name: str | None, wide: bool) -> Table:
 
 
 def _next_line(jobs: list[ElasticJob], name: str | None) -> str:
-    """Why there is nothing to see, or what to type next."""
+    """Why there is nothing to show, or what to type next."""
     if not jobs:
         return "no job is running. Next: elasticctl list"
     first = jobs[0]

@@ -111,7 +111,7 @@ def delete(*, jobs: options.Jobs = (), label: Labels = (), yes: options.Yes = Fa
 
 
 def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
-    """Do it to each job: what stands in the way of one is said, and does not keep it from the others.
+    """Apply a change to each job; an error with one is reported, and does not affect the others.
 
     Raises the last of these errors at the end.
     """
@@ -128,7 +128,7 @@ def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
 
 
 def _check_here(target: Target, name: str) -> None:
-    """Raise ConflictError for a job that continues elsewhere, where alone it can restore and commit, or may do so."""
+    """Raise ConflictError for a job that continues elsewhere, or may do so: only there can it restore and commit."""
     from elasticctl.api.spec import ElasticJob
 
     found = ElasticJob.from_manifest(target.find(name))
@@ -143,7 +143,7 @@ def _check_here(target: Target, name: str) -> None:
 
 
 def _end_move(target: Target, name: str) -> dict[str, Any] | None:
-    """Call a move off that is open; returns what to change in the job's metadata for that."""
+    """Abandon an unfinished move; returns the changes to the job's metadata."""
     from elasticctl.api.spec import ANNOTATION_MOVING_FROM, ANNOTATION_MOVING_TO, ElasticJob
 
     found = ElasticJob.from_manifest(target.find(name))
@@ -165,7 +165,7 @@ def _patch_spec(
     *,
     whole: bool = False,
 ) -> ElasticJob:
-    """The job with its spec, and its `metadata`, changed; ConflictError once it has ended."""
+    """Change the spec and `metadata` of a job. Raises ConflictError once it has ended."""
     from elasticctl.api.spec import ElasticJob
 
     job = ElasticJob.from_manifest(target.find(name, whole=whole))
@@ -250,14 +250,14 @@ def preempt(
     pods = target.cluster.pods_of([found])[found.uid]
     name = choose_worker(found, pods, worker, rank)
     target.cluster.evict_pod(target.namespace, name, grace_s=float(notice_s))
-    say(f"{name}: " + (f"notified, killed after {span(notice_s)}" if notice_s else "killed without notice"))
+    say(f"{name}: " + (f"notified; to be killed after {span(notice_s)}" if notice_s else "killed without notice"))
     hint(f"Next: see what it cost: elasticctl history {found.name}")
 
 
 def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int | None) -> str:
-    """The worker that was named, or runs `rank`, or else the last of those that run. Pure.
+    """The worker with this name, or of `rank`, or else the last one that runs. Pure.
 
-    Raises ConflictError where nobody runs, NotFoundError for a worker or a rank that is not there.
+    Raises ConflictError if no worker runs, NotFoundError for a worker or a rank that does not exist.
     """
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and has no workers to lose")

@@ -66,7 +66,7 @@ def move(
 
 
 def _is_already_moved(job: ElasticJob, target: Target) -> bool:
-    """Has this job been moved there already? ConflictError when it is elsewhere."""
+    """True if this job has already been moved there. Raises ConflictError if it was moved elsewhere."""
     context, _, url = job.moved_to.partition(" ")
     if not context:
         return False
@@ -79,7 +79,7 @@ def _is_already_moved(job: ElasticJob, target: Target) -> bool:
 
 
 def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str) -> Move:
-    """Everything that can be known beforehand is checked here: nothing has been done when it fails."""
+    """Check everything that can be known beforehand; nothing has been changed if it fails."""
     from elasticctl.api.objects import at
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ANNOTATION_MOVING_TO, ElasticJob

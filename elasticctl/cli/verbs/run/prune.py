@@ -33,7 +33,7 @@ app = new_app()
 
 @dataclass(frozen=True, slots=True)
 class PruneFilter:
-    """Which jobs are meant; `older_than` in seconds since their end, `phase` empty: all that are final."""
+    """The selected jobs; `older_than` is in seconds since their end, `phase` empty: all final phases."""
 
     older_than: Annotated[int | None, options.time("Jobs that ended longer ago than this: 12h, 7d.")] = None
     phase: Annotated[
@@ -43,7 +43,7 @@ class PruneFilter:
 
 @dataclass(frozen=True, slots=True)
 class PrunedJob:
-    """A job to delete. `state` says what becomes of what it has stored: goes, stays, or none."""
+    """A job to delete. `state` is what happens to its stored state: it is deleted, kept, or there is none."""
 
     job: ElasticJob
     ended_at: float
@@ -95,7 +95,7 @@ def prune(
 
 
 def select_jobs(manifests: Sequence[Manifest], which: PruneFilter, now: float) -> list[PrunedJob]:
-    """The jobs that are meant, the one that ended first first. Pure; `now` in seconds since the epoch."""
+    """The selected jobs, in the order of their ends. Pure; `now` is in seconds since the epoch."""
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
 
@@ -111,7 +111,7 @@ def select_jobs(manifests: Sequence[Manifest], which: PruneFilter, now: float) -
 
 
 def _with_folders(doomed: Sequence[PrunedJob], everyone: Sequence[Manifest]) -> list[PrunedJob]:
-    """The jobs, each with the folder of its state if that is ours to delete: no other job uses it."""
+    """The jobs, each with the folder of its state if elasticctl may delete it, as no other job uses it."""
     from elasticctl.api.spec import ElasticJob
 
     going = {item.job.key for item in doomed}
@@ -125,7 +125,7 @@ def _with_folders(doomed: Sequence[PrunedJob], everyone: Sequence[Manifest]) -> 
 
 
 def own_folder(url: str) -> Path | None:
-    """The folder a storage URL names, if the local cluster made it: directly below its own folder for state."""
+    """The folder of a storage URL, if the local cluster made it: directly below its folder for state."""
     from urllib.parse import unquote
 
     from elasticctl.cluster.local.paths import local_paths
@@ -137,7 +137,7 @@ def own_folder(url: str) -> Path | None:
 
 
 def _folders_of(job: ElasticJob) -> Iterator[Path]:
-    """The folders made by elasticctl in which a job keeps its state, or from which it starts."""
+    """The folders made by elasticctl that a job keeps its state in, or starts from."""
     from elasticctl.api.podtemplate import START_FROM_VARIABLE, hardware
 
     found = hardware(job)
@@ -147,7 +147,7 @@ def _folders_of(job: ElasticJob) -> Iterator[Path]:
 
 
 def _delete_all(target: Target, doomed: Sequence[PrunedJob], now: float, *, workspaces: bool) -> None:
-    """Delete jobs with what goes along, and say what stays; `workspaces`: those too that no job names any more."""
+    """Delete jobs with their state, and report what stays; `workspaces`: also those that no job names any more."""
     gone = [item for item in doomed if _delete(target, item)]
     _report(gone)
     if workspaces:
@@ -155,9 +155,9 @@ def _delete_all(target: Target, doomed: Sequence[PrunedJob], now: float, *, work
 
 
 def _delete(target: Target, item: PrunedJob) -> bool:
-    """Delete a job with what goes along; False where it was left alone.
+    """Delete a job with its state; False if it was left alone.
 
-    Much may have happened since it was listed: it may be gone by itself, and another one may have its name.
+    Since it was listed, it may have been deleted, and another one may have its name.
     """
     try:
         now = target.cluster.get_job(target.namespace, item.job.name)

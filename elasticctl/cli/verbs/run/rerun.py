@@ -39,7 +39,7 @@ def step_or_latest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is to be different this time."""
+    """The changes in the new job."""
 
     name: Annotated[str, options.text("The new job's name; by default the old one's with a number.")] = ""
     from_checkpoint: Annotated[
@@ -129,7 +129,7 @@ def _new_manifest(target: Target, old: Manifest, changes: Changes) -> Manifest:
 
 
 def _start_from(old: ElasticJob, wanted: str) -> str:
-    """`URL#STEP` of a checkpoint of the old job; UsageError or NotFoundError where there can be no such one."""
+    """`URL#STEP` of a checkpoint of the old job. Raises UsageError or NotFoundError if there is none."""
     from elasticctl.api.podtemplate import hardware
 
     url = hardware(old).storage
@@ -144,9 +144,9 @@ def _start_from(old: ElasticJob, wanted: str) -> str:
 
 
 def _check_there(old: ElasticJob, url: str, step: int | None) -> None:
-    """Raise NotFoundError unless the checkpoint is there: in a folder read to the last byte, in a bucket at a glance.
+    """Raise NotFoundError unless the checkpoint exists; it is read in full in a folder, checked briefly in a bucket.
 
-    A bucket may be open to the job and closed to this machine: then that is said, and the job itself will find out.
+    If this machine may not read a bucket, as the job might, a message says so.
     """
     from elasticctl.cli import job_storage
     from elasticctl.cluster.job_storages import open_job_storage
@@ -183,7 +183,7 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
 
 
 def _create_dry_run(target: Target, made: Manifest, replaces: bool) -> Manifest:
-    """The job as the cluster would store it; one whose name is still taken is checked under another."""
+    """The job as the cluster would store it; if its name is still taken, it is checked under another one."""
     from elasticctl.cli.submit.copies import next_name
 
     name = made["metadata"]["name"]
@@ -194,7 +194,7 @@ def _create_dry_run(target: Target, made: Manifest, replaces: bool) -> Manifest:
 
 
 def _delete_old(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
-    """Delete the old job, whose name the new one gets; ConflictError while it runs."""
+    """Delete the old job, whose name the new one gets. Raises ConflictError while it runs."""
     from elasticctl.api.podtemplate import hardware
 
     if not old.status.phase.terminal:
@@ -211,7 +211,7 @@ def _delete_old(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
 
 
 def _create(target: Target, made: Manifest, *, patient: bool) -> Manifest:
-    """Create the job; `patient`: wait until the name of the one that is being deleted is free."""
+    """Create the job; `patient`: wait until the deleted job's name is free."""
     deadline = time.monotonic() + _DELETED_WITHIN_S
     while True:
         try:

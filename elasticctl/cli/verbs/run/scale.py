@@ -36,7 +36,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """What a wish came to: how many workers were wanted before and after, and whether that was or is automatic."""
+    """The result of a request: the wanted numbers of workers before and after, and whether they are automatic."""
 
     before: int
     after: int
@@ -55,13 +55,13 @@ class ScaleChange:
 
 
 def apply_change(target: Target, found: Manifest, wish: ScaleFlags) -> ScaleChange:
-    """Patch the job, so that scalings come one after another."""
+    """Patch the job, so that scalings apply one after another."""
     before, after = _patch_with_retries(target, found, lambda manifest: _patch_for(target, manifest, wish))
     return _change_between(before, after)
 
 
 def preview_change(target: Target, found: Manifest, wish: ScaleFlags) -> ScaleChange:
-    """What `apply` would do now, without doing it; refused for the same reasons."""
+    """What `apply_change` would do now, without doing it; raises the same errors."""
     from elasticctl.api.objects import merge_patch
 
     manifest = target.reread(found)
@@ -70,9 +70,9 @@ def preview_change(target: Target, found: Manifest, wish: ScaleFlags) -> ScaleCh
 
 
 def scale_patch(manifest: Manifest, pods: list[Manifest], wish: ScaleFlags) -> dict[str, Any]:
-    """The merge patch that carries out a wish; whoever asks for a number wants no automatic size. Pure.
+    """The merge patch for a request; a number of workers ends an automatic size. Pure.
 
-    Raises UsageError when the wish is out of bounds, NotFoundError for a worker that is not there, ConflictError when
+    Raises UsageError if the request is out of bounds, NotFoundError for a worker that is not there, ConflictError when
     the job has ended.
     """
     job = ElasticJob.from_manifest(manifest)
@@ -97,9 +97,9 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: ScaleFlags) -> d
 
 
 def goal_patch(manifest: Manifest, wish: ChangedGoal, *, local: bool) -> dict[str, Any]:
-    """The merge patch that changes a goal, or gives the job one, with the prices that are known. Pure.
+    """The merge patch that changes a goal, or sets one, with known prices. Pure.
 
-    Raises UsageError for what makes no goal, ConflictError when the job has ended.
+    Raises UsageError for an invalid goal, ConflictError if the job has ended.
     """
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase.terminal:
@@ -120,7 +120,7 @@ def goal_patch(manifest: Manifest, wish: ChangedGoal, *, local: bool) -> dict[st
 
 
 def _patch_for(target: Target, manifest: Manifest, wish: ScaleFlags) -> dict[str, Any]:
-    """The patch that carries out a wish."""
+    """The patch for a request."""
     if wish.is_goal:
         return goal_patch(manifest, wish, local=target.context.provider == LOCAL)
     job = ElasticJob.from_manifest(manifest)
@@ -130,9 +130,9 @@ def _patch_for(target: Target, manifest: Manifest, wish: ScaleFlags) -> dict[str
 def _patch_with_retries(
     target: Target, found: Manifest, patch_of: Callable[[Manifest], dict[str, Any] | None]
 ) -> tuple[Manifest, Manifest]:
-    """The job before and after its patch; again where anybody has written to it between the two, its status too.
+    """The job before and after its patch; retries if the job or its status was changed in between.
 
-    Without a patch (None) both are the same.
+    Without a patch (None), both are the same.
     """
     for attempt in range(_ATTEMPTS):
         manifest = target.reread(found)
@@ -148,14 +148,14 @@ def _patch_with_retries(
 
 
 def _change_between(manifest: Manifest, patched: Manifest) -> ScaleChange:
-    """What came, or would come, of a job from a patch."""
+    """The change that a patch makes, or would make."""
     before, after = ElasticJob.from_manifest(manifest), ElasticJob.from_manifest(patched)
     goal = goal_words(patched["spec"]["goal"]) if after.goal is not None else ""
     return ScaleChange(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic, goal)
 
 
 def roll_back(target: Target, found: Manifest, change: ScaleChange) -> int:
-    """Go back to the size before, unless somebody has asked for another one since; returns the exit code."""
+    """Restore the previous size, unless another one has been requested since; returns the exit code."""
     name = found["metadata"]["name"]
     before, after = _patch_with_retries(target, found, lambda manifest: _rollback_patch(manifest, change))
     if after is before:
@@ -166,7 +166,7 @@ def roll_back(target: Target, found: Manifest, change: ScaleChange) -> int:
 
 
 def _rollback_patch(manifest: Manifest, change: ScaleChange) -> dict[str, Any] | None:
-    """The patch that takes a change back; None where that is no longer the newest, or the job has ended."""
+    """The patch that reverts a change; None if that is no longer the newest, or the job has ended."""
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase.terminal or job.desired != change.after or job.sharing.automatic:
         return None
@@ -178,7 +178,7 @@ def _rollback_patch(manifest: Manifest, change: ScaleChange) -> dict[str, Any] |
 
 
 def _size(job: ElasticJob) -> int:
-    """How many workers it should have now; of a job of automatic size, how many it was given."""
+    """The wanted number of workers; for a job of automatic size, the number that it was given."""
     return job.status.desired if job.sharing.automatic and job.status.share is not None else job.desired
 
 
@@ -220,9 +220,9 @@ def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
 def await_workers(
     target: Target, scaled: Manifest, workers: int, timeout_s: int | None, *, goes_on: bool = True
 ) -> int:
-    """Wait until that many workers run, and return the exit code: 1 where they will not, 124 too late.
+    """Wait until this many workers run, and return the exit code: 1 if they never will, 124 after the time limit.
 
-    `goes_on` False: not to be said when it is too late, for somebody will see to that.
+    `goes_on` False: the caller rolls back at the time limit, so do not say that the job keeps running.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     name = scaled["metadata"]["name"]
@@ -247,7 +247,7 @@ def await_workers(
 
 
 def _is_running(worker: WorkerStatus) -> bool:
-    """True for a worker that runs and is there to stay."""
+    """True for a worker that runs and is not being removed."""
     return worker.phase == PodPhase.RUNNING and worker.cause is None and not worker.removal
 
 
@@ -273,7 +273,7 @@ class ScaleFlags(ChangedGoal):
     ] = ()
 
     def with_bare_number(self) -> ScaleFlags:
-        """The wish with N as --to N; UsageError where an option says something too."""
+        """The flags with N as --to N. Raises UsageError if an option gives a size too."""
         if self.bare is None:
             return self
         if self != ScaleFlags(bare=self.bare):
@@ -282,12 +282,12 @@ class ScaleFlags(ChangedGoal):
 
     @property
     def sizes(self) -> int:
-        """How many sizes were asked for: one can be carried out."""
+        """The number of sizes that were requested, of which there may only be one."""
         return sum(map(bool, (self.auto, self.to, self.gpus, self.add, self.remove, self.remove_worker)))
 
     @property
     def is_goal(self) -> bool:
-        """True when a goal is to be changed, or set."""
+        """True if a goal is changed or set."""
         return bool(self.finish_by or self.budget or self.prefer)
 
 
@@ -338,7 +338,7 @@ def scale(
 
 
 def _point_out_redone(found: Manifest, change: ScaleChange) -> None:
-    """Say what the ranks of a script that keeps nothing do again because of the change."""
+    """Print what the ranks of a script without checkpoints repeat because of the change."""
     job = ElasticJob.from_manifest(found)
     trained_s = unkept_s(job.status, time.time())
     if change.before != change.after and trained_s is not None and not hardware(job).in_launcher_role:
@@ -346,7 +346,7 @@ def _point_out_redone(found: Manifest, change: ScaleChange) -> None:
 
 
 def _check(wish: ScaleFlags, wait: bool, timeout: int | None, rollback: bool) -> None:
-    """Refuse what contradicts itself; UsageError."""
+    """Raise UsageError for contradicting options."""
     if wish.is_goal and wish.sizes:
         raise UsageError("a goal determines the number of workers. FIX: give a number or a goal, not both")
     if wish.sizes != 1 and not wish.is_goal:

@@ -41,7 +41,7 @@ app = new_app()
 
 @dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """What the manifest is made from."""
+    """The source of the manifest."""
 
     template: Annotated[
         str, typer.Option("--template", metavar="NAME", help="The template to render the job with: its name or path.")
@@ -73,7 +73,7 @@ class ManifestSource:
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """What is to happen with the job."""
+    """What to do with the job."""
 
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return immediately and print the job's name.")] = False
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end without showing the logs.")] = False
@@ -94,14 +94,14 @@ class SubmitOptions:
     ] = ""
 
     def check(self) -> None:
-        """Refuse what contradicts itself; UsageError."""
+        """Raise UsageError for contradicting options."""
         if self.output and not (self.detach or self.dry_run):
             raise UsageError("--output needs --detach or --dry-run: without them stdout is the output of the job")
 
 
 @dataclass(frozen=True, slots=True)
 class Places(Where):
-    """Where to try, and how long."""
+    """The contexts to try, and for how long."""
 
     capacity_timeout: Annotated[
         int | None,
@@ -110,7 +110,7 @@ class Places(Where):
 
 
 class DryRunVerb(Verb):
-    """Takes --dry-run with and without a value, as kubectl does; Typer has no options whose value may be left out."""
+    """Takes --dry-run with or without a value, as kubectl does; Typer does not support optional values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -125,7 +125,7 @@ AFTER_DASHES = "elasticctl.after_dashes"
 
 
 class SubmitVerb(DryRunVerb):
-    """Has its many options in sections, those of docs/cli.md, and takes what is not typed from files."""
+    """Lists its many options in the sections of docs/cli.md, and takes options from files."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Size": (
@@ -145,7 +145,7 @@ class SubmitVerb(DryRunVerb):
     }  # fmt: skip
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What is typed goes before the job file, and that before the project file."""
+        """Typed options take precedence over the job file, and that over the project file."""
         ours = args[: args.index("--")] if "--" in args else args
         ctx.meta[AFTER_DASHES] = tuple(args[len(ours) + 1 :])
         if not (ctx.resilient_parsing or {"-h", "--help"} & {*ours}):
@@ -163,7 +163,7 @@ class SubmitVerb(DryRunVerb):
 
 
 def _file_of(args: list[str]) -> str:
-    """The value of -f, before anything is parsed; "" for none, and for stdin."""
+    """The value of -f, before anything is parsed; "" for none or stdin."""
     for at, word in enumerate(args):
         name, mark, value = word.partition("=")
         if name == "--file" and mark:
@@ -237,7 +237,7 @@ def submit(
 
 
 def _check_files(ctx: typer.Context, command: Command | None) -> None:
-    """Raise UsageError or JobStorageError where a file decides what is sent, or where to, and may not."""
+    """Raise UsageError or JobStorageError if a file chooses what is sent, or the target, without being allowed to."""
     from elasticctl.cli.submit import job_file
 
     written: JobFile = ctx.meta.get(JOB_FILE) or job_file.JobFile()
@@ -255,7 +255,7 @@ def _check_files(ctx: typer.Context, command: Command | None) -> None:
 def _what_to_run(
     ctx: typer.Context, source: ManifestSource, script: str | None, args: tuple[str, ...], *, starts_ranks: bool
 ) -> Command | None:
-    """The command as typed or from the job file; None for a manifest, which says it itself."""
+    """The command as typed or from the job file; None for a manifest, which contains it."""
     from elasticctl.cli.submit.commands import Command, of_words
 
     written: JobFile | None = ctx.meta.get(JOB_FILE)
@@ -290,7 +290,7 @@ def _draft(
     namespace: str,
     context: Context,
 ) -> Draft:
-    """The job as it would be in a context; `command` None: that of a manifest."""
+    """The planned job in a context; `command` None: the job of a manifest."""
     from elasticctl.cli.submit.draft import from_command, from_file, with_notifications
 
     if command is None:
@@ -301,7 +301,7 @@ def _draft(
 
 
 def _save(ctx: typer.Context, path: str, command: Command) -> None:
-    """Write a job file with what was typed, and what the job file says that it was typed for."""
+    """Write a job file with the typed options and those of the job file they were added to."""
     from elasticctl.cli.submit import job_file
 
     written: JobFile | None = ctx.meta.get(JOB_FILE)
@@ -319,7 +319,7 @@ def _save(ctx: typer.Context, path: str, command: Command) -> None:
 
 
 def _confirm(doubt: str, *, dry_run: bool) -> None:
-    """Ask whether to go on; UsageError where nobody can answer, or where the answer is no. A dry run only says it."""
+    """Ask for confirmation. Raises UsageError for no, or without a terminal. A dry run only prints the doubt."""
     if dry_run:
         say(doubt)
         return
@@ -330,7 +330,7 @@ def _confirm(doubt: str, *, dry_run: bool) -> None:
 
 
 def _submit_to(context: Context, draft: Draft, how: SubmitOptions) -> int:
-    """Create the job in this context, or only show what it would be; returns the exit code."""
+    """Create the job in this context, or only show it; returns the exit code."""
     if how.dry_run == "client":
         manifest = draft.make(draft.name)
         draft.deliver(manifest, False)
@@ -345,7 +345,7 @@ def _submit_to(context: Context, draft: Draft, how: SubmitOptions) -> int:
 
 
 def _new_search(where: Places) -> failover.Search:
-    """Each context in turn, for as long as it was said."""
+    """The search through the contexts, each for the given time."""
     timeout_s = failover.CAPACITY_TIMEOUT_S if where.capacity_timeout is None else where.capacity_timeout
     return failover.Search(
         connect=lambda context: Target(context, context.namespace, connect(context)),
@@ -355,7 +355,7 @@ def _new_search(where: Places) -> failover.Search:
 
 
 def _check_alone(ctx: typer.Context, script: str | None) -> None:
-    """With a manifest, nothing else says what the job is like, but for its name."""
+    """Raise UsageError for options beside a manifest, which defines everything about the job but its name."""
     if script is not None:
         raise UsageError("a script and a manifest (-f) cannot be used together. FIX: give one of them")
     refused = {"args", "template", *(field.name for field in dataclasses.fields(JobFlags))} - {"name"}
@@ -368,7 +368,7 @@ def _check_alone(ctx: typer.Context, script: str | None) -> None:
 
 
 def create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
-    """Create the job; under another name when ours is taken."""
+    """Create the job, under another name if a generated one is taken."""
     jobs = target.cluster.list_jobs(target.namespace) if draft.name_is_ours else []
     taken = {job["metadata"]["name"] for job in jobs}
     for left in reversed(range(_ATTEMPTS)):
@@ -389,9 +389,9 @@ def create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
 
 
 def _refuse_over_limit(target: Target, manifest: Manifest) -> None:
-    """Raise SpecError before anything is uploaded for a job that its project does not allow.
+    """Raise SpecError for a job that its project does not allow, before anything is uploaded.
 
-    Who may not read quotas is refused by the cluster instead.
+    If the user may not read quotas, the cluster refuses the job instead.
     """
     from elasticctl.api.quota import Quota, refuse_over_limit
 
@@ -405,7 +405,7 @@ def _refuse_over_limit(target: Target, manifest: Manifest) -> None:
 
 
 def refuse_taken_name(target: Target, manifest: Manifest) -> None:
-    """Raise ConflictError before anything is uploaded that the job will never run."""
+    """Raise ConflictError if the name is taken, before anything is uploaded."""
     name, namespace = manifest["metadata"]["name"], manifest["metadata"].get("namespace") or target.namespace
     if all(job["metadata"]["name"] != name for job in target.cluster.list_jobs(namespace)):
         return
@@ -424,7 +424,7 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def follow_up(target: Target, manifest: Manifest, how: SubmitOptions) -> int:
-    """Go on with a job that has been created, as was asked for; returns the exit code."""
+    """Follow a created job, or not, as requested; returns the exit code."""
     name = manifest["metadata"]["name"]
     target = dataclasses.replace(target, namespace=manifest["metadata"]["namespace"])
     if how.detach:

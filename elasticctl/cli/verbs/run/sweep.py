@@ -30,7 +30,7 @@ app = new_app()
 
 @dataclass(frozen=True, slots=True)
 class SweepFlags:
-    """What is tried, how much of it at once, and what is best."""
+    """The grid, the number of parallel jobs, and the metric to compare."""
 
     grid: Annotated[
         tuple[Axis, ...],
@@ -57,7 +57,7 @@ class SweepFlags:
     ] = ""
 
     def check(self) -> None:
-        """Refuse what contradicts itself; UsageError."""
+        """Raise UsageError for contradicting options."""
         if self.early_stop is not None and not self.metric:
             raise UsageError("--early-stop needs a metric to compare jobs by. FIX: add --metric loss, for example")
         if self.proceed and self.grid:
@@ -67,7 +67,7 @@ class SweepFlags:
 
 
 class SweepVerb(Verb):
-    """Has its own options before those of `submit`."""
+    """Lists its own options before those of `submit`."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "The sweep": tuple(field.name for field in dataclasses.fields(SweepFlags))
@@ -119,7 +119,7 @@ def sweep(
 
 
 def create(target: Target, script: str, args: Sequence[str], flags: SweepFlags, request: JobFlags) -> str:
-    """Make the jobs of a sweep, all but the first few suspended; returns its name. Raises UsageError, ConflictError."""
+    """Create the jobs of a sweep, most of them suspended; returns its name. Raises UsageError, ConflictError."""
     from elasticctl.cli.submit.commands import Command
     from elasticctl.cli.submit.draft import choose_storage, from_command
     from elasticctl.cli.submit.plan import check_name, child_url, name_from
@@ -162,9 +162,9 @@ def jobs_of(target: Target, name: str) -> list[Manifest]:
 
 
 def drive(target: Target, name: str, flags: SweepFlags) -> list[Manifest]:
-    """Start jobs as others end, and stop those that promise little; returns all once they have ended.
+    """Start jobs as others end, and stop unpromising ones; returns all once they have ended.
 
-    A job that is deleted meanwhile is no longer one of them.
+    A job that is deleted meanwhile no longer counts.
     """
     told: set[str] = set()
     for jobs in Poller(lambda: jobs_of(target, name), LOOK_EVERY_S, patience_s=PATIENCE_S, say=say).each():

@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_con
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What to set of a context; None: left as it is."""
+    """The fields of a context to set; None: unchanged."""
 
     provider: Annotated[
         Literal["local", "aws", "gcp", "kubernetes"] | None,

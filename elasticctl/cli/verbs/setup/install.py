@@ -35,7 +35,7 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class InstallOptions:
-    """What to put there, and how far to go."""
+    """What to install, and how."""
 
     image: Annotated[str, options.text("The controller's image; by default the current one.", "IMAGE")] = ""
     sharing: Annotated[
@@ -92,7 +92,7 @@ class InstallOptions:
 
 @dataclass(frozen=True, slots=True)
 class System(Where):
-    """Which cluster, and where in it."""
+    """The cluster, and the namespace for the controller."""
 
     namespace: Annotated[
         str,
@@ -162,7 +162,7 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
 
 
 def _pin(image: str) -> str:
-    """The image with its digest; as it is, with a hint, if its registry cannot be asked for it."""
+    """The image with its digest; unchanged, with a hint, if its registry does not tell."""
     from elasticctl.kubeapi.registry import RegistryError, pin
 
     try:
@@ -180,7 +180,7 @@ def _point_out_tag(image: str, why_not: str = "") -> None:
 def _roll_out(
     installer: Installer, wanted: list[Manifest], gone: list[Manifest], how: InstallOptions, namespace: str
 ) -> None:
-    """Apply the objects, take away those that are not to be any more, and wait for what runs."""
+    """Apply the objects, remove those that are no longer wanted, and wait for the rollout."""
     from elasticctl.kubeapi.installation import DASHBOARD, DEPLOYMENT
 
     left = installer.apply(wanted, confined=how.namespace_only)
@@ -193,7 +193,7 @@ def _roll_out(
 
 
 def _dashboard(how: InstallOptions, namespace: str) -> list[Manifest]:
-    """The objects of the dashboard of many, where it is asked for. UsageError for options that it takes alone."""
+    """The objects of the shared dashboard, if requested. Raises UsageError for options that need it."""
     from elasticctl.kubeapi.installation import dashboard_manifests
 
     given = {"--allow-changes": how.dashboard_changes, "--behind-proxy": how.dashboard_proxy}
@@ -206,7 +206,7 @@ def _dashboard(how: InstallOptions, namespace: str) -> list[Manifest]:
 
 
 def _check_scope(installer: Installer, running: Manifest | None, namespace: str, how: InstallOptions) -> None:
-    """ConflictError where two controllers would run the same jobs, or one would change for whom it is."""
+    """Raise ConflictError if two controllers would run the same jobs, or one would change its scope."""
     from elasticctl.kubeapi.installation import watched_by
 
     if running and bool(watched_by(running)) is not how.namespace_only:
@@ -224,7 +224,7 @@ def _check_scope(installer: Installer, running: Manifest | None, namespace: str,
 
 
 def _features(how: InstallOptions, running: Collection[Feature]) -> frozenset[Feature]:
-    """What it is to have rights for: as it is `running`, but for what is given. UsageError for no such feature."""
+    """The features to install: the `running` ones, unless others are given. Raises UsageError for an unknown one."""
     from elasticctl.kubeapi.features import FOR_THE_CLUSTER, Feature
 
     for name in (*how.feature, *how.no_feature):
@@ -245,7 +245,7 @@ def _is_of_feature(manifest: Manifest) -> bool:
 
 
 def _webhooks(how: InstallOptions) -> list[str]:
-    """The controller's flags about webhooks; UsageError for a network that is none."""
+    """The controller's flags for webhooks. Raises UsageError for an invalid network."""
     import ipaddress
 
     from elasticctl.kubeapi.installation import webhook_flags
@@ -259,9 +259,9 @@ def _webhooks(how: InstallOptions) -> list[str]:
 
 
 def _flags(how: InstallOptions, running: Sequence[str] | None) -> list[str]:
-    """The controller's flags about sharing: those it is `running` with (None: not known), but for what is given.
+    """The controller's flags for sharing: the `running` ones (None: unknown), unless others are given.
 
-    UsageError for capacities that are none, or of no use.
+    Raises UsageError for capacities that are invalid or without effect.
     """
     from elasticctl.api.quota import POOLS
     from elasticctl.kubeapi.installation import capacity_of, sharing_flags
@@ -354,7 +354,7 @@ def doctor(
 
 
 def _checks(context: Context, namespace: str, storage: str, system: str) -> Iterator[Check]:
-    """All checks of a context, as they are made."""
+    """All checks of a context, as they are completed."""
     from elasticctl.cli.submit.plan import storage_url
     from elasticctl.doctor import Check, CheckOutcome
     from elasticctl.doctor.machine import check_storage
@@ -380,7 +380,7 @@ def _checks(context: Context, namespace: str, storage: str, system: str) -> Iter
 
 
 def _show(check: Check) -> None:
-    """One check for a person, as soon as it is made."""
+    """Print one check for a person, as soon as it is completed."""
     from rich.text import Text
 
     from elasticctl.cli.framework.output import console

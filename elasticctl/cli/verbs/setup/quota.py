@@ -36,7 +36,7 @@ Project = Annotated[str, typer.Argument(metavar="PROJECT")]
 
 @dataclass(frozen=True, slots=True)
 class QuotaTerms:
-    """What is to change of a quota; empty or None: nothing."""
+    """The changes to a quota; empty or None: none."""
 
     guaranteed: Annotated[
         tuple[Assignment, ...],
@@ -53,7 +53,7 @@ class QuotaTerms:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTerms:
-    """What is to change of what the jobs of a project may ask for; empty: nothing."""
+    """The changes to the limits of a project's jobs; empty: none."""
 
     max_priority: Annotated[
         str, typer.Option("--max-priority", metavar="N", help="The highest --priority of a job; `any`: no limit.")
@@ -170,7 +170,7 @@ def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJ
 
 
 def _jobs(target: Target) -> tuple[list[ElasticJob], bool]:
-    """All jobs, and True; those of this namespace where the others' must not be seen."""
+    """All jobs, and True; or those of this namespace, and False, if the others may not be read."""
     from elasticctl.api.spec import ElasticJob
 
     try:
@@ -201,7 +201,7 @@ def _apply_terms(before: Mapping[str, int], given: tuple[Assignment, ...], flag:
 
 
 def _apply_allowed(before: Limits, given: AllowedTerms) -> Limits:
-    """The limits of jobs with those that are given; UsageError for a number that is none."""
+    """The limits with the given changes. Raises UsageError for an invalid number."""
     lists = {
         "images": given.allow_image,
         "service_accounts": given.allow_service_account,
@@ -223,7 +223,7 @@ def _apply_allowed(before: Limits, given: AllowedTerms) -> Limits:
 
 
 def allowed_lines(quotas: Iterable[Quota], spent: Mapping[str, float]) -> Iterator[str]:
-    """A line for each project whose jobs are limited: what they may ask for; `spent` is US dollars today."""
+    """A line for each project with limits on its jobs; `spent` is US dollars today."""
     for item in quotas:
         limits, parts = item.allowed, []
         if limits.priority is not None:
@@ -245,7 +245,7 @@ def allowed_lines(quotas: Iterable[Quota], spent: Mapping[str, float]) -> Iterat
 
 
 def _allowed_data(item: Quota, spent: Mapping[str, float]) -> dict[str, Any]:
-    """What a project's jobs may ask for, and what it has spent today where that is counted."""
+    """The limits of a project's jobs, and what it has spent today if that is counted."""
     today = {"usdToday": spent[item.project]} if item.project in spent else {}
     return {"project": item.project, **item.allowed.to_spec(), **today}
 
@@ -263,7 +263,7 @@ _SPARE = ("LIMIT", "HELD OF GUARANTEED")
 
 
 def holdings_table(rows: Sequence[ProjectUsage], encoding: str | None) -> Table:
-    """The rows with a bar each, all to one scale, in characters that the encoding has."""
+    """The rows, each with a bar, all to one scale, in characters that the encoding has."""
     scale = max((max(row.held, row.guaranteed) for row in rows), default=0)
     cells = [
         (
@@ -282,7 +282,7 @@ def holdings_table(rows: Sequence[ProjectUsage], encoding: str | None) -> Table:
 
 
 def bar(row: ProjectUsage, scale: int, encoding: str | None) -> str:
-    """Full: held by right; shaded: borrowed; light: guaranteed and not used. `scale` slots fill the whole width."""
+    """A bar of a width of `scale` slots; full: held within the guarantee, shaded: borrowed, light: unused guarantee."""
     own, lent, idle = _BLOCKS if (encoding or "").lower().replace("-", "").startswith("utf") else _PLAIN
     if not scale:
         return ""
@@ -291,14 +291,14 @@ def bar(row: ProjectUsage, scale: int, encoding: str | None) -> str:
 
 
 def free_lines(found: Iterable[PoolUsage]) -> Iterator[str]:
-    """A sentence for each pool of which it is known how much is left."""
+    """A sentence for each pool whose number of free slots is known."""
     for item in found:
         if item.slots is not None and item.free is not None:
             yield f"{item.pool}: {item.free} of {plural(item.slots, item.unit)} free"
 
 
 def job_sentences(held: Iterable[JobUsage]) -> Iterator[str]:
-    """A sentence for each job: what it has, and why not more."""
+    """A sentence for each job: what it has, and why it has no more."""
     for item in held:
         last = f" Last change: {item.change}." if item.change else ""
         yield f"{item.project}/{item.job} {item.message}.{last}"

@@ -93,7 +93,7 @@ def delete(*, names: Annotated[tuple[str, ...], typer.Argument(metavar="NAME..."
 
 
 def _ask_values(keys: Sequence[str]) -> Mapping[str, str]:
-    """The values of keys: typed unseen, or the whole of a pipe for one."""
+    """The values of keys: typed without echo, or a whole pipe for a single key."""
     if sys.stdin.isatty():
         import getpass
 
@@ -105,7 +105,7 @@ def _ask_values(keys: Sequence[str]) -> Mapping[str, str]:
 
 
 def _from_file(path: str) -> Mapping[str, str]:
-    """Lines of KEY=VALUE; a value may stand in quotes, and `export` before the key."""
+    """Read lines of KEY=VALUE; a value may be in quotes, and `export` may precede the key."""
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
     except OSError as e:
