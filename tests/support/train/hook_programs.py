@@ -58,9 +58,13 @@ def lightning_fit(
     *,
     stop_at: int = -1,
     epochs: int = 3,
+    steps_itself: bool = False,
     **options: Any,
 ) -> tuple[dict[str, torch.Tensor], Any]:
-    """Train with Lightning, saving every step; returns the weights and the trainer. `see` is told steps and samples."""
+    """Train with Lightning, saving every step; returns the weights and the trainer. `see` is told steps and samples.
+
+    `steps_itself`: the module calls its optimizer, twice for each batch.
+    """
     import lightning.pytorch as lightning
 
     from elasticctl_train.hooks.lightning import ElasticCallback
@@ -70,10 +74,17 @@ def lightning_fit(
             super().__init__()
             self.save_hyperparameters({"kept": "nowhere"})
             self.network = network()
+            self.automatic_optimization = not steps_itself
 
         def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
             see(self.global_step, batch["x"][:, 0].tolist())
             loss: torch.Tensor = self.network(batch["x"]).square().mean()
+            if steps_itself:
+                optimizer: Any = self.optimizers()
+                self.manual_backward(loss)
+                optimizer.step()
+                optimizer.step()
+                optimizer.zero_grad()
             self.log("loss", loss, on_step=False, on_epoch=True)
             return loss
 

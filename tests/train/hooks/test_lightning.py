@@ -89,6 +89,13 @@ def test_samples_are_counted_through_restarts_where_the_loader_tells_them(
     assert counted == [12 * GLOBAL_BATCH, 12 * GLOBAL_BATCH, None]
 
 
+def test_the_end_of_a_module_that_steps_by_itself_is_expected_where_it_comes(tmp_path: Path) -> None:
+    for stop_at in (6, -1):
+        _, _, trainer = fit(tmp_path, elastic, steps_itself=True, stop_at=stop_at)
+        assert trainer.callbacks[0]._session.progress.total_steps == 24, "two steps for each of twelve batches"
+    assert trainer.global_step == 24
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(tmp_path, elastic, epochs=1)
     monkeypatch.setattr(hook_programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))

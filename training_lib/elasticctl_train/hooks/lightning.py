@@ -64,12 +64,12 @@ class ElasticCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training starts or resumes, and so do its random numbers."""
-        session, steps = self._begin(trainer), trainer.estimated_stepping_batches
+        session = self._begin(trainer)
         before = _samples_of(session.restored) if session.cursor.step else 0
         if before is not None and _samples_per_step(trainer):
             session.progress.count_samples_from(before)
         session.progress.total_epochs = trainer.max_epochs
-        session.progress.total_steps = int(steps) if math.isfinite(steps) else None
+        session.progress.total_steps = _total_steps(trainer, pl_module)
         if self._rng is not None:
             rng.restore(self._rng)
         elif session.restored is not None:
@@ -93,6 +93,7 @@ class ElasticCallback(Callback):
         """
         session, cursor = self._running(), self._cursor(trainer)
         if cursor.step > session.cursor.step:
+            session.progress.total_steps = _total_steps(trainer, pl_module)
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             session.step(cursor, _samples_per_step(trainer), loss, hold=trainer.is_last_batch)
         self._free_since_s = time.monotonic()
@@ -141,6 +142,24 @@ class ElasticCallback(Callback):
         rest[_SAMPLES] = session.progress.samples_at(session.cursor)
         local = {"rng": rng.capture(), "loaders": rest["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])}
         return Snapshot(state, local, {_REST} | parts.rank_0_only({_MODEL: pl_module}))
+
+
+def _total_steps(trainer: Trainer, module: LightningModule) -> int | None:
+    """Optimizer steps of the whole training; None where nobody knows.
+
+    Lightning's estimate takes a batch for one step. A module that steps by itself, such as a GAN's, makes any number of
+    them: as many in later batches as on average so far.
+    """
+    steps = trainer.estimated_stepping_batches
+    if not math.isfinite(steps):
+        return None
+    if module.automatic_optimization:
+        return int(steps)
+    batches = trainer.fit_loop.total_batch_idx + 1
+    if batches < 1 or not trainer.global_step:
+        return None
+    total = round(steps * trainer.global_step / batches)
+    return total if trainer.max_steps == -1 else min(total, trainer.max_steps)
 
 
 def _samples_per_step(trainer: Trainer) -> int:
