@@ -8,13 +8,12 @@ between two steps is therefore stored first: a pod is deleted only once the stor
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.workers import count_workers
-from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
+from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.core.causes import is_lost
@@ -50,7 +49,16 @@ from elasticctl_controller.core.waiting import (
     unexplained_at,
     update_waiting,
 )
-from elasticctl_controller.core.workers import Roster, completed_at, count_kept, is_active, stays, update_roster
+from elasticctl_controller.core.workers import (
+    Roster,
+    completed_at,
+    count_kept,
+    free_indices,
+    is_active,
+    stays,
+    update_roster,
+    worker_index,
+)
 
 RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
 MAX_CREATES = 500  # per pass, to keep passes short
@@ -90,15 +98,15 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     else:
         status = replace(status, last_reconcile_time=Timestamp(now))
     actions = _list_actions(job, roster, observed, status, now)
-    requeue_s = _requeue(job, roster, observed, status, actions, now)
+    due = list(_due_times(job, roster, observed, status, actions, now))
     if unexplained is not None and unexplained_at(unexplained) > now:
-        soon_s = unexplained_at(unexplained) - now
-        requeue_s, unexplained = soon_s if requeue_s is None else min(requeue_s, soon_s), None
+        due.append(unexplained_at(unexplained))
+        unexplained = None  # not yet
     return Decision(
         status=status,
         actions=actions,
         events=(*list_contradictions(job), *list_events(job.status, status)),
-        requeue_s=requeue_s,
+        requeue_s=min((max(0.0, at - now) for at in due), default=None),
         unexplained=unexplained,
     )
 
@@ -179,11 +187,10 @@ def _list_creations(
 ) -> tuple[CreateWorker, ...]:
     """Create missing workers at the lowest free indices.
 
-    A name is taken while any pod has it, including terminating pods and pods of others. The pod of an ended worker is
-    deleted within a pass or two, so its index is waited for rather than using a new one. Workers that have to go, but
-    run on, are replaced at once, above the maximum if need be; not in a shared cluster, where there is no room for it.
-    Of pods that have ended, and whose finalizers nobody removes, the names are given up. Those that strangers' pods
-    had when they were last tried are tried again when it is time, if there are no others.
+    The pod of an ended worker is deleted within a pass or two, so the next worker waits for its index rather than use
+    a new one. Workers that have to go but still run are replaced at once, above the maximum if need be, except on a
+    shared cluster, which has no room for that. The name of an ended pod that a finalizer keeps is given up. A name that
+    a stranger's pod had is tried again when that is due, if no other is free.
     """
     backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
@@ -194,12 +201,13 @@ def _list_creations(
     )
     beside = 0 if observed.share is not None else _count_going(roster, observed, status)
     wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + beside - live, MAX_CREATES)
-    taken = {pod.name for pod in observed.pods}
+    if wanted <= 0:
+        return ()
     kept = sum(pod.ended and pod.deleting and bool(pod.finalizer) for pod in observed.pods)
-    names = {index: worker_name(job.name, index) for index in range(job.max + beside + kept)}
-    free = (index for index, name in names.items() if name not in taken and name not in observed.taken)
-    again = (index for index, name in names.items() if name not in taken and observed.taken.get(name))
-    indices = list(itertools.islice(itertools.chain(free, again), max(0, wanted)))
+    most, present = job.max + beside + kept, {pod.name for pod in observed.pods}
+    again = (worker_index(job.name, name) for name, is_due in observed.taken.items() if is_due and name not in present)
+    candidates = (*free_indices(job, observed, most), *sorted(i for i in again if i is not None and i < most))
+    indices = candidates[:wanted]
     if job.goal is not None or job.pools is not None:
         pairs = zip(indices, observed.pools, strict=False)  # the others have another place to come from: look again
         return tuple(CreateWorker(index, avoid=observed.avoid, pool=pool) for index, pool in pairs)
@@ -209,24 +217,13 @@ def _list_creations(
 
 
 def _count_going(roster: Roster, observed: Observed, status: JobStatus) -> int:
-    """How many workers run that have to go, because somebody else deletes their pods or takes their nodes away, or that
-    will make room for others."""
+    """How many running workers have to go, because somebody else deletes their pods or takes their nodes away, or will
+    make room for others.
+    """
     ours = {worker.uid for worker in status.workers if worker.removal}
     pods = (pod for uid, pod in roster.pods.items() if uid not in ours and not pod.ended)
     going = {*observed.notices, *observed.moves_to}
     return sum(not is_lost(pod, observed.lost_nodes) and (pod.deleting or pod.uid in going) for pod in pods)
-
-
-def _requeue(
-    job: ElasticJob,
-    roster: Roster,
-    observed: Observed,
-    status: JobStatus,
-    actions: tuple[Action, ...],
-    now: float,
-) -> float | None:
-    """Seconds until something is due that no watch event announces."""
-    return min((max(0.0, at - now) for at in _due_times(job, roster, observed, status, actions, now)), default=None)
 
 
 def _due_times(
@@ -237,7 +234,7 @@ def _due_times(
     actions: tuple[Action, ...],
     now: float,
 ) -> Iterable[float]:
-    """When to reconcile again, in seconds since the epoch."""
+    """When to reconcile again (seconds since the epoch), because something is due that no watch event announces."""
     if set(list_deletions(replace(job, status=status), roster, observed, status.phase.terminal)) - set(actions):
         yield now  # marked in this pass, deleted in the next
     if status.phase.terminal:

@@ -20,12 +20,12 @@ from elasticctl.api.observed.workers import (
     Pod,
     PodWait,
 )
-from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
+from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, WorkerStatus
 from elasticctl.api.text import plural, shorten
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.phase import find_condition, put_condition
-from elasticctl_controller.core.workers import Roster, is_active, worker_index
+from elasticctl_controller.core.workers import Roster, free_indices, is_active, worker_index
 
 NOT_WAITING = "AllWorkersStart"
 LOOKED_AT_S = 10.0
@@ -115,8 +115,7 @@ def _taken(job: ElasticJob, roster: Roster, observed: Observed, missing: int) ->
     names = {*observed.taken, *(pod.name for pod in strangers)}
     if not names:
         return None
-    taken = names.union(pod.name for pod in observed.pods)
-    if sum(worker_name(job.name, index) not in taken for index in range(job.max)) >= missing:
+    if sum(1 for _ in free_indices(job, observed, job.max)) >= missing:
         return None
     first = min(names, key=lambda name: (worker_index(job.name, name) or 0, name))
     return PodWait(NAME_TAKEN, f"pod {first} has a worker's name and does not belong to this job")
@@ -132,8 +131,7 @@ def _still_ending(
     removed = {worker.uid for worker in workers if worker.removal}
     going = sum(pod.uid in roster.pods and pod.uid not in removed for pod in ending)  # they are replaced at once
     live = sum(not pod.ended for pod in roster.pods.values()) - going
-    taken = {*observed.taken, *(pod.name for pod in observed.pods)}
-    free = sum(worker_name(job.name, index) not in taken for index in range(job.max + going))
+    free = sum(1 for _ in free_indices(job, observed, job.max + going))
     if not ending or missing <= min(free, job.max - live):
         return None
     last = max(pod.deadline or 0.0 for pod in ending)

@@ -6,7 +6,7 @@ in the status before the pod is deleted, and a pod that vanishes is noticed beca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
@@ -83,6 +83,15 @@ def worker_index(job: str, pod: str) -> int | None:
     if not (tail.isascii() and tail.isdigit() and len(tail) < 6):
         return None
     return int(tail) if worker_name(job, int(tail)) == pod else None
+
+
+def free_indices(job: ElasticJob, observed: Observed, most: int) -> Iterator[int]:
+    """The indices below `most` whose worker's name no pod has, lowest first.
+
+    Terminating pods have their names, and so have pods of others, whether they are observed or only known to exist.
+    """
+    taken = {pod.name for pod in observed.pods} | observed.taken.keys()
+    return (index for index in range(most) if worker_name(job.name, index) not in taken)
 
 
 def is_active(worker: WorkerStatus) -> bool:
