@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp, from_json
-from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, Pod
+from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, PROBE_FAILED, Pod
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import Cause, RankFailure, WorkerStatus
 
@@ -65,6 +65,12 @@ def classify_vanished(worker: WorkerStatus, lost_nodes: Collection[str]) -> Caus
     if worker.removal:
         return Cause.SCALED_IN
     return Cause.NODE_LOST if worker.node in lost_nodes else Cause.DELETED
+
+
+def is_unannounced_kill(pod: Pod, lost_nodes: Collection[str], now: float) -> bool:
+    """True if the worker was killed or told to stop, and neither its pod nor its node says by whom."""
+    announced = pod.disruption_target or pod.deleting
+    return not announced and classify(pod, None, lost_nodes, (), now) in (Cause.KILLED, Cause.PREEMPTED)
 
 
 def is_explained(worker: WorkerStatus, lost_nodes: Collection[str]) -> bool:
@@ -135,8 +141,8 @@ def _from_cluster(pod: Pod, lost: bool) -> Cause | None:
         # The kubelet's words for the pod's own ephemeral storage or emptyDir limit.
         own_limit = "exceed" in pod.message and "limit" in pod.message
         return Cause.APPLICATION if own_limit else Cause.EVICTED
-    if pod.reason == DEADLINE_EXCEEDED:
-        return Cause.APPLICATION  # the template's own limit: no machine was taken away
+    if pod.reason in (DEADLINE_EXCEEDED, PROBE_FAILED):
+        return Cause.APPLICATION  # the template's own limit or probe: no machine was taken away
     if pod.reason in _SHUTDOWN_REASONS:
         return Cause.PREEMPTED
     if pod.reason.startswith("OutOf") or pod.reason == "UnexpectedAdmissionError":

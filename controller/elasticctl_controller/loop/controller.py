@@ -28,7 +28,7 @@ from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.acting import PARALLEL_CALLS, Workload, log_events, log_fields, run_actions
 from elasticctl_controller.loop.evidence import PoolEvidence
-from elasticctl_controller.loop.hearsay import LONGEST_PAUSE_S, Hearsay
+from elasticctl_controller.loop.pod_events import LONGEST_PAUSE_S, PodEvents
 from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
 from elasticctl_controller.rendezvous.service import GroupView
 
@@ -147,7 +147,7 @@ class Controller:
         self._queue, self._on_pass = WorkQueue() if queue is None else queue, on_pass
         self._memories: dict[str, _Memory] = {}
         self._evidence = PoolEvidence()
-        self._hearsay = Hearsay(workload.list_pod_events)
+        self._events = PodEvents(workload.list_pod_events)
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
@@ -211,7 +211,7 @@ class Controller:
         manifest = self._workload.get_job(key)
         if manifest is None:
             self._memories.pop(key, None)
-            self._hearsay.forget(key)
+            self._events.forget(key)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
@@ -256,10 +256,10 @@ class Controller:
     def _ask_about(self, job: ElasticJob, pod: Pod | None) -> None:
         """Find out why a pod does not start, for the next pass; what keeps it from that is logged."""
         if pod is None:
-            self._hearsay.forget(job.key)
+            self._events.forget(job.key)
             return
         try:
-            is_new, again_s = self._hearsay.ask(job, pod, self._clock())
+            is_new, again_s = self._events.ask(job, pod, self._clock())
         except ElasticctlError as e:
             log.warning("job %s: no events about %s: %s", job.key, pod.name, e, extra=log_fields(job, pod.name))
             is_new, again_s = False, LONGEST_PAUSE_S
@@ -287,7 +287,7 @@ class Controller:
             raise
 
     def _observe(self, job: ElasticJob) -> Observed:
-        pods = self._pods(job)
+        pods = self._explain_ends(job, self._pods(job))
         given = self._scheduling.allotment(job)
         observed = Observed(
             pods=pods,
@@ -298,7 +298,7 @@ class Controller:
             nodes=given.nodes if given is not None else (),
             refused=self._memory(job).refused,
             taken={name: at <= self._clock() for name, at in self._memory(job).taken.items()},
-            told=self._hearsay.of(job.key),
+            told=self._events.of(job.key),
             evidence=self._evidence.of(job),
             costs=self._evidence.costs(job),
             delivered_token=self._memory(job).delivered_token,
@@ -335,6 +335,14 @@ class Controller:
             found[id(manifest)] = before or (manifest, Pod.from_manifest(manifest))
         self._memory(job).pods = found
         return tuple(pod for _, pod in found.values())
+
+    def _explain_ends(self, job: ElasticJob, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """The pods, with what only events say of their ends; what keeps the controller from asking is logged."""
+        try:
+            return self._events.explain_ends(job, pods, self._workload.lost_nodes(), self._clock())
+        except ElasticctlError as e:
+            log.warning("job %s: no events about workers that have ended: %s", job.key, e, extra=log_fields(job))
+            return pods
 
     def _memory(self, job: ElasticJob) -> _Memory:
         """What is remembered of this very job, not of one that had its name before."""

@@ -1,4 +1,4 @@
-"""Reasons that only events give for a pod that has not started: a mount that fails, an autoscaler that adds a node.
+"""What only events say about a pod: a mount that fails, an autoscaler that adds a node, a probe that it failed.
 
 Events may contain anything; none of these functions raises.
 """
@@ -26,6 +26,20 @@ def failed_mount(events: Iterable[Manifest]) -> Manifest | None:
     ordered = sorted(events, key=lambda event: seen_at(event) or 0.0)
     told = [event for event in ordered if at(event, "reason") in (*MOUNTS, *_MOUNTED)]
     return told[-1] if told and at(told[-1], "reason") in MOUNTS else None
+
+
+def failed_probe(events: Iterable[Manifest], container: str) -> str:
+    """Which probe its kubelet has killed this container for, and how it failed; "" if it was not killed for one."""
+    known = list(events)
+    killed = [as_text(at(event, "message")) for event in known if at(event, "reason") == "Killing"]
+    for probe in ("liveness", "startup"):
+        if any(text.startswith(f"Container {container} failed {probe} probe") for text in killed):
+            unhealthy = [event for event in known if at(event, "reason") == "Unhealthy"]
+            said = [event for event in unhealthy if words_of(event).lower().startswith(f"{probe} probe failed")]
+            newest = max(said, key=lambda event: seen_at(event) or 0.0, default=None)
+            how = "" if newest is None else words_of(newest).partition(":")[2].strip()
+            return f"its {probe} probe failed" + (f": {how}" if how else "")
+    return ""
 
 
 def is_of_autoscaler(event: Manifest) -> bool:

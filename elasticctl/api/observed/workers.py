@@ -30,6 +30,8 @@ INITIALIZING = "Initializing"
 """The reason of a pod whose init containers run: it starts once they have ended."""
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """Kubernetes' reason of a pod that ran for longer than its own `activeDeadlineSeconds`."""
+PROBE_FAILED = "ProbeFailed"
+"""The controller's own reason of a pod whose worker was killed for its liveness or startup probe: only events tell."""
 FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER = "FailedCreate", "NameTaken", "NoScheduler"
 """Reasons of the condition WorkersWaiting that the controller finds: the API server refuses a pod, a stranger's has its
 name, the scheduler that it names has not looked at it."""

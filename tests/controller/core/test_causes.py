@@ -52,6 +52,7 @@ ENDS = [
     ("no room after all", an_end(1, None, reason="OutOfcpu"), Cause.EVICTED),
     ("no device after all", an_end(1, None, reason="UnexpectedAdmissionError"), Cause.EVICTED),
     ("node lost", an_end(1, None, reason="NodeLost"), Cause.NODE_LOST),
+    ("killed for its own probe", an_end(1, 137, reason="ProbeFailed", message="its liveness probe"), Cause.APPLICATION),
     ("evicted", an_end(1, None, reason="Evicted", message="The node was low on resource: memory."), Cause.EVICTED),
     (
         "over its own storage limit",

@@ -289,6 +289,28 @@ def test_a_pod_that_mounts_what_is_not_there_says_so_in_the_status(
     assert waiting(bench)[0] == "False"
 
 
+def test_a_worker_that_its_liveness_probe_kills_uses_up_the_budget(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = shell_job("job", "true", 1, backoffLimit=2)
+    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["livenessProbe"] = {"exec": {"command": ["false"]}}
+    events = [{"reason": "Killing", "message": f"Container {container['name']} failed liveness probe"}]
+    monkeypatch.setattr(bench.workload, "list_pod_events", lambda job, uid: events)
+    bench.restart()
+    bench.store.create_job(manifest)
+    for _ in range(3):
+        bench.settle()
+        bench.run_pods()
+        bench.clock.now += 100
+        bench.end_pod(0, 137)
+        bench.settle()
+        bench.store.remove_pod(bench.pods()[0]["metadata"]["uid"])
+        bench.clock.now += 100
+    assert (bench.status()["phase"], bench.status()["reason"]) == ("Failed", "BackoffLimitExceeded")
+    assert bench.status()["lastFailure"]["error"] == "its liveness probe failed"
+
+
 def test_a_worker_that_is_refused_is_tried_again_within_seconds_however_often_it_was(bench: Bench) -> None:
     now = [0.0]
     bench.queue = WorkQueue(clock=lambda: now[0], jitter=lambda: 0.999)
