@@ -1,13 +1,15 @@
 """The capacity that projects share on Kubernetes: nodes, jobs, quotas, and the GPUs that other pods hold.
 
-Jobs and nodes are read from the workload's watches; other pods have a watch of their own. Of the pods that are not
-workers, the API server sends those that are on a node and have not ended, and only those with GPUs are kept.
+Jobs, nodes and pods with a worker's label are read from the workload's watches. Other pods have a watch of their own,
+in which the API server sends those that are on a node and have not ended, and only those with GPUs are kept. A pod that
+has a worker's label but is no job's worker counts as one of these.
 
 Whoever divides the capacity is notified of relevant changes only: training makes progress all the time.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from elasticctl.api.quota import HELD
 from elasticctl.api.spec import GROUP, LABEL_GROUP
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.pods import is_placed, is_worker
 from elasticctl_controller.kube.pruning import prune_holder
 from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload
@@ -57,10 +60,15 @@ class KubeCapacity:
             if old is None or new is None or _without_progress(old) != _without_progress(new):
                 on_change()
 
+        def pod_changed(old: Manifest | None, new: Manifest | None) -> None:
+            if _is_pretender(new or old or {}):
+                on_change()
+
         self._workload.jobs.subscribe(job_changed)
         self._workload.nodes.subscribe(lambda old, new: on_change())
         self._quotas.store.subscribe(lambda old, new: on_change())
         self._holders.subscribe(lambda old, new: on_change())
+        self._workload.pods.cache.subscribe(pod_changed)
         for reflector in self.reflectors:
             reflector.start()
 
@@ -77,7 +85,8 @@ class KubeCapacity:
         """Return the nodes that are not lost; `status.held` is what other pods hold of one."""
         lost = self._workload.lost_nodes()
         held = Counter[str]()
-        for pod in self._holders.items():
+        pretenders = filter(_is_pretender, self._workload.pods.cache.items())
+        for pod in itertools.chain(self._holders.items(), filter(is_placed, pretenders)):
             held[pod["spec"].get("nodeName", "")] += pod["gpus"]
         nodes = [node for node in self._workload.nodes.items() if object_key(node) not in lost]
         return [_with_held(node, held[object_key(node)]) for node in nodes]
@@ -85,6 +94,11 @@ class KubeCapacity:
     def quotas(self) -> list[Manifest]:
         """Return every ElasticQuota."""
         return self._quotas.all()
+
+
+def _is_pretender(pod: Manifest) -> bool:
+    """True for a pod that holds GPUs and has a worker's label, but is no job's worker."""
+    return pod["gpus"] > 0 and not is_worker(pod)
 
 
 def _with_held(node: Manifest, gpus: int) -> Manifest:

@@ -7,6 +7,7 @@ belongs to somebody else is left alone, unless an earlier job of this name has l
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAGED, MANAGER, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
+from elasticctl_controller.core.workers import worker_index
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_pod
 from elasticctl_controller.loop.acting import NameTakenError
@@ -218,7 +220,11 @@ class OwnedObjects:
             path = resource_path("policy/v1", namespace, _PLURALS[_BUDGET])
             found = self._api.request("GET", path).get("items", [])
         with self._lock:
-            self._budgets[namespace] = (found, self._clock())
+            self._budgets.pop(namespace, None)
+            self._budgets[namespace] = (found, self._clock())  # the last to be listed is the last
+            for other, (_, listed_at) in list(itertools.islice(self._budgets.items(), 2)):
+                if self._clock() >= listed_at + BUDGETS_S:
+                    del self._budgets[other]
         return found
 
     def _withdraw(self, job: ElasticJob, manifest: Manifest, other: str) -> None:
@@ -372,6 +378,18 @@ def is_loss(old: Manifest | None, new: Manifest | None) -> bool:
 def _is_live(pod: Manifest) -> bool:
     over = pod["status"].get("phase") in ("Succeeded", "Failed")
     return not over and "deletionTimestamp" not in pod["metadata"]
+
+
+def is_placed(pod: Manifest) -> bool:
+    """True for a pod that holds a place on a node: it has one, and has not ended."""
+    return bool(pod["spec"].get("nodeName")) and pod["status"].get("phase") not in ("Succeeded", "Failed")
+
+
+def is_worker(pod: Manifest) -> bool:
+    """True for a pod that an ElasticJob owns under a worker's name: anybody can give a pod a worker's labels."""
+    metadata = pod["metadata"]
+    owners = [ref.get("name", "") for ref in metadata["ownerReferences"] if ref.get("kind") == KIND]
+    return any(worker_index(owner, metadata.get("name", "")) is not None for owner in owners)
 
 
 def job_key_of(pod: Manifest) -> str:

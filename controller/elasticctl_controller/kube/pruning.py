@@ -32,7 +32,7 @@ _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 
 
 def prune_pod(pod: Manifest) -> Manifest:
-    """A pod as `elasticctl.api.spec.Pod` reads it; some 2 KB instead of 15."""
+    """A pod as `elasticctl.api.observed.workers.Pod` reads it, and the `gpus` it holds; some 2 KB instead of 15."""
     metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
     fields = _pick(metadata, _METADATA + _DELETION)
     fields["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
@@ -43,6 +43,7 @@ def prune_pod(pod: Manifest) -> Manifest:
     return {
         "metadata": fields,
         "spec": {**_pick(spec, _POD_SPEC), "containers": containers},
+        "gpus": _gpus(spec),
         "status": {
             **_pick(status, _POD_STATUS),
             "conditions": _conditions(status, _CONDITIONS),
@@ -122,7 +123,8 @@ def _gpus_of(container: Mapping[str, Any]) -> int:
     """GPUs are requested as limits, with equal requests, in whole numbers."""
     resources = as_mapping(container.get("resources"))
     amounts = [as_mapping(resources.get(part)).get(GPU_RESOURCE) for part in ("limits", "requests")]
-    return max((int(text) for text in map(str, amounts) if text.isascii() and text.isdigit()), default=0)
+    texts = (text for text in map(str, amounts) if text.isascii() and text.isdigit() and len(text) < 20)
+    return max(map(int, texts), default=0)
 
 
 def _container_status(status: Mapping[str, Any]) -> Manifest:

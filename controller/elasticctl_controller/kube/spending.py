@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterator
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.objects import as_mapping, at
-from elasticctl.api.observed.workers import Pod
-from elasticctl.api.podtemplate import hardware
 from elasticctl.api.quota import PLURAL, Quota
-from elasticctl.api.spec import API_VERSION, ElasticJob
+from elasticctl.api.spec import API_VERSION
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.spending import DAY_S, Spent, rates, spend
 from elasticctl_controller.kube.limiter import LimitedApi
-from elasticctl_controller.kube.pods import job_key_of
+from elasticctl_controller.kube.pods import is_placed
 from elasticctl_controller.kube.workload import KubeWorkload
 
 COUNT_S = 10.0
@@ -120,16 +118,10 @@ class Spending:
 
     def _places(self, projects: dict[str, float | None]) -> Iterator[tuple[str, str, int]]:
         """The project, the node and the GPUs of each worker that holds a place."""
-        gpus: dict[str, int] = {}
         for manifest in self._workload.pods.cache.items():
             project = str(at(manifest, "metadata", "namespace"))
-            if project not in projects:
-                continue
-            pod, key = Pod.from_manifest(manifest), job_key_of(manifest)
-            if pod.node and not pod.ended:
-                if key not in gpus:
-                    gpus[key] = hardware(ElasticJob.from_manifest(self._workload.get_job(key) or {})).gpus_per_worker
-                yield project, pod.node, gpus[key]
+            if project in projects and is_placed(manifest):
+                yield project, manifest["spec"]["nodeName"], manifest["gpus"]
 
     def _write(self, project: str, spent: Spent) -> None:
         path = resource_path(API_VERSION, None, PLURAL, project, "status")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -93,7 +94,7 @@ class Caller:
     def __init__(self, rules: WebhookRules, answer_s: float) -> None:
         self._rules, self._answer_s = rules, answer_s
         self._threads = ThreadPoolExecutor(THREADS, "notify")
-        self._shares: dict[str, asyncio.Semaphore] = {}
+        self._shares = WeakValueDictionary[str, asyncio.Semaphore]()  # by project, while it has a call under way
 
     def close(self) -> None:
         """Take no more calls."""

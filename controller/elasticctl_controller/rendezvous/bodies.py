@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -29,7 +30,7 @@ class Bodies:
     """Reads bodies, of workers that have shown their token."""
 
     def __init__(self) -> None:
-        self._large: dict[str, asyncio.Lock] = {}  # by job uid
+        self._large = WeakValueDictionary[str, asyncio.Lock]()  # by job uid, while somebody holds it or waits for it
         self._worker = ThreadPoolExecutor(1, "bodies")
 
     async def read(self, request: web.Request, caller: Caller) -> Mapping[str, Any]:
@@ -51,10 +52,6 @@ class Bodies:
     async def work(self, work: Callable[[], T]) -> T:
         """Do something that takes long beside the event loop; returns and raises what it does."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
-
-    def forget(self, job_uid: str) -> None:
-        """Drop what is remembered of a job that has ended."""
-        self._large.pop(job_uid, None)
 
 
 async def _receive(request: web.Request) -> bytes:

@@ -215,7 +215,6 @@ class RendezvousService:
         group = self.groups.by_key.pop(key, None)
         if group is not None:
             self._limiter.forget(group.job_uid)
-            self.verbs.bodies.forget(group.job_uid)
         self.verbs.forget(key)
         self.authorization.tokens.pop(key, None)
 

@@ -12,6 +12,7 @@ import pytest
 from elasticctl.api.gpu_types import INSTANCE_LABEL
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import HELD, Quota
+from elasticctl.api.spec import worker_labels
 from elasticctl.api.status import Phase
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
@@ -145,11 +146,13 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
         workload.stop()
 
 
-def put_stranger(control: ControlApi, name: str, gpus: int, node: str, phase: str = "Running") -> None:
+def put_stranger(
+    control: ControlApi, name: str, gpus: int, node: str, phase: str = "Running", **metadata: object
+) -> None:
     """A pod that is no worker."""
     container = {"name": "c", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}} if gpus else {"name": "c"}
     spec = {"containers": [container], **({"nodeName": node} if node else {})}
-    pod = {"metadata": {"name": name, "namespace": "x"}, "spec": spec, "status": {"phase": phase}}
+    pod = {"metadata": {"name": name, "namespace": "x", **metadata}, "spec": spec, "status": {"phase": phase}}
     control.put(f"{pods('x')}/{name}", pod)
 
 
@@ -180,6 +183,15 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
         control.remove(f"{pods('x')}/server")
         wait_until(lambda: held() == [None, {GPU_RESOURCE: 3}])
+        told.clear()
+        labels, owner = worker_labels("job", 0), {"kind": "ElasticJob", "name": "job", "uid": "u", "controller": True}
+        put_stranger(control, "pretender", 2, "n1", labels=labels)
+        wait_until(lambda: told and held() == [{GPU_RESOURCE: 2}, {GPU_RESOURCE: 3}])
+        put_stranger(control, "job-pretender", 1, "n1", labels=labels, ownerReferences=[owner])
+        wait_until(lambda: held() == [{GPU_RESOURCE: 3}, {GPU_RESOURCE: 3}])
+        put_stranger(control, "job-worker-0", 1, "n1", labels=labels, ownerReferences=[owner])
+        put_stranger(control, "pretender", 2, "n1", "Failed", labels=labels)
+        wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
         selectors = {request.params.get("fieldSelector") for request in control.requests if "/pods" in request.path}
         assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
     finally:

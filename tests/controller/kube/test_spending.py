@@ -78,6 +78,24 @@ def test_an_hour_of_a_worker_is_counted_kept_and_stops_the_project(ledger: Ledge
     assert other.today("default") == 0.0
 
 
+def test_a_worker_that_outlives_its_job_pays_for_its_own_gpus_and_not_for_the_whole_node(ledger: Ledger) -> None:
+    labels = {"node.kubernetes.io/instance-type": "g4dn.12xlarge"}
+    price = node_price(labels, 4)
+    assert price is not None
+    node = {"metadata": {"name": "n1", "labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": "4"}}}
+    ledger.bench.control.put("/api/v1/nodes/n1", node)
+    job = ledger.bench.submit(container={"resources": {"limits": {"nvidia.com/gpu": 1}}})
+    ledger.bench.place(ledger.bench.create(job), "n1")
+    wait_until(lambda: ledger.bench.pods(job)[0].node == "n1" and ledger.bench.workload.nodes.get("n1"))
+    ledger.bench.control.remove("/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs/job")
+    wait_until(lambda: ledger.bench.workload.get_job("default/job") is None)
+    ledger.limit(100 * price)
+    ledger.spending.count()
+    ledger.now += 3600
+    ledger.spending.count()
+    assert ledger.spending.today("default") == pytest.approx(price / 4)
+
+
 def test_a_change_of_what_is_allowed_is_news_and_a_status_is_none(ledger: Ledger) -> None:
     ledger.limit(3.0)
     wait_until(lambda: ledger.changed == ["default"])

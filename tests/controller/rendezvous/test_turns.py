@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from elasticctl_controller.rendezvous.turns import SLICE_S, Turns
 
 
@@ -90,9 +92,18 @@ def test_a_job_that_has_ended_leaves_nothing() -> None:
         turns = Turns()
         for number in range(100):
             turns.queue(f"job-{number}", lambda: None)
+            turns.forget(f"job-{number}")  # while something of it still waits
         await asyncio.sleep(0.1)
-        for number in range(100):
-            turns.forget(f"job-{number}")
         assert [turns._queues, turns._used_s, turns._turn_s, turns._ready] == [{}, {}, {}, []]
 
     asyncio.run(main())
+
+
+def test_an_error_at_one_turn_keeps_nobody_from_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    def work(turns: Turns, clock: Clock, done: list[str]) -> None:
+        turns.queue("a", lambda: done[1_000_000].encode())
+        for job in ("a", "b"):
+            turns.queue(job, partial(act, turns, clock, done, job, 0.001))
+
+    assert {word for word in run(work) if word != "-"} == {"a", "b"}
+    assert "job a: what was due at its turn failed" in caplog.text
