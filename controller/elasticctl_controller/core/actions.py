@@ -29,21 +29,25 @@ class Allotment:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known of one job at one instant.
+    """What is known about one job at one instant.
 
-    `pods` may include pods that are not the job's. `lost_nodes` are gone or NotReady. What the rendezvous service
-    knows: `progress`, `checkpoint`, `generations` (oldest first), `silent` (uids of workers that are alive but gave no
-    sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet), `activity`
-    (what the group does) and `usage` (what its workers use of their machines); all empty for a job that brings its own
-    rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty when the job is not
-    shared. `taken` are workers' names of pods that are not among `pods`: is it time to try them again? `refused` says
-    why the last worker could not be created; None while none has been tried. `told` is what events say of pods that
-    have not started, by uid; None where they say nothing. `notices` say which workers that run will have to go, and
-    why, by uid; `avoid` are nodes that workers have to leave. `pools` are those
-    of new workers, if the job has a goal or an order of them, and `moves_to` is the better one for which a worker will
-    make room, by uid; `evidence` is what jobs like it have seen of pools, and `costs` what changes have cost them, as
-    plans keep that. `delivered_token` is the number of the last token that was delivered (0: none), and the next one is
-    due after `token_every_s`.
+    The cluster: `pods` may include pods that are not the job's. `lost_nodes` are gone or NotReady. `taken` are names of
+    workers that belong to pods not in `pods`, and whether it is time to try each name again. `refused` is why the last
+    worker could not be created (None: none was tried). `told` is what events say about pods that have not started, by
+    uid (None: nothing). `notices` are the running workers that will have to leave, by uid, and `avoid` the nodes that
+    workers have to leave.
+
+    The rendezvous service, empty for a job that brings its own: `progress`, `checkpoint`, `generations` (oldest first),
+    `silent` (uids of workers that are alive but gave no sign of life when the group re-formed), `growth` (why newcomers
+    that are ready are not in the group yet), `activity` (what the group is doing) and `usage` (what its workers use of
+    their machines). `delivered_token` is the number of the last token that was delivered (0: none); the next one is due
+    after `token_every_s`.
+
+    Sharing: `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty if the job is not shared.
+
+    Pools, if the job has a goal or an order of pools: `pools` are those of new workers, and `moves_to` is the better
+    pool that a worker will make room for, by uid. `evidence` is what similar jobs have seen of the pools, and `costs`
+    what changes have cost those jobs, in the form that plans keep.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -74,9 +78,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Create the pod (and Service) of this index, on `node` if one is named, and on none of those to `avoid`.
-
-    `pool`: on a machine of this pool, as the plan of a job with a goal, or its order of pools, wants it.
+    """Create the pod (and Service) with this index: on `node` if one is named, on none of the nodes to `avoid`, and on
+    a machine of `pool` if the job's plan or order of pools names one.
     """
 
     index: int
@@ -101,7 +104,7 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A Kubernetes event about the job; `type` is "Normal" or "Warning", `worker` the one that it is about, if any."""
+    """A Kubernetes event about the job; `type` is "Normal" or "Warning", and `worker` the worker concerned, if any."""
 
     type: str
     reason: str
@@ -116,8 +119,8 @@ Action = CreateWorker | DeleteWorker | DeleteJob
 class Decision:
     """What to do now. The loop writes `status` first, and runs `actions` only if that write succeeded.
 
-    `requeue_s`: reconcile again after this many seconds even if nothing changes (None: no need). `unexplained`: the pod
-    of which events may say why it has not started.
+    `requeue_s`: reconcile again after this many seconds even if nothing changes (None: no need). `unexplained`: a pod
+    that has not started for a reason that only events can tell.
     """
 
     status: JobStatus

@@ -29,7 +29,7 @@ _KILLED_CODES = frozenset({137, 143})  # 128 + SIGKILL, 128 + SIGTERM
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A peer's end that can make others fail. `exact`: the end of a container, so no clock skew is allowed for."""
+    """The end of a peer, which can make others fail. `exact`: the time is a container's, so no skew is allowed for."""
 
     at: Timestamp
     exact: bool
@@ -68,7 +68,7 @@ def classify_vanished(worker: WorkerStatus, lost_nodes: Collection[str]) -> Caus
 
 
 def is_unannounced_kill(pod: Pod, lost_nodes: Collection[str], now: float) -> bool:
-    """True if the worker was killed or told to stop, and neither its pod nor its node says by whom."""
+    """True if the worker was killed or asked to stop, and neither its pod nor its node shows who did it."""
     announced = pod.disruption_target or pod.deleting
     return not announced and classify(pod, None, lost_nodes, (), now) in (Cause.KILLED, Cause.PREEMPTED)
 

@@ -1,7 +1,7 @@
 """Which workers are removed, and which pods are deleted.
 
-A worker that has to go is first marked in the status (`mark_removals`); its pod is deleted once the mark is stored
-(`list_deletions`), as are the pods of workers that were lost. So every deletion can be explained after a crash.
+A worker that has to go is first marked in the status (`mark_removals`). Its pod is deleted once the mark is stored
+(`list_deletions`), and so are the pods of workers that were lost. So every deletion can be explained after a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def mark_removals(
     leave: Collection[str] = (),
     moves: Collection[str] = (),
 ) -> tuple[WorkerStatus, ...]:
-    """Return the workers, with a mark on every one that has to go. A mark stays: the deletion may be under way.
+    """Return the workers, with a mark on each one that has to go. Marks stay, because the deletion may be under way.
 
     When there are too many workers, the uids in `leave` go first; the uids in `moves` go and are replaced.
     """
@@ -78,8 +78,8 @@ def _surplus(
     """The uids of the workers above the desired number.
 
     First those in `leave`, then workers that do not run yet, then those that are not in the `newest` generation (they
-    need seconds to start, in which nobody would train in place of a removed member), then the highest index. Those that
-    have to go by themselves are none of them, unless nobody is to stay.
+    would take seconds to replace a removed member, and nobody would train in its place), then the highest index.
+    Workers that have to leave anyway are not chosen, unless no worker is to stay.
     """
     active = [worker for worker in workers if stays(worker) or (desired == 0 and is_active(worker))]
     if len(active) <= desired:
@@ -97,7 +97,7 @@ def _surplus(
 
 
 def _is_cleaned_up(job: ElasticJob, roster: Roster, decision: PhaseDecision, worker: WorkerStatus) -> bool:
-    """cleanPodPolicy; `None` keeps the workers of a job that ended by itself, but not of one that was stopped."""
+    """`cleanPodPolicy`: `None` keeps the workers of a job that ended by itself, but not of a job that was stopped."""
     pod = roster.pods.get(worker.uid)
     if pod is None:
         return False

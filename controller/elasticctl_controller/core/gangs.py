@@ -20,10 +20,10 @@ GANG_FIELD = "schedulingGroup"
 
 
 def is_gang(job: ElasticJob, pods: Iterable[Mapping[str, Any]]) -> bool:
-    """True if a new pod of the job is to be of its gang, given the `pods` that it has.
+    """True if a new pod of the job should join its gang, given the `pods` that it has.
 
-    Not if another scheduler places them, or one pod is enough, or the template names a group. Nor while pods live that
-    are of no group: a pod whose gang has too few members would never be placed.
+    It should not if another scheduler places the pods, if one pod is enough, or if the template names a group. Nor
+    should it while there are live pods without a group: a gang with too few members would never be placed.
     """
     spec = as_mapping(job.template.get("spec"))
     ours = str(spec.get("schedulerName") or "") in DEFAULT_SCHEDULERS and job.sharing.pod_group is None

@@ -1,7 +1,7 @@
-"""The history of training: what ranks have reported, as the rendezvous service holds it and as a job's status keeps it.
+"""The history of training: what ranks have reported, in the rendezvous service and in the status of a job.
 
-The service keeps a `TrainingHistory` in memory and may be restarted; the status is what lasts. So `fold_reports`
-forgets nothing that was once known, and counts nothing twice.
+The service keeps a `TrainingHistory` in memory and may be restarted. Only the status lasts, so `fold_reports` forgets
+nothing that it once knew, and counts nothing twice.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from elasticctl_controller.core.actions import Observed
 
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
-"""Of workers, in all generations that are kept: a status has to fit an object, and a group may have 2,000."""
+"""How many names of workers all generations that are kept may have together, because the status has to fit in an object
+and a group may have 2,000 members, and how many generations are kept in any case."""
 MEMORY, COPIES, STORAGE = "memory", "copies", "storage"
 """Where a generation's state came from."""
 MAX_METRICS = 64
-"""Kept of all that a script ever reported: one that names them by its steps must not fill the job's status."""
+"""The newest metrics that are kept: a script that makes up a name for each step must not fill the job's status."""
 WARMUP_S = 10.0
-"""The first steps of a generation are slow: how long its rate says nothing about its size."""
+"""How long the rate of a new generation is ignored: its first steps are slow, whatever its size."""
 RATE_WEIGHT = 0.1
-"""How much the newest report counts in a rate: one slow step says little about a size."""
+"""The weight of the newest report in a rate: one slow step says little about a size."""
 
 T = TypeVar("T", GroupGeneration, ProgressStatus, CheckpointStatus, Activity)
 
 
 @dataclass(slots=True)
 class TrainingHistory:
-    """What the ranks of a job have reported to this service. `rates`: samples a second by number of workers.
+    """What the ranks of a job have reported to this service. `rates` are samples per second by number of workers.
 
     `newest_commit` is the generation and the number of the newest checkpoint. `reports`: the script reports steps.
     `stepped_at` is when the newest generation last reported a new step, in seconds since the epoch (None: not yet), and
@@ -85,17 +86,17 @@ class TrainingHistory:
         return any(item.generation == generation and item.failure is not None for item in self.generations)
 
     def note_failure(self, generation: int, failure: RankFailure) -> None:
-        """A generation has ended by this failure, and its ranks have started again, or are about to.
+        """A generation has ended with this failure, and its ranks have restarted or are about to.
 
-        One that formed and ended while nothing could be stored is not known yet: it is taken to have had the workers
-        of the one before.
+        A generation that formed and ended while nothing could be stored is not known yet. It is assumed to have had the
+        workers of the generation before it.
         """
         before = [item for item in self.generations if item.generation <= generation]
         if not before or before[-1].generation < generation:
             workers = before[-1].workers if before else ()
             self.generations.insert(len(before), GroupGeneration(generation, workers, "service restarted"))
             del self.generations[:-MAX_GENERATIONS]
-        # Its lines are in the workers' logs: twenty such failures would fill the job's status.
+        # All lines are in the workers' logs; twenty such failures would fill the job's status.
         short = replace(failure, last_lines=failure.last_lines[-5:])
         is_newest = self.newest is not None and self.newest.generation == generation
         hung_at = Timestamp(self.stepped_at) if failure.is_hang and is_newest and self.stepped_at is not None else None
@@ -107,7 +108,7 @@ class TrainingHistory:
         ]
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> bool:
-        """Take over the progress of a rank; False when it is not of the newest generation."""
+        """Record the progress of a rank; False if it does not belong to the newest generation."""
         newest = self.newest
         if newest is None or newest.generation != generation or progress.step is None:
             return False
@@ -137,10 +138,11 @@ class TrainingHistory:
         why_not: str = "",
         source_because: str = "",
     ) -> None:
-        """A rank has the state of `step` (0: there was none), and will stay in its process, or not, when this ends.
+        """A rank has restored the state of `step` (0: there was none).
 
-        `source`: it comes from the `memory` of ranks, from `copies` in that of launchers, or from `storage`;
-        `source_because` says why not from a better one.
+        `source`: the state came from the `memory` of other ranks, from `copies` in the memory of launchers, or from
+        `storage`; `source_because` says why not from a better source. `stays`: the rank will stay in its process when
+        this generation ends (None: unknown); `why_not` says why it will not.
         """
         self.reports = True
         if self.newest is not None and self.newest.generation == generation:
@@ -155,7 +157,7 @@ class TrainingHistory:
             )
 
     def note_copied(self, generation: int, every_steps: int, lack: str) -> None:
-        """Ranks keep their state in launchers' memory every so many steps (0: not known, or not any more)."""
+        """Ranks copy their state to the memory of launchers every `every_steps` steps (0: unknown, or not any more)."""
         if self.newest is not None and self.newest.generation == generation:
             self.generations[-1] = replace(self.newest, copied_every_steps=every_steps or None, copies_lack=lack)
 
@@ -179,7 +181,7 @@ class TrainingHistory:
 
 
 def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
-    """Take over generations, progress and checkpoint, and count the steps that each new generation repeated."""
+    """Merge what was observed into the status, and count the steps that each new generation has repeated."""
     generations = _merge_generations(status.generations, observed.generations, status.generation)
     stepped = {item.generation for item in status.generations if _has_stepped(item)}
     redone = (steps_redone(generations, item) or 0 for item in generations if item.generation not in stepped)
@@ -208,10 +210,10 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
 
 
 def close_recovered(status: JobStatus) -> JobStatus:
-    """Close interruptions and scalings after which a generation has taken its first step.
+    """Close the interruptions and scalings after which a generation has taken its first step.
 
-    Of a script that has reported no step at all, no more can be known than that the group has formed: that closes them,
-    until a first step tells more.
+    If the script has not reported any step, all that can be known is that the group has formed. That closes them until
+    a first step tells more.
     """
     return replace(
         status,
@@ -255,7 +257,7 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
 def _merge_generations(
     stored: Sequence[GroupGeneration], seen: Sequence[GroupGeneration], newest: int
 ) -> tuple[GroupGeneration, ...]:
-    """Union by number. A number that is neither stored nor new was dropped long ago, and counted before that."""
+    """Merge by number. A number that is neither stored nor new was counted, and then dropped, long ago."""
     merged = {item.generation: item for item in stored}
     for item in map(_as_stored, seen):
         known = merged.get(item.generation)
@@ -267,14 +269,14 @@ def _merge_generations(
 
 
 def _limit(generations: Sequence[GroupGeneration]) -> tuple[GroupGeneration, ...]:
-    """The last generations, as many as may be kept: fewer of a large group."""
+    """The newest generations, as many as may be kept: fewer if the group is large."""
     names = list(itertools.accumulate(len(item.workers) for item in reversed(generations)))
     fitting = sum(count <= MAX_NAMES for count in names[:MAX_GENERATIONS])
     return tuple(generations[-max(LEAST_GENERATIONS, fitting) :])
 
 
 def _overlay(known: GroupGeneration, seen: GroupGeneration) -> GroupGeneration:
-    """`seen` over `known`: fields that the service no longer knows stay, and steps only increase."""
+    """`seen` merged into `known`: fields that the service no longer knows stay, and steps only increase."""
     kept = {f.name: getattr(known, f.name) for f in fields(GroupGeneration) if getattr(seen, f.name) in (None, "", ())}
     merged = replace(seen, **kept)
     steps = [step for step in (known.last_step, seen.last_step) if step is not None]
@@ -291,9 +293,9 @@ def _has_stepped(item: GroupGeneration) -> bool:
 
 
 def _add_metrics(known: ProgressStatus, seen: ProgressStatus, now: Timestamp, *, anew: bool) -> ProgressStatus:
-    """`seen` with what was known of metrics that it does not tell; `anew`: it is the first step of a generation.
+    """`seen`, with the metrics that were known and are not in it; `anew`: it is the first step of a generation.
 
-    Of ranks that differ about since when a metric is no number, the first is believed.
+    If ranks differ about since when a metric has not been finite, the earliest step counts.
     """
     lost = {} if anew else {name: item for name, item in known.not_finite.items() if name not in seen.metrics}
     for name, item in seen.not_finite.items():
@@ -312,7 +314,7 @@ def _merge_progress(stored: ProgressStatus, seen: ProgressStatus | None) -> Prog
     if seen is None or seen.step is None:
         return stored
     rate = seen.samples_per_s
-    before = stored.not_finite  # a service that was started again learns anew when it was told, which was not now
+    before = stored.not_finite  # a restarted service does not know when each metric was first reported
     same = {name for name, item in seen.not_finite.items() if name in before and before[name].step == item.step}
     return _as_stored(
         replace(
@@ -352,7 +354,7 @@ def _close_interruption(item: Interruption, status: JobStatus) -> Interruption:
 
 
 def _close_scaling(item: Scaling, status: JobStatus) -> Scaling:
-    """Done with the first step of a generation of that size; if no generation is known, once that many workers run."""
+    """A scaling is done with the first step at that size or, if no generation is known, once that many workers run."""
     newest = status.generations[-1] if status.generations else None
     if newest is None and item.phase is ScalingPhase.IN_PROGRESS:
         running = sum(worker.phase == PodPhase.RUNNING and worker.cause is None for worker in status.workers)
@@ -375,17 +377,17 @@ def _close_scaling(item: Scaling, status: JobStatus) -> Scaling:
 
 
 def _back_at(group: GroupGeneration, status: JobStatus) -> Timestamp | None:
-    """When this group was training, as far as can be known: from its first step on, or else from its forming."""
+    """When this group began to train, as far as is known: with its first step or, without steps, when it formed."""
     return group.first_step_at if reports_steps(status) else group.formed_at
 
 
 def _is_settled(recovered_at: Timestamp | None, after: Sequence[GroupGeneration]) -> bool:
-    """True once the recovery is known; if only the forming of a group was known of it, until that group has stepped."""
+    """True once the recovery is known. If it was only known when the group formed, its first step replaces that."""
     if recovered_at is None:
         return False
     return not any(g.formed_at == recovered_at and g.first_step_at is not None for g in after)
 
 
 def _later(item: Scaling, moment: Timestamp | None) -> Timestamp:
-    """The moment, but none before the scaling itself."""
+    """The moment, or the scaling itself if that was later."""
     return max(moment for moment in (item.at, moment) if moment is not None)

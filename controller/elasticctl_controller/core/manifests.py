@@ -1,8 +1,8 @@
 """Manifests of what the controller creates for a job: pods, Services, token, policies for network and drains, PodGroup.
 
 The workers of a job without `rdzvEndpoint` meet at our rendezvous service: its address and the worker's identity are
-environment variables, the job's token is a mounted file, never a value. A job with an endpoint of its own gets what
-TorchElastic gave it: arguments before its own, and a Service for each worker.
+environment variables, and the job's token is a mounted file, never a value. A job with its own endpoint gets what
+TorchElastic gave it: arguments in front of its own, and a Service for each worker.
 
 `harden` fills in the security settings, tolerations and scratch volumes that a pod's template leaves open.
 """
@@ -45,7 +45,7 @@ LOST_NODE_TOLERATION_S = 10
 DEFAULT_GRACE_S = 30
 """Kubernetes' own."""
 DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"})
-"""PyTorch looks up the name of every peer's address when ranks connect; a lost answer costs 5 s by default."""
+"""PyTorch looks up the name of every peer when ranks connect, and by default a lost answer costs 5 s."""
 SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
 _LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
@@ -94,7 +94,7 @@ def headless_spec(selector: Mapping[str, str]) -> Manifest:
 
 
 def group_name(job: ElasticJob) -> str:
-    """Name of the Service of all workers; each is `WORKER.JOB-workers` to the others."""
+    """The name of the Service of all workers; the others reach each one as `WORKER.JOB-workers`."""
     return f"{job.name}-workers"
 
 
@@ -186,7 +186,8 @@ def _token_volume(job: ElasticJob) -> Manifest:
 
 
 def _add_missing(ours: list[Manifest], theirs: object) -> list[Any]:
-    """Ours, then theirs except entries of the same names. Ours come first, so that theirs may refer to them."""
+    """Our entries, then theirs except for those with the same names. Ours come first so that theirs may refer to
+    them."""
     names = [item["name"] for item in ours]  # not a set: a name in a template may be unhashable
     return [*ours, *(item for item in as_list(theirs) if as_mapping(item).get("name") not in names)]
 
@@ -308,7 +309,7 @@ def build_group_service(job: ElasticJob) -> Manifest:
 
 
 def build_token_secret(job: ElasticJob, token: str, peer_key: str) -> Manifest:
-    """The Secret from which workers mount their rendezvous token, and what they prove to each other that they have."""
+    """The Secret that workers mount: their rendezvous token, and the key by which they recognize each other."""
     peers = {PEER_KEY: peer_key} if job.status.token is not None else {}
     return {
         "apiVersion": "v1",
@@ -333,8 +334,9 @@ def build_pod_group(job: ElasticJob) -> Manifest:
 def build_budget(job: ElasticJob) -> Manifest:
     """The PodDisruptionBudget: draining nodes leaves the job its minimum of workers.
 
-    One worker may always be evicted: otherwise a job at its minimum would block a drain for as long as it runs. So may
-    those that are not ready: they do not count as available, and one that never gets ready would block it as well.
+    One worker may always be evicted, because otherwise a job at its minimum would block a drain for as long as it runs.
+    Workers that are not ready may be evicted too: they do not count as available, so one that never becomes ready would
+    block a drain as well.
     """
     return {
         "apiVersion": "policy/v1",
@@ -349,9 +351,9 @@ def build_budget(job: ElasticJob) -> Manifest:
 
 
 def build_network_policy(job: ElasticJob) -> Manifest:
-    """The NetworkPolicy: only a job's own workers reach their ports, for torch's store and gloo know no passwords.
+    """The NetworkPolicy: only a job's own workers reach their ports, because torch's store and gloo have no passwords.
 
-    What they may reach themselves stays open, and policies add up: one of the namespace's owner can let others in.
+    What the workers reach themselves is not limited. Policies add up, so the namespace's owner can let others in.
     """
     own = {"matchLabels": _labels(job)}
     return {

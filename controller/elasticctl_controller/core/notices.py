@@ -1,9 +1,9 @@
-"""Workers that have to go, where that is known beforehand: who says so, until when they may stay, and when they leave.
+"""Notices: workers that are known in advance to have to leave, why, how long they may stay, and when they leave.
 
-All that is known of it ends here: what a launcher hears from its cloud's metadata service, what the cluster says of a
-pod (it is being deleted or evicted, and until when it may run) and of its node (taints of autoscalers and termination
-handlers, a kubelet that shuts down). Whoever has to go trains on until those who take the places are ready, so that the
-group stops once; it leaves without them when the time that it needs for that is about to begin.
+All sources of notice meet here: what a launcher hears from its cloud's metadata service, what the cluster says about a
+pod (it is being deleted or evicted, and how long it may run), and what it says about a node (taints of autoscalers and
+termination handlers, a kubelet that shuts down). A worker with notice keeps training until its replacement is ready, so
+that the group stops only once. It leaves without a replacement when only the time that it needs to leave is left.
 
 https://karpenter.sh/docs/concepts/disruption/
 https://github.com/aws/aws-node-termination-handler (the taints of `--taint-node`)
@@ -22,13 +22,13 @@ from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.status import WorkerStatus
 
 LEAVE_S = 15.0
-"""A worker begins to leave so long before its deadline, or earlier, if a step and a save take longer than that."""
+"""A worker begins to leave this long before its deadline, or earlier if a step and a save take longer than that."""
 OWN_S = 5.0
-"""What its launcher needs of that for itself."""
+"""How much of that its launcher needs for itself."""
 TOGETHER_S = 15.0
-"""Those that would have to leave so soon after the first leave with it: the group stops once."""
+"""Workers that would have to leave this soon after the first leave together with it, so that the group stops once."""
 PATIENCE_S = 30.0
-"""How long those who are ready wait for others that take the places of those who have to go."""
+"""How long replacements that are ready wait for the others."""
 
 _TAINTS = {
     "karpenter.sh/disrupted": "Karpenter is removing its node",
@@ -42,14 +42,14 @@ _TAINTS = {
 }
 _CLOSES = ("NoSchedule", "NoExecute")
 _SHUTS_DOWN = "node is shutting down"
-"""What a kubelet says in its Ready condition; its pods have less time then than their grace period."""
+"""What a kubelet says in its Ready condition; its pods then have less time than their grace period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Why a worker has to go, and by when, in seconds since the epoch; None: it is not known by when.
+    """Why a worker has to leave, and its `deadline` in seconds since the epoch (None: unknown).
 
-    `closed`: its node takes no other pods meanwhile.
+    `closed`: no more pods are scheduled to its node.
     """
 
     reason: str
@@ -57,12 +57,13 @@ class Notice:
     closed: bool = False
 
     def leave_at(self, lead_s: float) -> float:
-        """When it has to begin to leave at the latest, with `lead_s` seconds for that; infinite: at any time."""
+        """When it has to begin to leave at the latest, if leaving takes `lead_s` seconds; infinite if that is
+        unknown."""
         return math.inf if self.deadline is None else self.deadline - lead_s
 
 
 def read_node(node: Manifest) -> Notice | None:
-    """What a Node object of any content says to the workers on it; None: they may stay."""
+    """The notice that a Node object, of any content, gives the workers on it; None: they may stay."""
     ready = next((item for item in _conditions(node) if item.get("type") == "Ready"), {})
     if ready.get("status") == "False" and _SHUTS_DOWN in as_text(ready.get("message")):
         return Notice("its node is shutting down", 0.0)
@@ -81,7 +82,7 @@ def _conditions(node: Manifest) -> Iterable[Mapping[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Who of a group has been `told` to stop, and what the cluster says of those who will have to go; by uid."""
+    """The uids of the workers that have been `told` to stop, and the cluster's notices for others, by uid."""
 
     told: frozenset[str] = frozenset()
     notices: Mapping[str, Notice] = field(default_factory=dict)
@@ -89,10 +90,10 @@ class Leaving:
 
 @dataclass(slots=True)
 class Notices:
-    """What is known of the workers of one group, by uid.
+    """The notices for the workers of one group, by uid.
 
-    `told` by their launchers, `given` by the controller. `departing` have been told to go. `replaced` is how many of
-    those who have to go already have somebody in their place.
+    Their launchers have `told` some, and the controller has `given` others. `departing` are the workers that have been
+    told to leave. `replaced` is how many of the workers with notice have been replaced already.
     """
 
     told: dict[str, Notice] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Notices:
 
     @classmethod
     def restored(cls, workers: Iterable[WorkerStatus]) -> Notices:
-        """As a restarted service knows them, until their launchers and the cluster tell again."""
+        """The notices that a restarted service knows from the status, until launchers and cluster repeat theirs."""
         return cls({worker.uid: Notice(worker.notice) for worker in workers if worker.notice and worker.cause is None})
 
     def of(self, uid: str) -> Notice | None:
@@ -117,23 +118,23 @@ class Notices:
             del self.told[uid]
 
     def held(self, members: Iterable[str]) -> dict[str, Notice]:
-        """The members that have to go and have not been told to yet."""
+        """The members that have to leave and have not been told to yet."""
         found = ((uid, self.of(uid)) for uid in members if uid not in self.departing)
         return {uid: notice for uid, notice in found if notice is not None}
 
     def note_formed(self, newcomers: int, members: Collection[str]) -> None:
-        """A generation has formed: its newcomers are in the places of members that have to go."""
+        """A generation has formed: its newcomers replace members that have to leave."""
         self.replaced = min(self.replaced + newcomers, len(self.held(members)))
 
     def depart(self, uids: Collection[str]) -> None:
-        """Those workers are told to go."""
+        """These workers are being told to leave."""
         self.departing.update(uids)
         self.replaced = max(0, self.replaced - len(uids))
 
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """Who could take the places: how many are `ready`, since when, and whether `more` are starting."""
+    """The workers that could replace others: how many are `ready`, since when, and whether `more` are starting."""
 
     ready: int = 0
     more: bool = False
@@ -141,14 +142,14 @@ class Replacements:
 
 
 def lead_s(longest_step_s: float, save_s: float) -> float:
-    """How many seconds before its deadline a worker begins to leave whose group's steps and saves take so long."""
+    """How many seconds before its deadline a worker begins to leave, given how long steps and saves take."""
     return max(LEAVE_S, longest_step_s + save_s + OWN_S)
 
 
 def who_leaves(
     held: Mapping[str, Notice], others: Replacements, lead_s: float, now: float
 ) -> tuple[tuple[str, ...], float]:
-    """Who of those who have to go leaves now, and when to ask again (infinite: when something changes)."""
+    """The uids of the workers in `held` that leave now, and when to ask again (infinite: when something changes)."""
     order = sorted(held, key=lambda uid: (held[uid].leave_at(lead_s), uid))
     first = held[order[0]].leave_at(lead_s) if order else math.inf
     places = min(others.ready, len(order))

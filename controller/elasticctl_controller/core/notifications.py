@@ -1,6 +1,6 @@
 """What people are notified of when a job's status changes: messages to webhooks, and Kubernetes events.
 
-Webhooks get less than what becomes an event: a job starts, is interrupted, recovers, waits for long, or ends.
+Webhooks get fewer of these than there are events: a job starts, is interrupted, recovers, waits for long, or ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elasticctl_controller.core.phase import find_condition
 WAITING = (Phase.PENDING, Phase.RESTARTING)
 FORMAT = 1
 MAX_ITEMS = 20
-"""In one message, which says how many more there are."""
+"""The most notifications in one message, which says how many more there are."""
 MAX_URL_CHARS = 2048
 _NO_SPACE = "\u200b"
 LASTING_STEPS = 3
@@ -194,7 +194,8 @@ def _ended(old: JobStatus, new: JobStatus) -> _Content | None:
 
 
 def _identity(item: Interruption) -> tuple[str, Any]:
-    """What tells interruptions apart: the worker that was lost, or, if it stayed and its ranks failed, when."""
+    """What identifies an interruption: the worker that was lost or, if it stayed and its ranks failed, when they
+    did."""
     return item.uid, None if item.uid else (item.generation, item.at)
 
 
@@ -239,9 +240,9 @@ def build_message(notifications: Sequence[Notification], dropped: int = 0) -> by
 
 
 def escape(text: str) -> str:
-    """Escape the markup of Slack and its likes: a job's message must not contain links or notify anybody.
+    """Escape the markup of Slack and similar services: a job's message must not contain links or notify anybody.
 
-    Mattermost and Discord take `@channel` and `@everyone` from plain text: a space of no width comes between.
+    Mattermost and Discord recognize `@channel` and `@everyone` in plain text, so a zero-width space follows each `@`.
     """
     shown = visible(" ".join(text.split())).replace("@", f"@{_NO_SPACE}")
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -254,7 +255,7 @@ def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def list_contradictions(job: ElasticJob) -> tuple[Event, ...]:
-    """An event for contradictory bounds, once per edit: one from before a rule may have some."""
+    """An event about contradictory bounds, once per edit: a job may be older than the rule that forbids them."""
     if not job.contradiction or job.status.observed_generation == job.generation:
         return ()
     message = (
@@ -299,7 +300,7 @@ def _phase_changes(old: JobStatus, new: JobStatus) -> list[Event]:
 
 
 def _waits(old: JobStatus, new: JobStatus) -> list[Event]:
-    """What workers wait for, where Kubernetes has no event about a pod that would say it."""
+    """An event for what workers wait for, if Kubernetes records none about a pod."""
     found = find_condition(new.conditions, ConditionType.WORKERS_WAITING)
     if found is None or found.status != "True" or found.reason not in UNTOLD or found in old.conditions:
         return []

@@ -49,7 +49,8 @@ def update_conditions(
 
 
 def update_limit(conditions: tuple[Condition, ...], over_limit: str, now: float) -> tuple[Condition, ...]:
-    """The conditions with what its project's limits say of the job; one that they always allowed has no such one."""
+    """The conditions, with whether the project's limits allow the job. A job they have always allowed has no such
+    one."""
     kind = ConditionType.OVER_LIMIT
     if over_limit:
         return put_condition(conditions, kind, "True", "NotAllowed", over_limit, now)
@@ -76,7 +77,7 @@ def has_condition(conditions: tuple[Condition, ...], kind: ConditionType, status
 def put_condition(
     conditions: tuple[Condition, ...], kind: ConditionType, status: str, reason: str, message: str, now: float
 ) -> tuple[Condition, ...]:
-    """The conditions with this one set at `now`; the same ones where it says that already."""
+    """The conditions with this one set at `now`; unchanged if it is set like this already."""
     at = Timestamp(now)
     old = find_condition(conditions, kind)
     new = Condition(kind.value, status, reason, message, at, at)
@@ -102,8 +103,8 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     """Decide the phase of a job that has not ended; `status` already counts the ends of this pass.
 
     Checked in this order: cancellation, success (a completed worker means that training is done), the restart budget,
-    the deadline, its project's limits, suspension (by its owner, or until it is admitted), waiting for a share, the
-    plan for its goal, and the number of running workers.
+    the deadline, the limits of the project, suspension (by the owner, or until the job is admitted), waiting for a
+    share, the plan for a goal, and the number of running workers.
     """
     if job.cancel:
         return PhaseDecision(Phase.CANCELLED, "Cancelled", "cancelled on request")
@@ -132,12 +133,12 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
 
 
 def deadline_at(job: ElasticJob, status: JobStatus) -> float | None:
-    """When `activeDeadlineSeconds` are over, in seconds since the epoch; None without a deadline."""
+    """When `activeDeadlineSeconds` end, in seconds since the epoch; None without a deadline."""
     return None if job.deadline_s is None or status.start_time is None else status.start_time + job.deadline_s
 
 
 def stragglers_until(job: ElasticJob, done_at: float) -> float:
-    """How long to wait for workers that have not completed, in seconds since the epoch."""
+    """Until when to wait for workers that have not completed, in seconds since the epoch."""
     return done_at + job.policy.straggler_seconds
 
 

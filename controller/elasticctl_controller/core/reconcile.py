@@ -112,7 +112,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
 
 
 def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
-    """The job with its number of workers limited to its share; `scaled_by` says who caused a change of it."""
+    """The job with its number of workers limited to its share; `scaled_by` says who caused a change."""
     if share is None:
         return job
     by = job.scaled_by if _is_own_wish(job, share) else BY_SHARING
@@ -120,7 +120,8 @@ def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
 
 
 def _is_own_wish(job: ElasticJob, share: ShareStatus) -> bool:
-    """Is a change to this share what somebody asked of the job? Sharing may take workers from it and give them back."""
+    """Does a change to this share follow a request to scale the job, rather than sharing's own taking and giving
+    back?"""
     before = job.status.desired
     if job.sharing.automatic or not share.workers or not before:
         return False

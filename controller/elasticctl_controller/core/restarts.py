@@ -34,7 +34,7 @@ from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
 BY_SHARING, BY_PLAN = "sharing", "plan"
 OUT_OF_MEMORY = "out of memory"
-"""What a launcher reports of a rank that the kernel has killed for its memory."""
+"""What a launcher reports for a rank that the kernel has killed because memory ran out."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
 QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
 HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures
@@ -101,7 +101,7 @@ def _broken(item: GroupGeneration, failure: RankFailure, cause: Cause) -> Interr
 
 
 def _what_was_said(failure: RankFailure) -> str:
-    """The error, or how it ended that left none."""
+    """The error or, if the rank left none, how it ended."""
     code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
     return failure.error or (f"ended by {failure.signal}" if failure.signal else code)
 
@@ -155,10 +155,10 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd])
 
 
 def paused_until(job: ElasticJob, status: JobStatus, now: float) -> float | None:
-    """Until when no failed worker is made again, in seconds since the epoch; None if it may be now.
+    """Until when no worker is created after failures, in seconds since the epoch; None if there is no pause now.
 
-    No pause is longer than the job's policy allows, or than is usual: what seems to be was begun by a clock that has
-    been set back since.
+    No pause is longer than the job's policy, or the default policy, allows. One that seems to be was started by a clock
+    that has been set back since, and does not count.
     """
     until = status.backoff.until
     longest_s = max(job.policy.backoff_max_seconds, _USUAL.backoff_max_seconds) + CLOCK_STEP_S
@@ -192,9 +192,9 @@ def describe_failure(failure: RankFailure) -> str:
 def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     """Record a change of the desired number of workers since the last pass.
 
-    A job that has waited for a share since, or has been kept waiting by Kueue, has not been scaled, however many of
-    its workers begin. Nor has one that was suspended just now, whose share no longer counts; one that is suspended
-    already is changed by its owner only.
+    A job that was waiting for its share or for Kueue has not been scaled, whatever number of workers it starts with.
+    Neither has a job that has just been suspended, because its share no longer counts. A job that was suspended before
+    is scaled by its owner only.
     """
     first_pass = not status.conditions
     still_none = not status.active and (not job.desired or (bool(job.queue) and status.start_time is None))
@@ -207,7 +207,7 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
         to_workers=job.desired,
         by=job.scaled_by,
         message=_why(status, job.scaled_by),
-        # Nobody reports a first step of 0 workers, or of a job that is suspended: such a scaling is done at once.
+        # There will be no first step with 0 workers, or while the job is suspended: such a scaling is done at once.
         phase=ScalingPhase.IN_PROGRESS if job.desired and not job.suspend else ScalingPhase.DONE,
     )
     before = tuple(
@@ -218,13 +218,13 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
 
 
 def is_asked_for(status: JobStatus) -> bool:
-    """True while a scaling goes on that somebody has asked for, and not sharing or the plan of a goal."""
+    """True while a scaling is in progress that a person asked for, rather than sharing or the plan for a goal."""
     newest = status.scalings[-1] if status.scalings else Scaling()
     return newest.phase is ScalingPhase.IN_PROGRESS and newest.by not in (BY_SHARING, BY_PLAN)
 
 
 def _why(status: JobStatus, by: str) -> str:
-    """What sharing, or the plan, has changed the number for."""
+    """Why sharing, or the plan, has changed the number."""
     if by == BY_PLAN:
         return status.plan.message if status.plan is not None else ""
     return status.share.change if status.share is not None and by == BY_SHARING else ""
@@ -244,8 +244,9 @@ def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
 def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backoff:
     """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt.
 
-    What the platform took away lengthens nothing, once it had started: a template that names a node which is not there
-    would be tried again for ever. That takes no time but the API server's, so a policy may not shorten its pauses.
+    Workers that the platform took away lengthen no pause, unless they never started: a template that names a node which
+    does not exist would be tried again and again. A policy cannot shorten the pauses after those, because each attempt
+    costs only the API server's time.
     """
     backoff = status.backoff
     taken = end.cause in _OF_PLATFORM and end.worker.started_at is not None
@@ -267,9 +268,10 @@ def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backof
 
 
 def _begins_anew(status: JobStatus, end: WorkerEnd) -> bool:
-    """Has there been proof since the last pause that the job can run, so that this end continues no series?
+    """Has the job shown since the last pause that it can run, so that this end starts a new series?
 
-    A long life is one, or a step that a worker of this name took part in; for a failure that counts, a new checkpoint.
+    A long life shows it, and so does a step in which a worker of this name took part. For a failure that counts, only a
+    long life or a new checkpoint does.
     """
     if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
         return True
@@ -301,7 +303,7 @@ def _as_node_loss(item: Interruption, now: float) -> Interruption:
 
 
 def _last_generation_of(status: JobStatus, worker: str) -> int:
-    """The generation this worker was lost from; its peers may have formed the next before the loss was observed."""
+    """The generation that lost this worker; its peers may have formed the next one before the loss was observed."""
     numbers = (item.generation for item in status.generations if worker in item.workers or not item.workers)
     return max(numbers, default=status.generation)
 

@@ -24,7 +24,7 @@ class Spent:
 
     @classmethod
     def from_status(cls, quota: Mapping[str, Any]) -> Spent | None:
-        """What the status of an ElasticQuota says; None where it says nothing that can be used."""
+        """Read the status of an ElasticQuota; None if it is missing or invalid."""
         usd, when = at(quota, "status", "spent", "usd"), from_rfc3339(at(quota, "status", "spent", "at"))
         if not isinstance(usd, int | float) or isinstance(usd, bool) or not usd >= 0 or when is None:
             return None
@@ -37,9 +37,9 @@ class Spent:
 
 
 def spend(before: Spent | None, usd_per_hour: float, now: float) -> Spent:
-    """What is spent at `now`, if it has cost so much since `before`; each day begins with nothing.
+    """What has been spent by `now`, at this rate since `before`. Each day (UTC) starts at 0.
 
-    Time in which nobody counted, because no controller led, is charged at the present rate.
+    Time in which nobody counted, because no controller was leading, is charged at the current rate.
     """
     today = now - now % DAY_S
     if before is None:

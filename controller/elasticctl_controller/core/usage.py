@@ -1,4 +1,4 @@
-"""What launchers say that their workers use of their machines, and how often the job's status shows it anew."""
+"""What workers use of their machines, as their launchers report it, and how often the job's status is updated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from elasticctl.api.usage import JobUsage, WorkerUsage
 
 SHOW_EVERY_S = 9.0
-"""Launchers measure every 10 s; of many workers, one or the other has news at any moment."""
+"""Launchers measure every 10 s, so with many workers there is a new report at any moment."""
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class UsageReports:
     shown_at: float = -SHOW_EVERY_S
 
     def note(self, uid: str, usage: WorkerUsage, now: float) -> bool:
-        """Keep it; True if the job's status should show it now."""
+        """Keep a worker's measurement; True if the job's status should be updated now."""
         is_due = uid not in self.newest or now >= self.shown_at + SHOW_EVERY_S
         self.newest[uid] = usage
         if is_due:
@@ -27,11 +27,11 @@ class UsageReports:
         return is_due
 
     def keep(self, uids: Collection[str]) -> None:
-        """Forget all others."""
+        """Forget the measurements of all other workers."""
         for uid in [uid for uid in self.newest if uid not in uids]:
             del self.newest[uid]
 
     def of_group(self, alive: Mapping[str, str]) -> JobUsage | None:
-        """What is known of the live workers, in their order; None of nobody."""
+        """The usage of the live workers, in their order; None if there is no measurement of any."""
         found = [self.newest[uid] for uid in alive if uid in self.newest]
         return JobUsage.of(found) if found else None

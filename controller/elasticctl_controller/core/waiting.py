@@ -1,8 +1,8 @@
-"""What the wanted workers that do not run wait for, in the words of who makes them wait, as a condition of the job.
+"""The condition `WorkersWaiting`: what keeps wanted workers from running, in the cluster's own words where it has any.
 
-Pods that the API server refuses come first, for there is nothing in the cluster that would tell of them; then names
-that are taken, former workers that still end, schedulers that never look at a pod, and what the cluster says of the
-first pod that waits: in its status or, of what is not there, in events about it.
+Pods that the API server refuses come first, because nothing else in the cluster shows them. Names that are taken and
+former workers that are still ending follow, then what the cluster says about the first waiting pod, in its status or
+in events about it, and schedulers that never look at a pod.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LOOKED_AT_S = 10.0
 MAX_MESSAGE_CHARS = 700
 """A scheduler names a reason for each group of nodes, and the condition is written with each status."""
 MAX_SCHEDULER_CHARS = 400
-"""Of it, where an autoscaler has said something as well."""
+"""The scheduler's part of the message if an autoscaler has said something as well."""
 UNEXPLAINED_S = 5.0
-"""How long a pod may take to start until events about it are asked for; most start sooner."""
+"""How long a pod may take to start before the controller asks for events about it; most start sooner."""
 
 
 def decide_wait(
     job: ElasticJob, roster: Roster, observed: Observed, workers: Collection[WorkerStatus], now: float
 ) -> PodWait | None:
-    """What the first of the workers waits for that are wanted and do not run; None if there is nothing to say.
+    """What the first wanted worker that does not run is waiting for; None if there is nothing to report.
 
-    `workers` are the job's as of this pass. What an earlier pass was refused holds until one creates a worker.
+    `workers` are the job's workers as of this pass. A refusal in an earlier pass holds until a worker is created.
     """
     active = [worker for worker in workers if is_active(worker)]
     if len(active) < job.desired:
@@ -67,7 +67,7 @@ def decide_wait(
 
 
 def find_unexplained(roster: Roster, workers: Collection[WorkerStatus]) -> Pod | None:
-    """The pod of which only events may say what it waits for: a machine, or what its node cannot mount."""
+    """The first pod that waits for something that only events tell: a machine, or what its node cannot mount."""
     pending = _pending(roster, workers)
     first = next((pod for pod in pending if pod.wait is not None), None)
     if first is not None:
@@ -76,13 +76,14 @@ def find_unexplained(roster: Roster, workers: Collection[WorkerStatus]) -> Pod |
 
 
 def unexplained_at(pod: Pod) -> float:
-    """When events are asked what a pod waits for, in seconds since the epoch."""
+    """When to ask for events about a waiting pod, in seconds since the epoch."""
     begins = [at for at in (pod.created_at, pod.started_at) if at is not None]
     return max(begins, default=0.0) + UNEXPLAINED_S
 
 
 def update_waiting(conditions: tuple[Condition, ...], wait: PodWait | None, now: float) -> tuple[Condition, ...]:
-    """The conditions with what the workers wait for; a job whose workers have never waited has no such condition."""
+    """The conditions, with what workers are waiting for. A job whose workers have never waited has no such
+    condition."""
     kind = ConditionType.WORKERS_WAITING
     if wait is not None:
         return put_condition(conditions, kind, "True", wait.reason, wait.message, now)
@@ -92,7 +93,7 @@ def update_waiting(conditions: tuple[Condition, ...], wait: PodWait | None, now:
 
 
 def next_ignored_at(roster: Roster, now: float) -> float | None:
-    """When it will be said of another pod that no scheduler looks at it, in seconds since the epoch."""
+    """When another pod will count as ignored by its scheduler, in seconds since the epoch."""
     times = (_ignored_at(pod) for pod in roster.pods.values() if pod.phase is PodPhase.PENDING)
     return min((at for at in times if now < at < float("inf")), default=None)
 
@@ -107,9 +108,9 @@ def _refused(job: ElasticJob, observed: Observed) -> PodWait | None:
 
 
 def _taken(job: ElasticJob, roster: Roster, observed: Observed, missing: int) -> PodWait | None:
-    """A stranger's pod that has a worker's name, if too few names are left for the workers that are missing.
+    """A stranger's pod that has a worker's name, if too few names are left for the missing workers.
 
-    The pods of an earlier job of this name are about to go, and not worth a word.
+    Pods of an earlier job of this name are about to go, and are not reported.
     """
     strangers = [pod for pod in observed.pods if pod.uid not in roster.pods and _is_stranger(job, pod)]
     names = {*observed.taken, *(pod.name for pod in strangers)}
@@ -124,7 +125,8 @@ def _taken(job: ElasticJob, roster: Roster, observed: Observed, missing: int) ->
 def _still_ending(
     job: ElasticJob, roster: Roster, observed: Observed, workers: Collection[WorkerStatus], missing: int
 ) -> PodWait | None:
-    """Former workers that run on, of this job or an earlier one of its name, if that leaves no room for new ones."""
+    """Former workers of this job, or of an earlier job of its name, that are still ending and leave no room for new
+    ones."""
     ending = [
         pod for pod in observed.pods if pod.deleting and not pod.ended and worker_index(job.name, pod.name) is not None
     ]
@@ -147,7 +149,7 @@ def _pending(roster: Roster, workers: Collection[WorkerStatus]) -> list[Pod]:
 
 
 def _with_autoscaler(job: ElasticJob, observed: Observed, pod: Pod, wait: PodWait) -> str:
-    """The pod and what it waits for, with what an autoscaler says of that."""
+    """The pod and what it waits for, with what an autoscaler says about it."""
     words = f"{pod.name}: {wait.message}" if wait.message else pod.name
     if wait.reason != UNSCHEDULABLE:
         return words
@@ -160,7 +162,7 @@ def _with_autoscaler(job: ElasticJob, observed: Observed, pod: Pod, wait: PodWai
 
 
 def _told(job: ElasticJob, observed: Observed, pod: Pod) -> PodWait | None:
-    """What events say that a pod waits for which has its node."""
+    """What events say about a waiting pod that has its node."""
     if not pod.node:
         return None
     told = observed.told.get(pod.uid)

@@ -100,12 +100,12 @@ def is_active(worker: WorkerStatus) -> bool:
 
 
 def stays(worker: WorkerStatus) -> bool:
-    """True for a worker that is active, has no notice that it will have to go, and is to make room for nobody."""
+    """True for an active worker that has no notice to leave and does not have to make room for another."""
     return is_active(worker) and not worker.notice and not worker.moves_to
 
 
 def count_kept(workers: Collection[WorkerStatus], desired: int) -> int:
-    """How many of `workers` count towards those desired: one that has to go counts until its place is taken."""
+    """How many of `workers` count towards the desired number. One that has to leave counts until it is replaced."""
     staying = sum(map(stays, workers))
     return staying + min(sum(map(is_active, workers)) - staying, max(0, desired - staying))
 
@@ -172,7 +172,7 @@ def _as_ended(pod: Pod) -> Pod:
 
 
 def _as_unresponsive(end: WorkerEnd) -> WorkerEnd:
-    """It may hang, or its node may have died without Kubernetes knowing yet: so the restart budget is not charged."""
+    """It may hang, or its node may have died before Kubernetes noticed, so the restart budget is not charged."""
     return replace(end, cause=Cause.UNRESPONSIVE) if end.cause is Cause.STUCK else end
 
 
@@ -193,9 +193,9 @@ def _lived_s(start: Timestamp | None, end: float) -> float | None:
 
 
 def _past_losses(status: JobStatus) -> list[Loss]:
-    """Losses already stored: interruptions, completed workers, and scaling in, which disturbs those who stay.
+    """Losses already stored: interruptions, completed workers, and scaling in, which disturbs the workers that stay.
 
-    Ranks that were started again where they failed, an interruption without a uid, are not a lost worker.
+    An interruption without a uid is not a lost worker: its ranks failed and were restarted in place.
     """
     interruptions = [
         Loss(item.at, item.cause.counted)

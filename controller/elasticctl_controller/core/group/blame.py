@@ -1,8 +1,8 @@
-"""Who is to blame when a generation breaks: the one whose ranks failed first with an error of their own.
+"""Which member is to blame when a generation breaks: the one whose ranks failed first with an error of their own.
 
 The loss of one member breaks the connections of all others, so most of the ranks that fail are victims. Each launcher
-reports how its ranks ended and how long ago. The first end with an error of its own is to blame; if all of them speak
-of a broken connection, the first end is named, because whoever caused the others' is among them or has been lost.
+reports how its ranks ended and how long ago. The first end with an error of its own is to blame. If all ends report a
+broken connection, the first one is named, because the cause is among them or has been lost.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PERMANENT_EXIT_CODES = range(1, 128)
 
 @dataclass(frozen=True, slots=True)
 class RanksEnd:
-    """How the ranks of one member ended, by the first of them that failed; `at` is in seconds since the epoch.
+    """How the first rank of one member that failed has ended; `at` is in seconds since the epoch.
 
-    `of_peers`: the error is one that a lost peer causes. `permanent`: trying again cannot help, as with a SyntaxError.
+    `of_peers`: the error is one that a lost peer causes. `permanent`: another try cannot help, as with a SyntaxError.
     """
 
     uid: str
@@ -38,10 +38,10 @@ class RanksEnd:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Who was found to be to blame for the end of `generation`; `exits`: its worker is not to try again.
+    """The end that was found to be to blame for the end of `generation`; `exits`: its worker must not try again.
 
-    `explains` is the generation before, if that broke by the same failure: a rank that failed there was still cleaning
-    up when it got a place in this one, in which no rank has begun. It is counted once.
+    `explains` is the previous generation, if the same failure broke that one: a rank that had failed there was still
+    cleaning up when it got a place in this one, in which no rank had begun. The failure is counted once.
     """
 
     generation: int
@@ -52,10 +52,10 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """How a job's spec wants its group to be run.
+    """How the group of a job is run, according to its spec.
 
-    `desired` workers are to be there; `automatic`: their number is chosen for the job; `asked`: somebody has just asked
-    for it. Ranks that fail are started again at most `limit` times without a new checkpoint, after growing pauses.
+    `desired` is the number of workers; `automatic`: that number is chosen for the job; `asked`: a person has just asked
+    for it. Ranks that fail are restarted at most `limit` times without a new checkpoint, after growing pauses.
     """
 
     desired: float = math.inf
@@ -80,14 +80,14 @@ class GroupRules:
         )
 
     def allow_restart(self, end: RanksEnd, failures: int) -> bool:
-        """May the ranks be started again after `end`, the last of so many failures since the last checkpoint?"""
+        """May the ranks restart after `end`, the newest of this many `failures` since the last checkpoint?"""
         code = end.failure.exit_code
         if end.permanent or self.policy is RestartPolicy.NEVER or failures > self.limit:
             return False
         return not (self.policy is RestartPolicy.EXIT_CODE and not end.of_peers and code in PERMANENT_EXIT_CODES)
 
     def pause_after(self, failures: int) -> float:
-        """Seconds before the ranks are started again; none after a first failure."""
+        """Seconds before the ranks restart; none after the first failure."""
         if failures < 2:
             return 0.0
         return min(self.longest_pause_s, self.pause_s * 2.0 ** min(failures - 2, 60))
@@ -99,10 +99,10 @@ def first_to_blame(ends: Iterable[RanksEnd]) -> RanksEnd:
 
 
 def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int, RankPlace]) -> RanksEnd:
-    """The end that is to blame, with what its launcher cannot know.
+    """The end that is to blame, completed with what its launcher cannot know.
 
-    In a hang, that is where the ranks of others stand; where connections broke, whose ranks (`finished`) had ended with
-    exit code 0 while its own still ran.
+    For a hang, that is where the ranks of other members stand. For a broken connection, it is the members (`finished`)
+    whose ranks had ended with exit code 0 while its own still ran.
     """
     failure = end.failure
     if failure.is_hang:

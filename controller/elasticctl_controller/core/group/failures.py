@@ -1,7 +1,7 @@
-"""Ranks that fail: how long the ends of the others are waited for, who is to blame, and whether they start again.
+"""Ranks that fail: how long to wait for the ends of the others, which one is to blame, and whether they restart.
 
-`blame` compares the ends of ranks by themselves. Here is what the group adds: who was lost or out of reach meanwhile,
-how many failures there have been since the last checkpoint, and what the ranks had reported.
+`blame` compares the ends of ranks alone. This module adds what the group knows: which members were lost or out of reach
+in the meantime, how many failures there have been since the last checkpoint, and what the ranks had reported.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from elasticctl_controller.core.group.group_states import BreakingGroup, Forming
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
 
 VICTIMS_S, CULPRIT_S, LAST_CALL_S = 10.0, 1.0, 2 * ADOPT_S
-"""How long the ends of the other members' ranks are waited for: after broken connections, which somebody has caused
-(four times as long with each such failure in a row), and after an error of one's own. If broken connections would end
-the job, at least so long that a launcher whose report was lost has reported twice more."""
+"""How long to wait for the ends of the other members' ranks: after broken connections, which must have a cause (four
+times as long with each such failure in a row), after an error of a rank's own, and at least if broken connections would
+end the job: long enough for a launcher whose report was lost to report twice more."""
 
 
 def wait_for_ends_s(group: GroupRecord, broken: BreakingGroup, now: float) -> float:
@@ -32,7 +32,7 @@ def wait_for_ends_s(group: GroupRecord, broken: BreakingGroup, now: float) -> fl
 
 
 def judge_failure(group: GroupRecord, now: float) -> None:
-    """Find who is to blame, and count the failure."""
+    """Find the end that is to blame, and count the failure."""
     end = first_to_blame(group.ends.values())
     if end.of_peers and isinstance(group.situation, BreakingGroup) and group.situation.drain:
         group.advance(GroupEvent.MEMBER_LEFT, now, group.situation.drain)  # who has stopped for it has hung up
@@ -51,7 +51,7 @@ def judge_failure(group: GroupRecord, now: float) -> None:
 
 
 def _places_beside(group: GroupRecord, uid: str) -> dict[int, RankPlace]:
-    """The places of ranks that do not move, without those of this member."""
+    """The places of ranks that stand still, without those of this member."""
     first = 0
     for member in group.members.values():
         if member.uid == uid:
@@ -61,9 +61,9 @@ def _places_beside(group: GroupRecord, uid: str) -> dict[int, RankPlace]:
 
 
 def unheard_beside(group: GroupRecord, end: RanksEnd) -> set[str]:
-    """If this is a hang: those of whom nothing was heard then, because no service ran.
+    """If this is a hang: the uids of the members that could not be heard at the time, because no service was running.
 
-    A machine that is cut off looks like a hang to its peers, so such a hang is nobody's failure.
+    To its peers, a machine that is cut off looks like a hang, so such a hang is nobody's failure.
     """
     others = {uid for uid in (*group.members, *group.remembered) if uid != end.uid and uid in group.alive}
     if not end.failure.is_hang or group.known_at is None:
@@ -78,14 +78,15 @@ def _has_begun(group: GroupRecord) -> bool:
 
 
 def may_restart(group: GroupRecord, end: RanksEnd) -> bool:
-    """A script that has made a step can be imported: where it cannot be now, something else is wrong."""
+    """May the ranks restart? A script that has made a step can be imported; if it cannot be now, something else is
+    wrong."""
     if end.permanent and group.history.has_stepped:
         end = replace(end, permanent=False)
     return group.rules.allow_restart(end, group.failures)
 
 
 def excuse_failure(group: GroupRecord) -> None:
-    """A member has been lost: that explains the failure of its peers, and it does not count."""
+    """A member has been lost. That explains the failure of its peers, which then does not count."""
     group.unseen = 0
     if group.judged is not None and not group.judged.exits:
         group.failures = max(0, group.failures - (not group.judged.explains))
@@ -95,9 +96,9 @@ def excuse_failure(group: GroupRecord) -> None:
 
 
 def awaits_exit(group: GroupRecord) -> bool:
-    """True while the worker to blame ends, and the job with it: until the controller sends another in its place.
+    """True while the worker that is to blame ends, and the job with it, unless the controller replaces the worker.
 
-    It sends none where there are enough without it.
+    It does not replace the worker if there are enough others.
     """
     if group.judged is None or not group.judged.exits or any(uid not in group.members for uid in group.joined):
         return False

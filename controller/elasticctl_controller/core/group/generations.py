@@ -1,7 +1,7 @@
-"""When a generation ends and the next one forms, by what is known of the group and by the clock.
+"""When a generation ends and when the next one forms.
 
-A formed generation drains for members that have to go and for newcomers, and ends once ranks have failed or a member
-cannot be reached. The next one forms as soon as nobody is worth waiting for any more.
+A formed generation drains for members that have to leave and for newcomers, and ends once ranks have failed or a member
+cannot be reached. The next one forms as soon as no more workers are worth waiting for.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from elasticctl_controller.core.group.silence import (
 from elasticctl_controller.core.notices import Replacements, lead_s, who_leaves
 
 FIRST_SETTLE_S = 30.0
-"""How long the first generation, and one after the loss of all members, waits for workers that are alive but have not
-joined, once the minimum has joined."""
+"""How long the first generation, or the first after the loss of all members, waits for workers that are alive but have
+not joined, once the minimum has joined."""
 STARTED_S = 30.0
-"""By then ranks that report nothing have started; those that do, with their first step."""
+"""After this time, ranks that report nothing are assumed to have started; others have started with their first step."""
 
 
 def settle_generation(group: GroupRecord, now: float) -> float | None:
-    """End the formed generation or form the next one if it is time; returns after how many seconds to ask again."""
+    """End the formed generation, or form the next one, if it is time; returns seconds until it should be asked
+    again."""
     if group.world is not None:
         again_s = _settle_formed(group, now)
         if group.world is not None:
@@ -57,7 +58,7 @@ def settle_generation(group: GroupRecord, now: float) -> float | None:
 
 
 def _settle_formed(group: GroupRecord, now: float) -> float | None:
-    """End the formed generation if it is time; returns when to ask again."""
+    """End the formed generation if it is time; returns seconds until it should be asked again."""
     waits = [end_unreachable(group, now)]
     if group.state is GroupState.TRAINING:
         waits.append(_settle_notices(group, now))
@@ -72,8 +73,8 @@ def _settle_formed(group: GroupRecord, now: float) -> float | None:
 
 
 def _settle_notices(group: GroupRecord, now: float) -> float | None:
-    """Drain the group once the places of members that have to go are taken, or their time is up; returns when to
-    ask again.
+    """Drain the group once members that have to leave can be replaced, or their time is up; returns seconds until this
+    should be asked again.
     """
     held = group.notices.held(uid for uid in group.members if group.is_awaited(uid))
     if not held:
@@ -106,8 +107,8 @@ def leaving_lead_s(group: GroupRecord) -> float:
 
 
 def _started_at(group: GroupRecord) -> float:
-    """When the ranks of this generation had started (seconds since the epoch), by their first step if they report
-    any; infinite: not yet. Before that, stopping them gains nothing.
+    """When the ranks of this generation have started (seconds since the epoch): with their first step, if they report
+    steps; infinite: not yet. Stopping them earlier gains nothing.
     """
     newest = group.history.newest
     if newest is None or newest.formed_at is None or newest.first_step_at is not None:
@@ -116,7 +117,7 @@ def _started_at(group: GroupRecord) -> float:
 
 
 def _wait_for_missing_s(group: GroupRecord, now: float) -> float:
-    """How much longer to wait for workers that are alive but have not joined; <= 0: not at all."""
+    """How many more seconds to wait for workers that are alive but have not joined; <= 0: none."""
     pause_s = group.situation.not_before - now if isinstance(group.situation, FormingGroup) else 0.0
     absent = group.leaving | group.preparing
     missing = (uid for uid in group.alive if uid not in group.joined and uid not in absent)
@@ -143,9 +144,9 @@ def _wait_for_missing_s(group: GroupRecord, now: float) -> float:
 
 
 def _form_generation(group: GroupRecord, now: float) -> None:
-    """Rank the members (survivors keep their order, newcomers follow by name) and start the generation.
+    """Rank the members (survivors keep their order, newcomers follow by name), and start the generation.
 
-    Members of the last generation that are alive but have not joined are overdue.
+    Members of the last generation that are alive and have not joined become overdue.
     """
     overdue = group.members.keys() & group.alive.keys() - group.joined.keys() - group.leaving - group.preparing
     if overdue:

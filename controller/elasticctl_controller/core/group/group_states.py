@@ -99,14 +99,14 @@ class StartingGroup:
 
 @dataclass(frozen=True, slots=True)
 class RestoredGroup:
-    """A restarted service knows of the last generation what is stored."""
+    """Data of the state RESTORED: a restarted service knows only what the status says about the last generation."""
 
     state: ClassVar = GroupState.RESTORED
 
 
 @dataclass(frozen=True, slots=True)
 class FormingGroup:
-    """Why there is no formed generation, since when, and until when at least; in seconds since the epoch."""
+    """Why there is no formed generation, `since` when, and how long it must wait; in seconds since the epoch."""
 
     state: ClassVar = GroupState.FORMING
     since: float
@@ -133,9 +133,9 @@ class DrainingGroup:
 
 @dataclass(frozen=True, slots=True)
 class BreakingGroup:
-    """A formed generation of which ranks have failed, since when (seconds since the epoch).
+    """A formed generation some of whose ranks have failed, `since` when (seconds since the epoch).
 
-    `drain`: why it was draining then, if it was.
+    `drain`: why it was draining at the time, if it was.
     """
 
     state: ClassVar = GroupState.BREAKING

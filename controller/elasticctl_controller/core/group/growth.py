@@ -28,10 +28,10 @@ from elasticctl.api.text import plural, span
 UNMEASURED_COST_S = 10.0
 """The assumed cost of re-forming, until a group has formed again, or made its first step at all."""
 LEAST_GAIN = 0.05
-"""A size that somebody asked for is reached even where more workers are hardly faster."""
+"""The smallest gain that is assumed: a size that was asked for is reached even if more workers are hardly faster."""
 COSTS_KEPT = 3
 LEAST_JOB_S = 3600.0
-"""How long a job of which nothing is known takes at least."""
+"""How long a job takes at least, if nothing else is known."""
 LEAST_PACE_S = 1.0
 
 
@@ -156,8 +156,8 @@ def measure_growth(
 
 
 def payback_s(records: Sequence[GroupGeneration], ready: int, rates: Mapping[int, float]) -> float:
-    """Seconds of training after which stopping the group for so many newcomers pays for itself: the P of the module's
-    formula. A group that always trains that long between two stops never falls behind one without newcomers for good.
+    """Seconds of training after which stopping the group for `ready` newcomers pays for itself: the P of the module's
+    formula. A group that always trains that long between two stops does not fall behind a group without newcomers.
     """
     size = len(records[-1].workers)
     gain = 1.0 - 1.0 / speedup(size, size + ready, rates, Batching().exponent) if size else 1.0
@@ -165,9 +165,9 @@ def payback_s(records: Sequence[GroupGeneration], ready: int, rates: Mapping[int
 
 
 def outruns(records: Sequence[GroupGeneration], ready: int, now: float) -> bool:
-    """Would a group that begins at 0 again, because its script keeps nothing, end sooner with the newcomers?
+    """Would a group that starts again from step 0, because its script saves nothing, finish sooner with the newcomers?
 
-    How long its job takes is not known. It is taken to be half done, and to take an hour at least.
+    How long the job takes is unknown. It is assumed to be half done, and to take at least an hour.
     """
     newest = records[-1]
     trained_s = max(0.0, now - newest.formed_at) if newest.formed_at is not None else 0.0
@@ -178,9 +178,9 @@ def outruns(records: Sequence[GroupGeneration], ready: int, now: float) -> bool:
 
 
 def stopped_share(records: Sequence[GroupGeneration], reason: str, now: float) -> float:
-    """The share of the time since the first of `records` for which the group has stopped, or would now, for newcomers.
+    """The share of the time since the first of `records` that stops for newcomers have taken, including one now.
 
-    `reason` is how the reasons of the generations end that they have caused.
+    `reason` is the end of the reason of each generation that newcomers have caused.
     """
     costs = (
         item.first_step_at - item.opened_at
@@ -194,7 +194,7 @@ def stopped_share(records: Sequence[GroupGeneration], reason: str, now: float) -
 def reform_cost_s(records: Sequence[GroupGeneration]) -> float:
     """How long this group stops when it re-forms: the mean of the last times from its end to its next step.
 
-    A group that has formed only once is taken to need as long as its ranks took from there to their first step.
+    A group that has formed only once is assumed to need as long as its ranks took to their first step.
     """
     costs = [
         item.first_step_at - item.opened_at

@@ -1,17 +1,17 @@
-"""Who is in the training group of a job: a state machine without a clock, a thread or a socket.
+"""The members of a job's training group: a state machine without a clock, a thread or a socket.
 
-A group that has *formed* trains as generation N. Otherwise its workers join generation N+1, which forms as soon as
-every worker has joined that is alive and was in the last generation, however long its ranks take to stop: only one that
-gives no sign of life is left out (`silence`). It never waits for a worker that is still starting, except before the
-first generation and after the loss of all members, where forming early would only mean forming twice (`generations`).
+A group that has *formed* trains as generation N. Otherwise its workers join generation N+1. That forms as soon as every
+live member of the last generation has joined, however long its ranks take to stop; only a member that gives no sign of
+life is left out (`silence`). The group never waits for a worker that is still starting, except before the first
+generation and after the loss of all members, when forming early would only mean forming twice (`generations`).
 
-Newcomers are taken in at a step boundary, once the group has trained for as long as the re-forming takes to pay for
-itself (`newcomers`). A change that is known beforehand (a newcomer, a removal, a spot notice) makes the group *drain*:
-its ranks agree on a step, commit it and stop, so that no step is lost. Who has to go but has time left trains on until
-its place is taken (`core.notices`).
+Newcomers are admitted at a step boundary, once the group has trained long enough for the re-forming to pay for itself
+(`newcomers`). A change that is known in advance (a newcomer, a removal, a spot notice) makes the group *drain*: its
+ranks agree on a step, commit it and stop, so that no step is lost. A worker with notice and time left keeps training
+until it is replaced (`core.notices`).
 
-Ranks that fail *break* the generation. How the other members' ranks end is waited for, and then it is judged who is to
-blame (`failures`); the ranks are started again, within the job's budget, unless a lost member explains the failure.
+Ranks that fail *break* the generation. The group waits for the ends of the other members' ranks, and then decides which
+end is to blame (`failures`). The ranks restart within the job's budget, unless a lost member explains the failure.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from elasticctl_controller.core.group.silence import replace_overdue
 from elasticctl_controller.core.notices import Notice
 
 EXPORTING, FINISHING = "exporting", "finishing"
-"""What a launcher says while ranks that have done the last step still run, and once they have exited with 0."""
+"""What a launcher reports while ranks still run after the last step, and once they have exited with 0."""
 MAX_RECALLED = 20
-"""Of generations of whose failures workers tell: a service that cannot store anything does not let many more begin."""
+"""How many generations workers may report failures of after the fact: a service that cannot store anything lets no more
+than this begin."""
 _BEFORE_THE_LAST_STEP = ("preparing", "waiting", "starting", "running", "draining")
 
 
@@ -45,10 +46,10 @@ class Group(GroupRecord):
     def set_alive(
         self, alive: Mapping[str, str], minimum: int, now: float, leaving: frozenset[str] = frozenset()
     ) -> None:
-        """Take over the controller's list of live workers (uid -> name); a member that is missing from it is lost.
+        """Set the live workers (uid -> name) that the controller sees; a member that is missing is lost.
 
-        The workers in `leaving` have been told to stop: they are members until they are gone, but not of the next
-        generation.
+        The workers in `leaving` have been told to stop: they stay members until they are gone, but will not be in the
+        next generation.
         """
         self.known_at = now if self.known_at is None else self.known_at
         for uids in (self.gone, self.silent, self.overdue, self.preparing, self.trained):
@@ -68,7 +69,7 @@ class Group(GroupRecord):
         self.settle(now)
 
     def note_sign(self, uid: str, now: float, doing: str = "", for_s: float = 0.0) -> bool:
-        """A worker has called, which has been `doing` something for so long; True if that is something new."""
+        """A worker has called, and has been `doing` something for `for_s` seconds; True if it does something new."""
         if uid not in self.alive:
             return False
         self.unreachable.pop(uid, None)
@@ -85,7 +86,7 @@ class Group(GroupRecord):
     def lose_touch(self, uid: str, now: float) -> None:
         """A worker's host no longer answers: it is gone, or the network between it and this service is broken.
 
-        It did until a moment ago, though its last call may be longer ago than that.
+        The host answered until a moment ago, even if the worker's last call was earlier.
         """
         if uid in self.alive and uid not in self.unreachable:
             self.note_sign(uid, now)
@@ -97,7 +98,7 @@ class Group(GroupRecord):
     ) -> None:
         """An agent is ready for a generation after `generation`, the last it was in (0: none).
 
-        `stay`: its ranks go on in their processes. `serves_commands`: it has none.
+        `stay`: its ranks stay in their processes. `serves_commands`: it has no ranks.
         """
         if member.uid in self.leaving or self.state is GroupState.OVER:
             return
@@ -130,7 +131,7 @@ class Group(GroupRecord):
         self.settle(now)
 
     def has_to_prepare(self, member: Member, generation: int, now: float) -> bool:
-        """An agent whose ranks do not run wants to join: is it to start them first, while the others train?"""
+        """Should an agent that wants to join, and whose ranks do not run, start them first while the others train?"""
         known = itertools.chain(self.members, self.remembered)
         others = (uid for uid in known if uid != member.uid and uid in self.alive)
         if not self.stays or member.uid in self.leaving or self.state is GroupState.OVER or not any(others):
@@ -147,13 +148,13 @@ class Group(GroupRecord):
         return True
 
     def ranks_of_others(self, member: Member) -> int:
-        """How many ranks the others have; those that a restarted service has not heard of have as many as this one."""
+        """How many ranks the others have. Members that a restarted service has not heard from count like this one."""
         return sum(each.slots for each in self.members.values()) + len(self.remembered - {member.uid}) * member.slots
 
     def _failed_by_itself(self, uid: str) -> bool:
-        """Is this the member to blame for the last failure, with an error and not a kill?
+        """Is this member to blame for the last failure, with an error rather than a kill?
 
-        The others wait for it: a script that cannot run at this size must not be seen to succeed at a smaller one.
+        The others wait for it, because a script that cannot run at this size must not seem to succeed at a smaller one.
         """
         return self.judged is not None and self.judged.end.uid == uid and not self.judged.end.failure.signal
 
@@ -163,10 +164,10 @@ class Group(GroupRecord):
         return not known and generation >= self.generation
 
     def adopt(self, world: GroupWorld, now: float, *, stay: bool = False, serves_commands: bool = False) -> None:
-        """A running agent reports its group to a restarted service: it keeps training undisturbed.
+        """A running agent reports its group to a restarted service, so that it keeps training undisturbed.
 
-        `stay` and `serves_commands` as in `join`. A member may have been lost while there was
-        no service; the others would wait for it in vain.
+        `stay` and `serves_commands` are as in `join`. If a member was lost while there was no service, the generation
+        ends: the others would wait for that member in vain.
         """
         if not self.adopts(world.generation):
             return
@@ -187,13 +188,14 @@ class Group(GroupRecord):
             let_go(self, (uid,), reason, now)
 
     def warn(self, uid: str, notice: Notice, now: float) -> None:
-        """A launcher says that its worker will have to go: it leaves when its place is taken, or in time."""
+        """A launcher reports that its worker will have to leave: it does once it is replaced, or when its time is
+        up."""
         if uid in self.alive:
             self.notices.told[uid] = notice
             self.settle(now)
 
     def stay_s(self, uid: str, now: float) -> float:
-        """How long a worker that has to go may stay, if nobody takes its place before; 0: it leaves now."""
+        """Seconds that a worker with notice may stay if it is not replaced earlier; 0: it leaves now."""
         notice = self.notices.of(uid)
         if self.state is not GroupState.TRAINING or notice is None or uid not in self.notices.held(self.members):
             return 0.0
@@ -202,7 +204,7 @@ class Group(GroupRecord):
         return max(0.0, notice.leave_at(leaving_lead_s(self)) - now)
 
     def leave(self, uid: str, reason: str, now: float) -> None:
-        """An agent stops, or has to be left out; the others re-form."""
+        """An agent stops, or must be left out; the others re-form."""
         self.joined.pop(uid, None)
         if uid in self.alive:
             self.gone.add(uid)
@@ -213,8 +215,8 @@ class Group(GroupRecord):
         self.settle(now)
 
     def finish(self, uid: str, generation: int, now: float, *, for_all: bool = False) -> None:
-        """All ranks of an agent have succeeded. Once that holds for every member, or for one that speaks `for_all`,
-        the group is over.
+        """All ranks of an agent have succeeded. The group is over once this holds for every member, or for one member
+        that reports it `for_all`.
         """
         self.advance(GroupEvent.MEMBER_FINISHED, now)
         known = set(self.members) if self.world is not None else set()
@@ -228,9 +230,10 @@ class Group(GroupRecord):
         self.settle(now)
 
     def fail(self, end: RanksEnd, generation: int, now: float) -> None:
-        """Ranks of an agent have failed in `generation`; `verdict` says what it is to do then.
+        """Ranks of an agent have failed in `generation`; `verdict` says what the agent should do then.
 
-        One who was slower to end than the judgement, perhaps because it was cleaning up, may turn out to be to blame.
+        An end that is reported after the judgement, perhaps because the rank was cleaning up, may still be found to be
+        to blame.
         """
         self._note_unseen(generation)
         if self.world is not None and generation == self.world.generation and end.uid in self.members:
@@ -246,10 +249,10 @@ class Group(GroupRecord):
             self.judged = Judgement(generation, end, exits=not may_restart(self, end))
 
     def recall(self, end: RanksEnd, generation: int, now: float, *, newest: int = 0) -> None:
-        """A worker, which has been in the generation `newest` since, says that it failed in an earlier one.
+        """A worker that is in the generation `newest` by now reports that it failed in an earlier one.
 
-        The failure counts if it was judged by a service that could not store it. That service has let the worker join
-        again, so this one does too.
+        The failure counts if a service judged it that could not store it. That service let the worker join again, and
+        so does this one.
         """
         self._note_unseen(max(generation, newest))
         if generation and generation == self.unseen:
@@ -261,18 +264,18 @@ class Group(GroupRecord):
             self.history.note_failure(generation, end.failure)
 
     def _is_news(self, end: RanksEnd, generation: int) -> bool:
-        """Is this the first that is heard of a failure of a live worker's own, of before this service began?"""
+        """Is this the first report of a live worker's own failure from before this service started?"""
         known = generation in self.recalled or self.history.has_failed(generation)
         known = known or len(self.recalled) >= MAX_RECALLED
         return not known and end.uid in self.alive and not (end.of_peers or unheard_beside(self, end))
 
     def _note_unseen(self, generation: int) -> None:
-        """A member of this generation calls; it may have ended while there was no service."""
+        """A member of this generation has called; the generation may have ended while there was no service."""
         if self.adopts(generation):
             self.unseen = max(self.unseen, generation)
 
     def verdict(self, uid: str, generation: int) -> str:
-        """What an agent whose ranks failed is to do: "exit" or "rejoin"; "" while that is not decided."""
+        """What an agent whose ranks failed should do: "exit" or "rejoin"; "" while that is undecided."""
         if self.state is GroupState.BREAKING and generation == self.generation:
             return ""
         judged = self.judged
@@ -280,13 +283,13 @@ class Group(GroupRecord):
         return "exit" if exits else "rejoin"
 
     def error_of(self, uid: str, generation: int) -> str:
-        """What was found about this member's failure, if that is to blame for the end of `generation`; else empty."""
+        """The error of this member, if its failure is to blame for the end of `generation`; else empty."""
         judged = self.judged
         found = judged is not None and (judged.generation, judged.end.uid) == (generation, uid)
         return judged.end.failure.error if judged is not None and found else ""
 
     def is_excused(self, uid: str, generation: int) -> bool:
-        """Was somebody else lost, or found to be to blame, when `generation`, the newest, broke?"""
+        """Was another member lost, or found to be to blame, when the newest generation, `generation`, broke?"""
         if generation != self.generation:
             return False
         if self.judged is not None:
@@ -294,7 +297,7 @@ class Group(GroupRecord):
         return any(other not in self.alive for other in self.members if other != uid and other not in self.finished)
 
     def settle(self, now: float) -> float | None:
-        """End or form a generation if it is time; returns after how many seconds to call again (None: no need)."""
+        """End or form a generation if it is time; returns seconds until this should be called again (None: no need)."""
         waits = (settle_generation(self, now), replace_overdue(self, now))
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
@@ -305,7 +308,7 @@ class Group(GroupRecord):
     def note_commit(
         self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float
     ) -> None:
-        """A generation has committed a checkpoint: one of a newer step than any before refills the restart budget."""
+        """A generation has committed a checkpoint; one of a newer step than any before refills the restart budget."""
         before = self.history.checkpoint.step
         self.history.note_commit(generation, number, step, url, size_bytes, duration_s, now)
         if before is None or step > before:

@@ -1,4 +1,4 @@
-"""Newcomers: when a group that trains is stopped to take them in. `growth` estimates what that costs and gains."""
+"""When a training group is stopped to admit newcomers. `growth` estimates what that costs and gains."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from elasticctl_controller.core.group.growth import decide_growth, measure_growt
 from elasticctl_controller.core.group.record import GroupRecord
 
 NEWCOMER_SETTLE_S = 2.0
-"""How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several; and
-how long a script that reports nothing is left alone first, doubled with each time that newcomers have stopped it."""
+"""How long a newcomer waits for others that are starting, so that they cost the group one re-forming rather than
+several. A script that reports nothing is left alone for this long first, and twice as long after each stop."""
 LONGEST_SETTLE_S = 600.0
 MOST_STOPPED = 0.5
-"""The share of a group's time that newcomers may have stopped it for, and be let in without waiting until it pays."""
+"""If stops for newcomers have taken a larger share of the group's time than this, the next waits until it pays off."""
 _JOINED = " joined"
-"""The end of the reason of a generation that newcomers have caused."""
+"""How the reason of a generation ends that newcomers have caused."""
 
 
 def admit_newcomers(group: GroupRecord, now: float) -> float | None:
-    """Drain the group if newcomers are ready and it is time to take them in; returns when to ask again."""
+    """Drain the group if newcomers are ready and it is time to admit them; returns seconds until this should be asked
+    again.
+    """
     newcomers = [member.name for uid, member in group.joined.items() if uid not in group.members]
     before, group.growth = group.growth, ""
     if not newcomers or group.first_join_at is None:
@@ -37,7 +39,7 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
         group.growth = "newcomers replace workers that have to leave"
         return None
     if _would_lose_more(group, len(newcomers), now):
-        group.growth = "newcomers wait: the script reports no steps, so the group may begin at 0 again, and lose more"
+        group.growth = "newcomers wait: the script reports no steps, so a stop may cost more work than they would add"
         return None
     starting = [uid for uid in group.alive if uid not in group.joined and uid not in group.members]
     waits = [group.first_join_at + NEWCOMER_SETTLE_S] if starting and not group.rules.automatic else []
@@ -58,16 +60,16 @@ def admit_newcomers(group: GroupRecord, now: float) -> float | None:
 
 
 def _would_lose_more(group: GroupRecord, newcomers: int, now: float) -> bool:
-    """True if nobody has asked for the newcomers, and what the group may lose for them is more than they bring."""
+    """True if nobody has asked for the newcomers, and the group may lose more to a stop than they would add."""
     if group.history.reports or group.serves_commands or group.rules.asked or group.history.newest is None:
         return False
     return not outruns(group.history.generations, newcomers, now)
 
 
 def _pays_at(group: GroupRecord, newcomers: int, more_to_come: bool, now: float) -> float:
-    """From when on stopping the group for newcomers pays (seconds since the epoch); infinite: not before a step.
+    """From when on stopping the group for newcomers pays off (seconds since the epoch); infinite: not before a step.
 
-    If no more are to come, it is done at once, unless newcomers have stopped the group for much of its time.
+    If no more newcomers will come, it stops at once, unless such stops have taken much of its time already.
     """
     newest = group.history.newest
     if newest is None or newest.formed_at is None or group.serves_commands:

@@ -1,7 +1,7 @@
-"""What is known of a job's training group, and in which state it is.
+"""The data of a job's training group, and its state.
 
-`membership.Group` is a record that agents and the controller tell what happens. What follows from it is decided in
-functions over records: `failures`, `silence`, `newcomers` and `generations`.
+Agents and the controller report to `membership.Group`, which is such a record. What follows is decided by functions
+over records, in `failures`, `silence`, `newcomers` and `generations`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from elasticctl_controller.core.usage import UsageReports
 
 ADOPT_S = 45.0
 """How long newcomers wait for a restarted service to hear from a group that may still be training: a launcher whose
-connection died silently asks again after 40 s."""
+connection has died without a sign calls again after 40 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The newest sign of life of a worker, and what it said it was doing since when; in seconds since the epoch."""
+    """A worker's newest sign of life: when (`at`), and what it is `doing` since when; in seconds since the epoch."""
 
     at: float
     doing: str = ""
@@ -52,23 +52,29 @@ class Sign:
 class GroupRecord:
     """The data of one job's group.
 
-    `members` are those of the newest generation by uid, in order of rank; `trained` those who have done its last
-    step; `finished` those whose ranks have all succeeded in it; `ends` how the ranks of others ended; `joined` the
-    workers that are ready for the next. `gone` have left though their pods still end; `overdue` have been left out
-    of the newest generation, for they gave no `signs` of life, and `silent` are those of them that are to be
-    replaced. This service knows the job since `known_at`; one that was restarted has yet to hear who the `members`
-    are, and until then has `remembered`: the uids of those that are stored, and of those that have called.
-    `failures` have been counted since the last checkpoint; `judged` is the last of them, until the next generation
-    forms. `unseen` is a generation that may have ended while there was no service; nothing that followed the
-    generation `stored` was known when this service began, and `begun` is the first that it has formed or heard of
-    while it ran (0: none yet). `recalled` are those in between of whose failures it was told. `unexplained` is one
-    that broke, and all who told of it had lost a peer. `growth` says why newcomers that are ready are not taken in yet,
-    `obstacle` what ranks say that they wait for, such as a storage that does not answer, and `unsaved` why they
-    train on without saving; `places` are those of ranks that do not move, by rank.
+    The newest generation: `members` are its members by uid, in order of rank; `trained` those that have done its last
+    step; `finished` those whose ranks have all succeeded; `ends` is how the ranks of others have ended. `places` is
+    where ranks stand that do not move, by rank. `obstacle` is what ranks say they are waiting for, such as a storage
+    that does not answer, and `unsaved` why they train without saving.
 
-    With `stays`, ranks go on in their processes when the group changes, so workers that have to start theirs do that
-    first (`preparing`), and the others train meanwhile. With `serves_commands`, workers have no ranks but run what a
-    launcher program on the first of them says: a change of the group stops nothing.
+    The next generation: `joined` are the workers that are ready for it. `growth` is why newcomers that are ready are
+    not admitted yet. `gone` are workers that have left although their pods are still ending; `overdue` those that were
+    left out of the newest generation because they gave no `signs` of life, and `silent` those of them that are to be
+    replaced.
+
+    Failures: `failures` have been counted since the last checkpoint; `judged` is the newest of them until the next
+    generation forms. `unexplained` is a generation that broke although every member that reported its end had lost a
+    peer.
+
+    A restarted service: it knows the job since `known_at`. Until it hears who the `members` are, it has `remembered`:
+    the uids of members in the status, and of members that have called. When it started, it knew nothing after the
+    generation `stored`; `begun` is the first that it has formed or heard of (0: none yet), and `recalled` are the
+    generations in between whose failures were reported to it. `unseen` is a generation that may have ended while there
+    was no service.
+
+    With `stays`, ranks stay in their processes when the group changes, so workers that have to start their ranks do
+    that first (`preparing`) while the others train. With `serves_commands`, workers have no ranks, but run what a
+    launcher program on the first of them asks for: a change of the group stops nothing.
     """
 
     job_uid: str
@@ -112,7 +118,7 @@ class GroupRecord:
 
     @classmethod
     def restored(cls, job_uid: str, status: JobStatus) -> Self:
-        """The group as a restarted service knows it: its agents fill in the rest when they next call."""
+        """The group as a restarted service knows it; its agents fill in the rest when they next call."""
         newest = status.generations[-1:]
         return cls(
             job_uid=job_uid,
@@ -154,11 +160,11 @@ class GroupRecord:
         return self.world is not None and uid in self.members
 
     def is_awaited(self, uid: str) -> bool:
-        """Do the other members' ranks wait for those of this one?"""
+        """Do the ranks of the other members wait for the ranks of this one?"""
         return uid in self.members and uid in self.alive and uid not in self.finished
 
     def advance(self, event: GroupEvent, now: float, reason: str = "", world: GroupWorld | None = None) -> None:
-        """Go to the state that `transition` gives, and fill in its data; nothing changes where the event is ignored."""
+        """Enter the state that `transition` gives, and fill in its data; nothing changes if the event is ignored."""
         after = transition(self.state, event)
         if after is self.state:
             return

@@ -1,7 +1,7 @@
-"""Workers of which nothing is heard: how long they are waited for, left out of the group, and replaced.
+"""Silent workers: how long the group waits for them, and when they are left out of the group and replaced.
 
 A worker may be silent because its machine is gone, because the network between it and this service is broken, or
-because its launcher is busy. Its peers may still reach it, so a silent worker alone ends no generation.
+because its launcher is busy. Its peers may still reach it, so silence alone does not end a generation.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from elasticctl_controller.core.group.group_states import BreakingGroup, Forming
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
 
 SILENT_S = 10.0
-"""A worker that has given no sign of life for this long is not waited for: launchers give one every 3 s."""
+"""The group does not wait for a worker that has given no sign of life for this long: launchers give one every 3 s."""
 UNREACHABLE_S = 0.5
 """How long a worker whose host has stopped answering may take to call again. Launchers call again at once."""
 STILL_S, STILL_FACTOR = 2.0, 2.0
-"""No step for this long, and for so many times the longest that two reports of steps were apart: it stands still."""
+"""A group stands still if it has made no step for this long, and for this many times the longest time between two
+reports of steps."""
 SILENT_SHARE_PER_MIN = 0.1
 """The share of a group that may be deleted as silent within a minute; at least one worker."""
 
 
 def end_unreachable(group: GroupRecord, now: float) -> float | None:
-    """End a generation that stands still while a member is unreachable; returns when to ask again.
+    """End a generation that stands still while a member is unreachable; returns seconds until this should be asked
+    again.
 
-    Either alone proves nothing: ranks that reach each other train on without this service, and steps may be long. Once
-    ranks say themselves that they do not move, a member of which nothing has been heard for long counts as unreachable
-    too: its host may have vanished while it had no call open.
+    Either alone proves nothing: ranks that reach each other keep training without this service, and steps may be long.
+    Once ranks report themselves that they do not move, a member that has been silent for long counts as unreachable
+    too, because its host may have vanished while it had no call open.
     """
     lost_at = {uid: since + UNREACHABLE_S for uid, since in group.unreachable.items() if group.is_awaited(uid)}
     if group.places and not lost_at:
@@ -46,7 +48,7 @@ def end_unreachable(group: GroupRecord, now: float) -> float | None:
 
 
 def _still_at(group: GroupRecord) -> float:
-    """From when on it is known that no step is made (seconds since the epoch); infinite: not yet."""
+    """From when on it is certain that no steps are being made (seconds since the epoch); infinite: not yet."""
     if group.places:
         return 0.0
     if _has_victims_only(group):
@@ -58,9 +60,9 @@ def _still_at(group: GroupRecord) -> float:
 
 
 def end_for_silent(group: GroupRecord, now: float) -> bool:
-    """End a generation in which ranks have lost their connections if a silent member explains that; True if so.
+    """End a generation whose ranks have lost their connections if a silent member explains that; True if it does.
 
-    Its machine may be gone while the controller cannot see it.
+    The member's machine may be gone while the controller cannot see it.
     """
     if not isinstance(group.situation, BreakingGroup) or group.situation.drain or not _has_victims_only(group):
         return False
@@ -73,21 +75,22 @@ def end_for_silent(group: GroupRecord, now: float) -> bool:
 
 
 def _has_victims_only(group: GroupRecord) -> bool:
-    """Have ranks failed, and all of them because they lost a connection?"""
+    """Have ranks failed, all of them because they lost a connection?"""
     return isinstance(group.situation, BreakingGroup) and all(end.of_peers for end in group.ends.values())
 
 
 def _leave_out(group: GroupRecord, lost: Collection[str], why: str, now: float) -> None:
-    """End the generation: these members are lost, which explains whatever has failed."""
+    """End the generation: these members are lost, which explains any failures."""
     excuse_failure(group)
     names = join_some([member.name for uid, member in group.members.items() if uid in lost], "worker")
     group.advance(GroupEvent.MEMBER_LOST, now, f"{why} {names}")
 
 
 def mark_overdue(group: GroupRecord, now: float) -> float | None:
-    """Have silent members replaced without which the group is too small; returns when to ask again.
+    """Mark silent members for replacement if the group is too small without them; returns seconds until this should be
+    asked again.
 
-    One whose host may still answer is given the time in which a launcher gives up a poll whose answer was lost.
+    A member whose host may still answer has as long as a launcher takes to give up a poll whose answer was lost.
     """
     if not isinstance(group.situation, FormingGroup):
         return None
@@ -105,9 +108,9 @@ def mark_overdue(group: GroupRecord, now: float) -> float | None:
 
 
 def replace_overdue(group: GroupRecord, now: float) -> float | None:
-    """Mark overdue workers to be replaced, few at a time: so many at once hints at a fault of the network.
+    """Mark overdue workers for replacement, a few at a time, because many at once suggest a fault of the network.
 
-    Returns when to ask again.
+    Returns seconds until this should be asked again.
     """
     if not group.overdue - group.silent:
         return None
@@ -126,14 +129,14 @@ def replace_overdue(group: GroupRecord, now: float) -> float | None:
 
 
 def silent_at(group: GroupRecord, uid: str, since: float) -> float:
-    """From when on a worker is silent that is waited for since then, if it does not call before."""
+    """From when on a worker counts as silent if the group has waited for it `since` then and it does not call."""
     return max(since, group.signs[uid].at if uid in group.signs else since) + SILENT_S
 
 
 def _dead_at(group: GroupRecord, uid: str) -> float:
-    """From when on a worker counts as dead that gives no sign of life (seconds since the epoch).
+    """From when on a worker that gives no sign of life counts as dead (seconds since the epoch).
 
-    One of which a restarted service has not heard may be waiting for an answer of the one before.
+    A worker that has not called a restarted service may still be waiting for an answer of the previous one.
     """
     sign = group.signs.get(uid)
     return (group.known_at or 0.0) + ADOPT_S if sign is None else sign.at + SILENT_S

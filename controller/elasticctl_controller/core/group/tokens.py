@@ -1,11 +1,11 @@
 """The bearer tokens by which the rendezvous service knows a job's workers: the next one takes over while the job runs.
 
-Tokens are derived from the controller's key, the job's uid and a number, so nothing of them is stored but that number.
-A pass of the loop first writes the next number to the status, then delivers that token to the workers' files, and notes
-in the next pass that it has. The former one is good until some time after that, and for as long as the next cannot be
-delivered: no worker is ever shut out for something that others failed to do.
+Tokens are derived from the controller's key, the job's uid and a number, so only that number is stored. A pass of the
+loop first writes the next number to the status, then delivers the token to the workers' files, and records in the next
+pass that it has done so. The previous token stays valid for some time after that, and for as long as the next one
+cannot be delivered: no worker is ever locked out because of somebody else's failure.
 
-Workers prove to each other that they are of one job by a key of their own. It is never sent, so it stays the same.
+Workers prove to each other that they belong to one job with a key of their own. It is never sent, so it never changes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from elasticctl.api.status import JobStatus, TokenStatus
 
 EVERY_S = 12 * 3600.0
 OVERLAP_S = 3600.0
-"""How long the former token is good once the next one has been delivered: kubelets bring it within some two minutes."""
+"""How long the previous token stays valid once the next one is delivered: kubelets take about two minutes to bring
+it."""
 LATE = 8
-"""Whoever shows one of so many former tokens is told to come again with a newer one, rather than that it is wrong."""
+"""A caller with one of this many expired tokens is told to retry with a newer one, rather than that its token is
+wrong."""
 
 
 def derive_token(key: bytes, job_uid: str, number: int = 0) -> str:
-    """A token of a job; number 0 is that of a job whose workers an older controller has made, and stays."""
+    """A token of a job; number 0 is the only token of a job whose workers were created by an older controller."""
     name = f"{job_uid}/{number}" if number else job_uid
     return hmac.new(key, name.encode(), hashlib.sha256).hexdigest()
 
 
 def derive_peer_key(key: bytes, job_uid: str) -> str:
-    """What a job's workers prove to each other that they have."""
+    """The key by which a job's workers recognize each other."""
     return hmac.new(key, f"{job_uid}/peers".encode(), hashlib.sha256).hexdigest()
 
 
 def accepted_numbers(token: TokenStatus | None, now: float) -> tuple[int, ...]:
-    """Which of a job's tokens are good, the current one first."""
+    """The numbers of the job's tokens that are valid, the current one first."""
     if token is None:
         return (0,)
     former = token.number > 1 and (token.former_until is None or now < token.former_until)
@@ -46,13 +48,13 @@ def accepted_numbers(token: TokenStatus | None, now: float) -> tuple[int, ...]:
 
 
 def expired_numbers(token: TokenStatus | None, now: float) -> range:
-    """Which of them were good lately."""
+    """The numbers of the tokens that were valid until lately."""
     oldest_good = min(accepted_numbers(token, now))
     return range(max(1, oldest_good - LATE), oldest_good)
 
 
 def rotate(job: ElasticJob, status: JobStatus, delivered: int, has_pods: bool, every_s: float, now: float) -> JobStatus:
-    """The status with the token that is to be current; `delivered` is the number of the last that was delivered."""
+    """The status with the token that should be current; `delivered` is the number of the last that was delivered."""
     token = status.token
     if job.rdzv_endpoint or status.phase.terminal:
         return status
@@ -75,6 +77,6 @@ def next_at(token: TokenStatus, every_s: float) -> float:
 
 
 def due_times(status: JobStatus, every_s: float) -> Iterator[float]:
-    """When to look at it again: while there are workers."""
+    """When the token has to be looked at again, while there are workers; in seconds since the epoch."""
     if status.token is not None and status.token.former_until is not None and status.workers:
         yield next_at(status.token, every_s)
