@@ -1,6 +1,6 @@
-"""What the loop acts on, and how it acts: pods are deleted, then created, several at a time.
+"""How the loop acts: it deletes pods, then creates pods, several at a time.
 
-`Workload` is what the loop needs of the place where jobs run; it knows neither Kubernetes nor processes.
+`Workload` is what the loop needs from the place where jobs run; the loop knows neither Kubernetes nor processes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from elasticctl_controller.core.notifications import WARNING
 
 
 class NameTakenError(ClusterError):
-    """A pod that is not the job's has this worker's name, and no watch tells when it is gone."""
+    """A pod that is not the job's has this worker's name, and no watch will report when it is gone."""
 
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
-"""Errors that say nothing about the worker that is to be created."""
+"""Errors that say nothing about the worker that was to be created."""
 _REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$|^the cluster refused [A-Z]+ /[^ ]*: ")
-"""What our client adds to the words of an API server."""
+"""What our client adds to the message of an API server."""
 
 PARALLEL_CALLS = 16
 """How many pods are created or deleted at a time."""
@@ -71,7 +71,7 @@ class Workload(Protocol):
         """Return the pods with the job's label, whoever owns them. A returned manifest is never modified."""
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
-        """Return some events about the job's pod with this uid; none where there are none, or they may not be read."""
+        """Return some events about the job's pod with this uid; none if there are none, or if they may not be read."""
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady."""
@@ -83,8 +83,8 @@ class Workload(Protocol):
         """Return False where pods that name nodes to avoid would get no machine."""
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job. Raises ConflictError if its name is taken, by a pod that `list_pods` returns or will
-        return, and NameTakenError if it is any other.
+        """Create a pod of the job. Raises ConflictError if a pod that `list_pods` returns, or will return, has its
+        name, and NameTakenError if any other pod does.
         """
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
@@ -94,7 +94,7 @@ class Workload(Protocol):
         """Store the status. Raises ConflictError if the job has changed since it was read, or is gone."""
 
     def deliver_token(self, job: ElasticJob) -> None:
-        """Have the files of the job's workers hold its current token, soon."""
+        """Put the job's current token into the files of its workers, soon."""
 
     def delete_job(self, job: ElasticJob) -> None:
         """Delete the job with this uid and all it owns. Does nothing if it is gone."""
@@ -105,8 +105,8 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Why a worker cannot be created ("": all were; None: none was to be), which were `created`, and of which the name
-    is `taken` by a stranger's pod.
+    """The outcome of a pass: why a worker was `refused` ("": none was; None: none was to be created), the names of the
+    workers that were `created`, and the names that are `taken` by strangers' pods.
     """
 
     refused: str | None
@@ -117,7 +117,8 @@ class Outcome:
 def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> Outcome:
     """Delete and create pods, or delete the job.
 
-    Raises the first error that says nothing about a worker; the actions after it are not carried out.
+    A worker that the cluster refuses is part of the outcome. Any other error is raised, and the remaining actions are
+    not carried out.
     """
     deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]
     creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
@@ -150,7 +151,7 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
     try:
         slow_start(lambda batch: call_all(calls, create, batch), creations)
     except _OF_THE_SERVER:
-        raise  # among them: its predecessor of the same name still exists
+        raise  # for example because the predecessor of the same name still exists
     except ElasticctlError as e:
         refused = _REQUEST.sub("", str(e))
     if any(isinstance(action, DeleteJob) for action in decision.actions):
@@ -159,7 +160,7 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
 
 
 def log_events(job: ElasticJob, decision: Decision) -> None:
-    """Log what has become of a job: its events, and each new group."""
+    """Log what has happened to a job: its events, and each new group."""
     generation = decision.status.generation
     if generation > job.status.generation:
         workers = len(decision.status.generations[-1].workers) if decision.status.generations else 0
@@ -172,7 +173,7 @@ def log_events(job: ElasticJob, decision: Decision) -> None:
 
 
 def log_fields(job: ElasticJob, worker: str = "") -> dict[str, Any]:
-    """The fields by which logs are searched: `job`, its group's `generation`, and the `worker` if it is about one."""
+    """The fields by which logs are searched: the `job`, the `generation` of its group, and the `worker`, if any."""
     return {"job": job.key, "generation": job.status.generation, **({"worker": worker} if worker else {})}
 
 

@@ -1,8 +1,8 @@
-"""The arbiter: reads all jobs, nodes and quotas, has `core.sharing` decide, and keeps what each job was given.
+"""The arbiter: reads all jobs, nodes and quotas, lets `core.sharing` decide, and keeps what each job was given.
 
-It runs in a thread of its own, woken by changes and at the time that the last decision gave. It only decides;
-`reconcile` carries the decision out, job by job. The decisions are also stored in the jobs' statuses, from which a
-restarted arbiter continues.
+It runs in a thread of its own, woken by changes and at the time that the last decision set. It only decides;
+`reconcile` carries the decision out, job by job. The decisions are also stored in the jobs' statuses, so a restarted
+arbiter continues from there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REST_FACTOR = 4.0
 REWORD_S = 30.0
 """How often the message and the pool size of an unchanged share may change in a job's status.
 
-The message mentions other jobs, of which there may be thousands, and the pool changes with every node.
+The message mentions other jobs, and there may be thousands of them; the size of the pool changes with every node.
 """
 RETRY_S = 2.0
 MAX_SLEEP_S = 60.0
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SharingSettings:
-    """Whether and by which rules a cluster is shared, and up to how many slots an autoscaler extends each pool."""
+    """Whether a cluster is shared, by which rules, and up to how many slots an autoscaler extends each pool."""
 
     on: bool = False
     rules: SharingRules = SharingRules()
@@ -85,7 +85,7 @@ class SharedCluster(Protocol):
 class Arbiter:
     """Decides for all jobs of a cluster; `on_change(key)` is called for each job whose allotment changes.
 
-    `restrict` is what a job is within the limits of its project.
+    `restrict` applies the limits of its project to a job.
     """
 
     def __init__(

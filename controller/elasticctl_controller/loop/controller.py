@@ -1,8 +1,8 @@
 """The controller's loop: observe, reconcile, write the status, act.
 
-A pass over a job does each of these once, in this order. `reconcile` relies on that: nothing is done that the stored
-status does not already say. Any error ends the pass, is logged, and the job is retried after a pause. A worker that
-cannot be created is no error: the status tells of it, and it is tried again.
+A pass over a job does each of these once, in this order. `reconcile` relies on that: nothing is done before the stored
+status says so. An error ends the pass and is logged, and the job is retried after a pause. A worker that cannot be
+created is no error: the status reports it, and it is tried again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ PROGRESS_SETTLE_S = 0.1
 SLOW_PASS_S = 10.0
 """A longer pass is logged: the API server is slow, or this machine."""
 REFUSED_RETRY_S = 3.0
-"""How long after a worker could not be created it is tried again: nothing tells when a quota has room, or when what its
-template names is there..."""
+"""How long after a worker could not be created it is tried again: nothing announces that a quota has room again, or
+that what the template names exists now..."""
 REFUSED_PER_S = 20.0
 """... but no more often than this over all jobs, so that many of them do not use up the requests that others need. Each
 namespace has the same share of it."""
 TOKEN_RETRY_S = 60.0
 AVOID_S = 300.0
-"""How long after its notice no new worker is put on a node; the node is mostly gone by then. Nodes that take none
-anyway are not named to new workers: Karpenter brings no machine for a pod that names nodes."""
+"""How long new workers avoid a node after its notice; by then it is mostly gone. Nodes that accept no pods anyway are
+not named in new workers' pods, because Karpenter adds no machine for a pod that names nodes."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Rendezvous(Protocol):
 
     @property
     def token_every_s(self) -> float:
-        """How often a job gets another token."""
+        """How often a job gets a new token."""
 
     def set_group(
         self,
@@ -95,9 +95,9 @@ class Queueing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What limits the number of a job's workers: sharing, by its allotments, and the queue that the job names.
+    """What limits the number of a job's workers: sharing, through its allotments, and the queue that the job names.
 
-    `restrict` is what a job is within the limits of its project (`loop.limits`).
+    `restrict` applies the limits of its project to a job (`loop.limits`).
     """
 
     restrict: Callable[[ElasticJob], ElasticJob] = lambda job: job
@@ -107,13 +107,13 @@ class Scheduling:
 
 @dataclass(slots=True)
 class _Memory:
-    """What the loop remembers of one job between passes.
+    """What the loop remembers about one job between passes.
 
-    `written_at` is when its status was last written, in seconds since the epoch; `pods` are its pods as they were
-    parsed, by the id of their manifests; `refused` is why the last worker could not be created (None: none was tried).
-    `taken` are workers' names that strangers had, and when they are tried again.
-    `delivered_token` is the number of the last token that was delivered to its workers.
-    `left` are the nodes that workers have to leave, and until when none is put there.
+    `written_at` is when its status was last written, in seconds since the epoch. `pods` are its parsed pods, by the id
+    of their manifests. `refused` is why the last worker could not be created (None: none was tried). `taken` are names
+    of workers that strangers' pods had, and when to try them again. `delivered_token` is the number of the last token
+    that was delivered to its workers. `left` are the nodes that workers have to leave, and until when new workers avoid
+    them. Times are in seconds since the epoch.
     """
 
     job_uid: str
@@ -126,7 +126,7 @@ class _Memory:
 
 
 class Controller:
-    """Reconciles the jobs of a `Workload`; `rendezvous` None: jobs bring their own.
+    """Reconciles the jobs of a `Workload`. Without a `rendezvous`, jobs bring their own.
 
     `on_pass(seconds, outcome)` is called after each pass with "ok", "conflict" or "error". Up to `threads` jobs are
     worked on at once, but never one job by two threads.
@@ -237,7 +237,7 @@ class Controller:
                 self._queue.add_after(key, max(wait_s, least_s))
 
     def _deliver_token(self, job: ElasticJob) -> None:
-        """Deliver a new token; what keeps it from that is logged, for the former one is good until it has been."""
+        """Deliver a new token. A failure is only logged, because the previous token stays valid until that succeeds."""
         token, memory = job.status.token, self._memory(job)
         if token is None or token.former_until is not None or job.status.phase.terminal or job.deleting:
             return
@@ -246,7 +246,7 @@ class Controller:
         try:
             self._workload.deliver_token(job)
         except ElasticctlError as e:
-            said = "job %s: its next token cannot be delivered, so the former stays good: %s"
+            said = "job %s: its next token cannot be delivered, so the previous one stays valid: %s"
             log.warning(said, job.key, e, extra=log_fields(job))
             self._queue.add_after(job.key, TOKEN_RETRY_S)
         else:
@@ -254,7 +254,7 @@ class Controller:
             self._queue.add(job.key)
 
     def _ask_about(self, job: ElasticJob, pod: Pod | None) -> None:
-        """Find out why a pod does not start, for the next pass; what keeps it from that is logged."""
+        """Find out why a pod does not start, for the next pass; a failure is only logged."""
         if pod is None:
             self._events.forget(job.key)
             return
@@ -272,7 +272,7 @@ class Controller:
         if queueing is None or not job.queue or job.deleting:
             return QueuedJob(job)
         if job.over_limit and not job.admitted:
-            return QueuedJob(job)  # it is not even to queue
+            return QueuedJob(job)  # it must not even wait in the queue
         return queueing.check_admission(job, observed.pods)
 
     def _carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
@@ -337,7 +337,7 @@ class Controller:
         return tuple(pod for _, pod in found.values())
 
     def _explain_ends(self, job: ElasticJob, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """The pods, with what only events say of their ends; what keeps the controller from asking is logged."""
+        """The pods, with what only events say about their ends; a failure to read the events is only logged."""
         try:
             return self._events.explain_ends(job, pods, self._workload.lost_nodes(), self._clock())
         except ElasticctlError as e:
@@ -345,7 +345,7 @@ class Controller:
             return pods
 
     def _memory(self, job: ElasticJob) -> _Memory:
-        """What is remembered of this very job, not of one that had its name before."""
+        """What is remembered about this very job, not about an earlier one of its name."""
         known = self._memories.get(job.key)
         if known is None or known.job_uid != job.uid:
             known = self._memories[job.key] = _Memory(job.uid)
@@ -367,7 +367,7 @@ class Controller:
     def _update_group(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
         """Tell the rendezvous service which workers are alive, and which of them are being stopped.
 
-        A worker that somebody else deletes counts as ended, but it is a member until it is gone.
+        A worker that somebody else deletes counts as ended, but stays a member until it is gone.
         """
         if self._rendezvous is None or job.rdzv_endpoint:
             return
@@ -398,14 +398,14 @@ class Controller:
         )
 
     def _run_actions(self, job: ElasticJob, decision: Decision) -> bool:
-        """Carry out what was decided; False if a worker could not be created, which the status will tell."""
+        """Carry out what was decided; False if a worker could not be created, which the status will report."""
         outcome = run_actions(self._workload, self._calls, job, decision)
         refused, memory = outcome.refused, self._memory(job)
         for name in outcome.created:
             memory.taken.pop(name, None)
         if outcome.taken:
             if not outcome.taken <= memory.taken.keys():
-                self._queue.add(job.key)  # there may be other names, and the status is to tell
+                self._queue.add(job.key)  # there may be other names, and the status has to report it
             again_s = self._refused_pause_s(job.key)
             memory.taken |= dict.fromkeys(outcome.taken, self._clock() + again_s)
             self._queue.add_after(job.key, again_s)
@@ -415,7 +415,7 @@ class Controller:
             return True
         if refused and not memory.refused:
             log.warning("job %s: a worker cannot be created: %s", job.key, refused, extra=log_fields(job))
-            self._queue.add(job.key)  # its status is to tell at once
+            self._queue.add(job.key)  # its status should report it at once
         memory.refused = refused
         return not refused
 
@@ -426,5 +426,5 @@ class Controller:
 
 
 def _deletion(pod: Pod) -> Notice:
-    """What the deletion of a pod says to its worker; a pod that is gone at once has no time."""
+    """The notice that the deletion of a pod gives its worker; a pod that is deleted at once has no time left."""
     return Notice("its node is being drained" if pod.drained else "its pod is being deleted", pod.deadline or 0.0)

@@ -1,8 +1,7 @@
-"""What jobs have seen of the machines that they ask for: a new job of their namespace begins with it.
+"""What jobs have seen of the machines that they ask for; a new job of the same namespace starts with that.
 
-That is how often pools came and went, and what starts and other changes cost.
-
-Kept in memory: after a restart of the controller it is there again with the first pass over each job that has seen any.
+It is how often pools came and went, and what starts and other changes cost. It is kept in memory: after a restart of
+the controller, it comes back with the first pass over each job that has seen something.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 
 MOST_KINDS = 1024
-"""Of machines, over all namespaces; of more the ones that were told of longest ago are forgotten."""
+"""The most kinds of machines, over all namespaces; beyond that, those that were reported longest ago are forgotten."""
 _Kind = tuple[str, tuple[tuple[str, tuple[str, ...]], ...], int]
 
 
@@ -27,7 +26,7 @@ class PoolEvidence:
         self._costs: dict[_Kind, tuple[float, ...]] = {}
 
     def note(self, job: ElasticJob, status: JobStatus) -> None:
-        """Take what a job has seen, if that is newer than what is known."""
+        """Record what a job has seen, if that is newer than what is known."""
         if job.goal is None or status.plan is None or not status.plan.pools:
             return
         kind = _kind_of(job)
@@ -41,7 +40,7 @@ class PoolEvidence:
             self._costs.pop(oldest, None)
 
     def of(self, job: ElasticJob) -> tuple[PoolStatus, ...]:
-        """What jobs like this one have seen: how often pools came and went, not what they have now."""
+        """What similar jobs have seen: how often pools came and went, but not what they have now."""
         if job.goal is None:
             return ()
         known = self._seen.get(_kind_of(job), {})
@@ -52,7 +51,7 @@ class PoolEvidence:
         )
 
     def costs(self, job: ElasticJob) -> tuple[float, ...]:
-        """What changes cost the job like this one that was heard of last, as its plan keeps it; () if none was."""
+        """What changes have cost the similar job that reported last, as its plan keeps it; () if none has."""
         return () if job.goal is None else self._costs.get(_kind_of(job), ())
 
 
@@ -61,5 +60,5 @@ def _at(known: dict[str, PoolStatus], name: str) -> float:
 
 
 def _kind_of(job: ElasticJob) -> _Kind:
-    """Machines of one zone are told apart by their pool; what else a job asks for makes other machines of them."""
+    """The kind of machine that a job asks for. Its zones are not part of that: each pool has its own."""
     return job.namespace, tuple(sorted(node_labels(job.template).items())), hardware(job).gpus_per_worker

@@ -1,4 +1,4 @@
-"""What an administrator allows the jobs of each project, applied to the jobs as the loop and the arbiter see them."""
+"""Applies what an administrator allows the jobs of each project, before the loop and the arbiter see a job."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ProjectLimits:
         self._quota_of, self._spent_today = quota_of, spent_today
 
     def restrict(self, job: ElasticJob) -> ElasticJob:
-        """The job with the priority and the nodes that its project may have; suspended where it must not run.
+        """The job with the priority and the nodes that its project may have, suspended if it must not run.
 
-        A job that has workers goes on when limits change, until it stops for another reason; only money that is spent
-        stops it.
+        A job that has workers continues when limits change, until it stops for another reason; only a daily budget that
+        is spent stops it.
         """
         quota = self._quota_of(job.namespace)
         limits = Limits.from_spec(as_mapping((quota or {}).get("spec")))
@@ -46,7 +46,7 @@ class ProjectLimits:
         )
 
     def _over_limit(self, job: ElasticJob, limits: Limits) -> str:
-        """Why the job must not run; "" if it may, or if its owner does not want it to."""
+        """Why the job must not run; "" if it may, or if its owner has suspended it anyway."""
         if job.suspend and not job.queue:
             return ""
         if not any(map(is_active, job.status.workers)):

@@ -43,7 +43,7 @@ ANSWER_S = 10.0
 MAX_PENDING = 200
 MAX_DESTINATIONS = 5000
 MAX_PROJECT_DESTINATIONS = 100
-"""Of one namespace, to which something is being sent at a time."""
+"""The most destinations of one namespace that notifications are being sent to at a time."""
 TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 STOP_S = 3.0
@@ -59,7 +59,7 @@ class _Wait:
 
 
 class NotifyingWorkload:
-    """`inner`, whose jobs' notifications go to `outbox`, also when a job has waited for `waits_long_s`."""
+    """`inner`, with notifications about its jobs sent to `outbox`, also when a job has waited for `waits_long_s`."""
 
     def __init__(
         self,

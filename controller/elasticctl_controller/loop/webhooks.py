@@ -1,8 +1,8 @@
-"""Calls webhooks: where an administrator allows it, at an address that was looked at and at no other.
+"""Calls webhooks, where an administrator allows it, and only at addresses that have been checked.
 
-A webhook's URL comes from a Secret of a project, whose users must not reach through the controller what its network
-reaches: other services of the cluster, the machines' metadata, the controller itself. A host's name is resolved once;
-the addresses are checked, and the connection goes to one of them.
+A webhook's URL comes from a Secret of a project. Through the controller, that project's users must not reach what the
+controller's network reaches: other services of the cluster, the machines' metadata, the controller itself. So a host's
+name is resolved once, the addresses are checked, and the connection goes to one of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from elasticctl_controller.core.notifications import WebhookError
 
 THREADS = 64
 LOOKUPS = 4
-"""Of one project at a time, in threads: secrets and names, whose servers may take their time."""
+"""How many secrets and names of one project are looked up at a time, in threads: the servers may take their time."""
 _METADATA = ("168.63.129.16", "192.0.0.192", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254")
-"""Of Azure, Oracle, Alibaba, AWS and Google, where it is not link-local."""
+"""Addresses of metadata services that are not link-local: Azure, Oracle, Alibaba, AWS and Google."""
 _NOT_PUBLIC = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("64:ff9b:1::/48"))
-"""Which Python takes for public, or does in some of its versions."""
+"""Networks that Python, or some versions of it, considers public."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WebhookRules:
-    """Which hosts may be called; without `hosts` and `networks` every public one, with them these alone.
+    """Which hosts may be called: every public one or, if there are `hosts` or `networks`, only these.
 
-    `hosts`: names, or `*.domain`; they may be of internal addresses, but not of this machine's own or link-local ones.
-    `networks` may be any. `own_machine`: loopback is this user's own.
+    `hosts` are names or `*.domain`; they may have internal addresses, but not loopback or link-local ones. `networks`
+    may be any. `own_machine`: loopback may be called, because it belongs to the user.
     """
 
     hosts: tuple[str, ...] = ()
@@ -51,13 +51,13 @@ class WebhookRules:
 
     @classmethod
     def parse(cls, texts: list[str]) -> WebhookRules:
-        """From `HOST`, `*.DOMAIN`, an address or a network each. Raises ValueError for a network that is none."""
+        """Parse `HOST`, `*.DOMAIN`, addresses and networks. Raises ValueError for an invalid network."""
         networks = [ipaddress.ip_network(text) for text in texts if _is_network(text)]
         hosts = [text.lower().rstrip(".") for text in texts if not _is_network(text)]
         return cls(tuple(hosts), tuple(networks))
 
     def check(self, host: str, address: str) -> None:
-        """Raise WebhookError unless `host` may be called at `address`, which its text does not tell."""
+        """Raise WebhookError, without the address in its text, unless `host` may be called at `address`."""
         for ip in _meanings(ipaddress.ip_address(address.partition("%")[0])):
             if self.own_machine and ip.is_loopback:
                 continue
@@ -78,7 +78,7 @@ EVERY_PUBLIC_HOST = WebhookRules()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a receiver said; `retry_after_s` is how long it asks to wait."""
+    """A receiver's response; `retry_after_s` is how long it asks to wait."""
 
     status: int
     retry_after_s: float
@@ -89,7 +89,8 @@ class NoAnswer(Exception):
 
 
 class Caller:
-    """Sends messages to webhooks. What blocks runs in threads, of which each project has a share. Not thread-safe."""
+    """Sends messages to webhooks. Blocking calls run in threads, and each project has a share of these. Not
+    thread-safe."""
 
     def __init__(self, rules: WebhookRules, answer_s: float) -> None:
         self._rules, self._answer_s = rules, answer_s
@@ -101,7 +102,7 @@ class Caller:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, project: str, function: Callable[..., T], *args: object) -> T:
-        """Run what may block in a thread of the project's share, which it holds until it has really ended."""
+        """Run a function that may block in a thread of the project's share, which it occupies until it has ended."""
         share = self._shares.setdefault(project, asyncio.Semaphore(LOOKUPS))
         await share.acquire()
         try:
@@ -113,17 +114,17 @@ class Caller:
         def ended(future: asyncio.Future[T]) -> None:
             share.release()
             if not future.cancelled():
-                future.exception()  # whoever waited for it may be gone
+                future.exception()  # nobody may be waiting for it any more
 
         running.add_done_callback(ended)
         return await asyncio.shield(running)
 
     async def post(self, project: str, url: str, message: bytes) -> Answer:
-        """Send one message. Raises NoAnswer, or WebhookError where the URL may not be called."""
+        """Send one message. Raises NoAnswer, or WebhookError if the URL may not be called."""
         host = urlsplit(url).hostname or ""
         if not host.isascii():  # aiohttp folds such letters, and takes what comes out for an address that needs no name
             raise WebhookError("its host has non-ASCII letters. FIX: write it as xn--...")
-        if _is_address(host):  # which nobody resolves
+        if _is_address(host):  # it will not be resolved
             self._rules.check(host, host)
         proxy = _proxy_for(url, host)
         resolver = None if proxy else _CheckedResolver(self._rules, lambda *args: self.run(project, *args))
@@ -174,12 +175,12 @@ class _CheckedResolver(AbstractResolver):
 
 
 def _proxy_for(url: str, host: str) -> str | None:
-    """The proxy that the environment names for a URL, which then decides what is reached; None: there is none."""
+    """The proxy that the environment names for a URL, which then decides what can be reached; None if there is none."""
     return None if proxy_bypass(host) else getproxies_environment().get(urlsplit(url).scheme)
 
 
 def _meanings(ip: Address) -> tuple[Address, ...]:
-    """The address, and the IPv4 address that one of IPv6 stands for."""
+    """The address, and the IPv4 address that an IPv6 address stands for, if it does."""
     if isinstance(ip, ipaddress.IPv4Address):
         return (ip,)
     inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
@@ -195,7 +196,7 @@ def _is_public(ip: Address) -> bool:
 
 
 def _is_internal(ip: Address) -> bool:
-    """Is it of another machine of a private network, and none that gives out credentials?"""
+    """Is it the address of another machine in a private network that is no metadata service?"""
     own = ip.is_loopback or ip.is_link_local or ip.is_unspecified
     return ip.is_private and not own and str(ip) not in _METADATA
 

@@ -1,8 +1,8 @@
-"""A job with a goal: what the policy of `elasticctl.planning` is told of it, and what follows from its answer.
+"""A job with a goal: the input for the policy of `elasticctl.planning`, and what follows from its answer.
 
-The policy is asked again when that is due, or when what its answer rests on has changed. The plan becomes a number of
-workers, the pools of new ones, and who of the present ones goes. That is an input to the same decision as a number that
-somebody typed: sharing may give less, and `reconcile` does the rest.
+The policy is asked again when that is due, or when the basis of its answer has changed. Its plan gives a number of
+workers, the pools of new ones, and the present workers that leave. From there on, that number is treated like one that
+a user has typed: sharing may give less, and `reconcile` does the rest.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from elasticctl_controller.core.restarts import BY_PLAN
 MAX_STEPS = 20
 MAX_SIZES = 8
 LONGEST_LOOK_S, SHORTEST_LOOK_S, LOOKS = 300.0, 10.0, 60
-"""The policy is asked at least so often; near a deadline or with little money more often, down to the shortest."""
+"""The policy is asked at least this often; near a deadline or with little money more often, down to the shortest."""
 LONGEST_S = 60 * 86_400.0
-"""Further ahead nothing is planned."""
+"""Nothing is planned further ahead than this."""
 WIDER = 1.25
-"""Before anything is measured, work is taken to be so many times as much as was said."""
+"""Before anything is measured, the work is assumed to be this many times what the user said."""
 MEASURES = "to measure how fast it trains"
 MEASURING_S = 600.0
-"""As long as that it may take, after a start, until a job's rate is known."""
+"""How long it may take after a start until a job's rate is known."""
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 20.0, 600.0
-"""After so long a worker without a machine says that its pool has no more."""
+"""A worker that has waited this long for a machine shows that its pool has no more."""
 PROBE_S = 600.0
-"""Where no zone has spot machines, one worker waits for one in each zone in turn, for this long."""
+"""If no zone has spot machines, one worker waits for one in each zone in turn, for this long."""
 _LOWEST, _LESS, _HIGHEST = 0.94, 0.98, 1.01
-"""A rate is taken to be a little less than measured, and is as good as new while it is between these shares of it."""
+"""A rate is assumed to be a little less than measured, and is kept while it stays between these shares of it."""
 _SLACK_S = 15.0
 """How late a pass of the controller, and its deletion of a pod, may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a decision rests on, beside the policy's own `situation`."""
+    """What a decision is based on: the policy's `situation`, and what is kept beside it."""
 
     situation: Situation
     pools: tuple[PoolStatus, ...]
@@ -74,10 +74,11 @@ class _Known:
 
 
 def plan_workers(job: ElasticJob, observed: Observed, now: float) -> tuple[ElasticJob, Observed, PlanStatus | None]:
-    """The job with as many workers as its plan wants, who of them goes and of which pools new ones are, and the plan.
+    """Return the job with as many workers as its plan wants, what was observed with the pools of new workers and the
+    workers that leave, and the plan.
 
-    The plan stays as it is stored while nothing has changed and it is not due. There is none for a job without a goal;
-    a job that is over or suspended keeps its last one.
+    The plan stays as it is stored while nothing has changed and it is not due. A job without a goal has none; a job
+    that is over or suspended keeps its last one.
     """
     plan = job.status.plan
     if job.goal is None or job.max < 1 or job.status.phase.terminal or job.suspend or job.cancel or job.held:
@@ -92,7 +93,9 @@ def plan_workers(job: ElasticJob, observed: Observed, now: float) -> tuple[Elast
 
 
 def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Present) -> tuple[ElasticJob, Observed]:
-    """A pool is left once the new workers are ready: until then both are there, make before break."""
+    """Carry out the plan. A pool is left once the new workers are ready; until then the job has both (make before
+    break).
+    """
     pools = sorted({plan.pool, ON_DEMAND, *present.pods} - {""})
     kept = {pool: present.of(pool)[: plan.of(pool)] for pool in pools}
     missing = tuple(pool for pool in pools for _ in range(plan.of(pool) - len(kept[pool])))
@@ -108,7 +111,7 @@ def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Prese
 
 
 def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now: float, observed: Observed) -> _Known:
-    """All that is known of a job, in the policy's words."""
+    """All that is known about a job, in the policy's terms."""
     plan = job.status.plan
     kept, others = (kept_costs(costs) for costs in (plan.costs if plan else (), observed.costs))
     costs = measured_costs(status, present, kept or others, float(grace_s(job)))
@@ -127,7 +130,7 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
     else:
         curve = ScalingCurve.through([Point(max(1, job.max), 1.0)])
         rates_by_size = {size: curve.rate(size) for size in _sizes(job)}
-        left = saved = WIDER * (goal.work_seconds or 3600.0)  # said, or unknown: then it is measured first
+        left = saved = WIDER * (goal.work_seconds or 3600.0)  # as given; if it is unknown, it is measured first
     situation = Situation(
         work_left=left,
         saved_left=max(left, saved),
@@ -149,7 +152,8 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
 
 
 def _money_left(job: ElasticJob, goal: Goal, spent: float | None, usd_per_h: float) -> float | None:
-    """What may still be decided about: all workers could be told to go now, and are paid until they have gone."""
+    """The money that is not spent yet, less what all workers would cost until they are gone if they were stopped
+    now."""
     if goal.budget is None or spent is None:
         return None
     going_s = float(grace_s(job)) + _SLACK_S
@@ -157,7 +161,8 @@ def _money_left(job: ElasticJob, goal: Goal, spent: float | None, usd_per_h: flo
 
 
 def _sizes(job: ElasticJob) -> list[int]:
-    """The sizes to choose from: all, or some spread evenly in proportion, the smallest and the largest among them."""
+    """The sizes to choose from: all of them, or some in a geometric series that includes the smallest and the
+    largest."""
     low, high = max(1, job.min), max(1, job.min, job.max)
     if high - low < MAX_SIZES:
         return list(range(low, high + 1))
@@ -166,7 +171,7 @@ def _sizes(job: ElasticJob) -> list[int]:
 
 
 def _held(present: Present, start_s: float, now: float) -> tuple[Held, ...]:
-    """Who is there or on the way, and when they are ready; spot workers count once they have a machine."""
+    """The workers that exist, and when they will be ready; spot workers count once they have a machine."""
     found: dict[tuple[str, float], int] = {}
     for pool, pods in present.pods.items():
         name = terms.ON_DEMAND if pool == ON_DEMAND else pool
@@ -186,7 +191,7 @@ def _look_s(job: ElasticJob, time_left_s: float | None, money: float | None, usd
 
 
 def _basis(job: ElasticJob, now: Situation, measured: bool, step: int | None) -> str:
-    """What a decision rests on, but for time that passes, money that is spent and steps that are made."""
+    """What a decision is based on, except for the time, the money and the steps that go by."""
     held = ",".join(f"{one.pool or ON_DEMAND}:{one.workers}{'' if one.ready_in_s <= 0 else '*'}" for one in now.held)
     there = ",".join(f"{pool.name}:{pool.there}" for pool in now.pools)
     rates = ",".join(f"{rate:.3g}" for rate in now.speeds.per_s)
@@ -244,9 +249,8 @@ def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatu
 
 
 def _to_measure(job: ElasticJob, situation: Situation) -> terms.Choice | None:
-    """What finds out how long unknown work takes: spot machines, or if there are none, as few as may be on demand.
-
-    None if the money does not last for that.
+    """The choice that finds out how long unknown work takes: spot machines or, if there are none, as few on-demand
+    machines as possible. None if the money is not enough for that.
     """
     money, fewest = situation.money_left_usd, max(1, job.min)
     takes_h = (situation.costs.start_s + MEASURING_S) / 3600
@@ -261,7 +265,7 @@ def _to_measure(job: ElasticJob, situation: Situation) -> terms.Choice | None:
 
 
 def _words(goal: Goal, situation: Situation, reason: Reason, known: _Known) -> str:
-    """Why, in a sentence without a subject."""
+    """The reason for the decision, as a sentence without a subject."""
     if reason is Reason.SPENT and goal.budget is not None:
         more = least_usd(situation) - max(0.0, situation.money_left_usd or 0.0)
         return f"the budget of ${goal.budget:,.2f} is spent; the rest needs about ${max(0.01, more):,.2f} more"
@@ -277,10 +281,11 @@ def _words(goal: Goal, situation: Situation, reason: Reason, known: _Known) -> s
 def _steady_rates(
     sizes: Sequence[int], measured: Mapping[int, float], kept: Sequence[float], counted: int
 ) -> Mapping[int, float]:
-    """Steps a second of each size: as the last plan has them while those measured are near, or each step that is
-    counted would be a reason for another plan; else anew, and a little less, so that a fluctuation promises nothing.
+    """Steps per second at each size. While the measured rates stay near those of the last plan, its rates are kept:
+    otherwise every counted step would be a reason for another plan. New rates are a little less than measured, so that
+    a fluctuation promises nothing.
 
-    What was measured over `counted` steps is known up to one of them.
+    A measurement over `counted` steps is exact to one step.
     """
     curve = ScalingCurve.through([Point(size, rate) for size, rate in measured.items()])
     found = {size: curve.rate(size) for size in sizes}
@@ -292,7 +297,7 @@ def _steady_rates(
 
 
 def _counted(status: JobStatus) -> int:
-    """Steps of the size of the newest group."""
+    """How many steps were made at the size of the newest group."""
     newest = len(status.generations[-1].workers) if status.generations else 0
     groups = [group for group in status.generations if len(group.workers) == newest]
     return sum(max(0, (group.last_step or 0) - (group.resumed_step or 0)) for group in groups)

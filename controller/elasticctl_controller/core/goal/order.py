@@ -1,9 +1,10 @@
-"""A job with an order of pools: which one its workers ask for machines, when they go on to the next, and back.
+"""A job with an order of pools: which pool its workers ask for machines, when they try the next one, and when they move
+back.
 
-Workers that have waited for as long as the order says ask in the next pool; that costs nothing, for they have no
-machine. The way back is a voluntary move, make before break: replacements ask in the better pool while the workers in
-worse ones train, and take their places once they are ready. It is tried now and then, and only where it pays. After the
-last pool comes the one that was given up longest ago.
+Workers that have waited as long as the order allows ask in the next pool. That costs nothing, because they have no
+machine yet. Moving back is voluntary, make before break: replacements ask in the better pool while the workers in worse
+pools keep training, and replace these once they are ready. It is tried now and then, and only if it pays off. After the
+last pool, the one that was given up longest ago is next.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from elasticctl_controller.core.history import fold_reports
 from elasticctl_controller.core.manifests import grace_s
 
 PREFERENCE = 0.1
-"""Where prices show no saving, a better place in the order is taken to be worth that share of a machine's price."""
+"""If prices show no saving, a better place in the order is assumed to be worth this share of a machine's price."""
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 NOT_WORTH_IT = "a move would cost more than it saves"
 NOT_TO_DISRUPT = f"its pods say {DO_NOT_DISRUPT}"
-OWN_RENDEZVOUS = "its group is not the controller's, which cannot hand over"
+OWN_RENDEZVOUS = "it brings its own rendezvous, so the controller cannot hand over to replacements"
 SHARED = "a shared cluster has no room for replacements"
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What one pass knows: the allowed pools in order, and the workers that are to stay with their pools, by uid.
+    """What one pass knows: `names` are the allowed pools in order; `pools` is the pool of each worker that stays, by
+    uid.
 
-    `placed` have a machine, the ones to give up first: in the worst pool, not ready, the highest index.
+    `placed` have a machine, ordered by which to give up first: in the worst pool, not ready, highest index.
     """
 
     job: ElasticJob
@@ -60,21 +62,21 @@ class _View:
     now: float
 
     def rank(self, pod: Pod) -> int:
-        """The place of its pool in the order; after all others if it is not there."""
+        """The position of its pool in the order; after all others if it is not in it."""
         return _rank(self.names, self.pools[pod.uid])
 
     def worse(self, pool: str) -> tuple[Pod, ...]:
-        """Those with a machine of a worse pool than this one."""
+        """The workers with a machine in a worse pool than this one."""
         return tuple(pod for pod in self.placed if self.rank(pod) > self.names.index(pool))
 
     @property
     def missing(self) -> int:
-        """How many are wanted that are not even asked for."""
+        """How many wanted workers have not been created yet."""
         return max(0, self.job.desired - len(self.placed) - len(self.waiting))
 
     @property
     def is_ready(self) -> bool:
-        """Is everybody who has a machine in the group, or could be?"""
+        """Are all workers with a machine in the group, or ready to be?"""
         return all(pod.uid in self.present.ready for pod in self.placed)
 
     def without(self, uids: Collection[str]) -> _View:
@@ -100,9 +102,10 @@ def _rank(names: Sequence[str], pool: str) -> int:
 
 
 def follow_order(job: ElasticJob, observed: Observed, now: float) -> tuple[Observed, PoolsStatus | None]:
-    """What was observed, with the pool of new workers and who gives up waiting or makes room; and what is kept of it.
+    """Return what was observed, with the pool of new workers and the workers that stop waiting or make room, and the
+    status of the pools.
 
-    A job that is over or suspended begins anew with the first pool.
+    A job that is over or suspended starts again with the first pool.
     """
     order, phase = job.pools, job.status.phase
     if order is None or phase.terminal or job.suspend or job.cancel or job.held or job.over_limit or not job.desired:
@@ -127,7 +130,9 @@ def follow_order(job: ElasticJob, observed: Observed, now: float) -> tuple[Obser
 def _go_on_trying(
     view: _View, observed: Observed, pool: str, trying: Timestamp, short: dict[str, Timestamp]
 ) -> tuple[Observed, PoolsStatus]:
-    """Replacements ask in a better pool; the worst workers train on until they are ready, and leave then."""
+    """Replacements ask in a better pool. The workers in the worst pools keep training until those are ready, and leave
+    then.
+    """
     worse = view.worse(pool)
     more = len(view.placed) - view.job.desired
     all_came = not view.waiting and more >= len(worse)
@@ -154,7 +159,7 @@ def _ask(
     back_to: str = "",
     stays: str = "",
 ) -> tuple[Observed, PoolsStatus]:
-    """Whoever has no machine asks in this pool; whoever waits in another gives up there."""
+    """Workers without a machine ask in this pool; those that wait in another pool are given up there."""
     astray = [pod for pod in view.waiting if view.pools[pod.uid] != pool]
     if view.waiting or view.missing:
         short = _without(short, pool)
@@ -181,7 +186,7 @@ def _asking(view: _View, pool: str, short: dict[str, Timestamp]) -> PoolsStatus:
 
 
 def _given_up(view: _View) -> dict[str, Timestamp]:
-    """The pools in which somebody has waited for as long as the order says; of one alone there is no next."""
+    """The pools in which a worker has waited as long as the order allows; none if there is no other pool."""
     if len(view.names) == 1:
         return {}
     late = [p for p in view.waiting if p.created_at and view.now >= p.created_at + view.order.wait_seconds]
@@ -189,8 +194,9 @@ def _given_up(view: _View) -> dict[str, Timestamp]:
 
 
 def _next_pool(view: _View, current: str, short: dict[str, Timestamp]) -> str:
-    """Where to ask: where somebody waits already, else in the first that may have machines, else in the one that was
-    given up longest ago."""
+    """The pool to ask in: the one in which workers wait already, else the first that may have machines, else the one
+    that was given up longest ago.
+    """
     waits = any(view.pools[pod.uid] == current for pod in view.waiting)
     if waits and current in view.names and current not in short:
         return current
@@ -208,7 +214,7 @@ def _tried_again_at(view: _View, short: dict[str, Timestamp], pool: str) -> floa
 
 
 def _way_back(view: _View, observed: Observed) -> tuple[str, str]:
-    """A better pool than that of some workers, and why they stay where they are, if they do."""
+    """A pool that is better than that of some workers, and why they stay where they are, if they do."""
     better = next((name for name in view.names if view.worse(name)), "")
     if not better:
         return "", ""
@@ -222,9 +228,9 @@ def _way_back(view: _View, observed: Observed) -> tuple[str, str]:
 
 
 def _pays(view: _View, pool: str) -> bool:
-    """Does a move save more than it costs, by prices and by how long training still takes, as far as that is known?
+    """Does a move save more than it costs, given the prices and how long training will still take, if that is known?
 
-    The group stands still twice, and each new machine is paid for while it starts.
+    The group stops twice, and each new machine is paid for while it starts.
     """
     costs: Costs = measured_costs(view.status, view.present, None, float(grace_s(view.job)))
     left_s = remaining_s(view.status)
@@ -241,7 +247,7 @@ def _move(observed: Observed, pods: Iterable[Pod]) -> Observed:
 
 
 def _for_all(view: _View, pool: str) -> tuple[str, ...]:
-    """One pool for all new workers, those included that take the places of others."""
+    """One pool for all new workers, including those that replace others."""
     return (pool,) * (2 * view.job.max)
 
 
@@ -250,5 +256,5 @@ def _without(short: dict[str, Timestamp], pool: str) -> dict[str, Timestamp]:
 
 
 def _stamp(moment: float) -> Timestamp:
-    """As it is read back, so that a status at rest stays the same."""
+    """The moment as it will be read back, so that a status at rest does not change."""
     return from_rfc3339(to_rfc3339(moment)) or Timestamp(moment)

@@ -1,4 +1,4 @@
-"""On which nodes a worker's pod is to run, and on which not, beside what its template says."""
+"""Which nodes a worker's pod may run on, in addition to what its template says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ZONE = "topology.kubernetes.io/zone"
 
 
 def asks_karpenter(pod: Manifest) -> bool:
-    """True for a pod that wants a machine of Karpenter's, which brings none for pods that name nodes in any way."""
+    """True for a pod that asks for a machine of Karpenter, which adds none for pods that name nodes in any way."""
     keys = [key for term in _terms(pod) for key in _keys(term)]
     return any(key.startswith(KARPENTER) for key in (*keys, *as_mapping(pod["spec"].get("nodeSelector"))))
 
@@ -37,9 +37,10 @@ def prefer_node(pod: Manifest, node: str) -> Manifest:
 
 
 def avoid_nodes(pod: Manifest, nodes: Collection[str]) -> Manifest:
-    """Return the pod with the requirement to be on none of these nodes.
+    """Return the pod with the requirement to run on none of these nodes.
 
-    By name for the scheduler, and by the label that is the name almost everywhere: autoscalers read labels only.
+    They are excluded by name for the scheduler, and by the hostname label, which is the name almost everywhere, for
+    autoscalers, which only read labels.
     """
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     label = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(nodes)}
@@ -57,7 +58,7 @@ def avoid_nodes(pod: Manifest, nodes: Collection[str]) -> Manifest:
 
 
 def require_node_types(pod: Manifest, types: Collection[str]) -> Manifest:
-    """Return the pod with the requirement to be on a node of one of these types, whatever else it requires."""
+    """Return the pod with the requirement to run on a node of one of these types, in addition to any others."""
     label = {"key": INSTANCE_LABEL, "operator": "In", "values": list(types)}
     terms = _terms(pod)
     typed = [
@@ -69,10 +70,10 @@ def require_node_types(pod: Manifest, types: Collection[str]) -> Manifest:
 
 
 def ask_for_pool(pod: Manifest, pool: str, *, insist: bool = False) -> Manifest:
-    """Return the pod with a mark of its pool, and on the machines of that: of its capacity, type and zone.
+    """Return the pod, annotated with its pool and restricted to machines of that pool's capacity, type and zone.
 
-    What the pool says takes the place of what the template says of the same. Of a capacity that the template does not
-    name at all it is only if we `insist`; without, all machines are taken to be alike.
+    The pool overrides what the template says about these. A capacity that the template does not mention is only
+    required if we `insist`; otherwise all machines are assumed to be alike.
     """
     metadata, spec = dict(as_mapping(pod.get("metadata"))), dict(pod["spec"])
     metadata["annotations"] = {**as_mapping(metadata.get("annotations")), ANNOTATION_POOL: pool}
@@ -103,7 +104,7 @@ def ask_for_pool(pod: Manifest, pool: str, *, insist: bool = False) -> Manifest:
 
 
 def _terms(pod: Manifest) -> list[Mapping[str, Any]]:
-    """What the pod requires of its node: any one of these."""
+    """The terms that the pod requires of its node; any one of them is enough."""
     return list(map(as_mapping, as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))))
 
 
@@ -114,12 +115,12 @@ def _keys(term: Mapping[str, Any]) -> list[str]:
 
 _LABELS = "matchExpressions"
 _ADDED = (INSTANCE_LABEL, _ZONE)
-"""Labels that a pool's machines have whatever the template says."""
+"""Labels that are required of a pool's machines even if the template does not mention them."""
 _CAPACITY_LABELS = (*(label for label, _, _ in AWS_CAPACITY_LABELS), GKE_SPOT_LABEL)
 
 
 def _labels_of(pool: str) -> dict[str, tuple[str, ...]]:
-    """What a pool says of a node's labels; no values: such a label must be absent."""
+    """Label -> the values that nodes of this pool have; no values: the label must be absent."""
     spot, named = capacity_of(pool) == SPOT, type_of(pool)
     found: dict[str, tuple[str, ...]] = {}
     if capacity_of(pool):
@@ -133,7 +134,7 @@ def _labels_of(pool: str) -> dict[str, tuple[str, ...]]:
 
 
 def _any_label_of(pool: str) -> list[list[Manifest]]:
-    """The requirements, any of which will do, of a capacity by whatever labels nodes have of it."""
+    """Alternative requirements for the pool's capacity, one for each kind of label that nodes may have for it."""
     if not capacity_of(pool):
         return [[]]
     wanted = _labels_of(pool)
@@ -144,7 +145,7 @@ def _any_label_of(pool: str) -> list[list[Manifest]]:
 
 
 def _replaced(one: Mapping[str, Any], wanted: Mapping[str, tuple[str, ...]]) -> Mapping[str, Any]:
-    """A requirement about a label that the pool says something of, with that; any other as it is."""
+    """A requirement about a label that the pool determines, with the pool's values; any other requirement unchanged."""
     key = str(one.get("key"))
     return _one(key, wanted[key]) if key in wanted else one
 

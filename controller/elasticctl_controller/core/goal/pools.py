@@ -1,7 +1,7 @@
-"""What the workers of a job with a goal show of its pools of machines: who is where, and whether there are more.
+"""What the workers of a job with a goal show about its pools of machines: which are where, and whether there are more.
 
-A pool is asked for machines by pods that wait for one. If some wait for too long, it has no more than those that are
-there; it is asked again when that may have changed. What is seen is kept in the plan, decayed with age
+Pods that wait for a machine ask a pool for one. If some wait for too long, the pool has no more machines than those
+that are in use; it is asked again when that may have changed. What was seen is kept in the plan, and decays with age
 (`elasticctl.planning.belief`).
 """
 
@@ -25,31 +25,31 @@ from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.workers import own_pods
 
 RETRY_S, RETRIES = 900.0, 2.5
-"""A pool that has some machines, and not as many as wanted, is asked for more after so long, or after so many times the
-patience with it, which is less where a start or the time left is short."""
+"""A pool that has some machines, but not as many as wanted, is asked for more after `RETRY_S`, or after `RETRIES` times
+the patience with it, whichever is less. The patience is short if a start or the time left is short."""
 JOINED_S = 120.0
-"""A worker that has run for so long is in its place, whether its group has let it in or not."""
+"""A worker that has run for this long counts as ready, whether its group has admitted it or not."""
 _SEEN_EVERY_H = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The workers that a job has and keeps, by pool; those `ready` are in the group, or could be."""
+    """The workers that a job has and keeps, by pool. Those that are `ready` are in the group, or could be."""
 
     pods: Mapping[str, tuple[Pod, ...]]
     ready: frozenset[str]
 
     def all(self) -> Iterable[Pod]:
-        """Of all pools."""
+        """The workers of all pools."""
         return (pod for pods in self.pods.values() for pod in pods)
 
     def of(self, pool: str) -> tuple[Pod, ...]:
-        """Those of this pool; the ones to keep first: ready, then with a machine, then the oldest."""
+        """The workers of this pool, ordered by which to keep first: ready, then with a machine, then the oldest."""
         return self.pods.get(pool, ())
 
 
 def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now: float) -> Present:
-    """The pods that run or wait, without those that end, that are lost, or that we have decided to remove."""
+    """The pods that run or wait, without those that are ending, lost or marked for removal."""
     known = {worker.uid: worker for worker in job.status.workers}
     found: dict[str, list[Pod]] = {}
     ready = set()
@@ -75,12 +75,13 @@ def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now:
 
 
 def has_stepped(status: JobStatus) -> bool:
-    """Has the newest group made a step? Until then its newcomers may not have the state, and nobody is to leave it."""
+    """Has the newest group made a step? Until then its newcomers may lack the state, so nobody should leave it."""
     return not status.generations or not reports_steps(status) or status.generations[-1].first_step_at is not None
 
 
 def _pool_of(job: ElasticJob, pod: Pod) -> str:
-    """Where its machine was asked for; of a worker from before the job had a goal, where its template says."""
+    """The pool in which its machine was requested; that of the template, for a worker from before the job had a
+    goal."""
     if pod.pool:
         return pod.pool
     asked = capacity(job.template) or ON_DEMAND
@@ -93,16 +94,17 @@ def is_placed(pod: Pod) -> bool:
 
 
 def placed(pods: Iterable[Pod]) -> list[Pod]:
-    """Those that have a machine, which is what is paid for."""
+    """The pods that have a machine, which is what is paid for."""
     return [pod for pod in pods if is_placed(pod)]
 
 
 def look_at_pools(
     job: ElasticJob, present: Present, wait_s: float, now: float, evidence: Iterable[PoolStatus] = ()
 ) -> tuple[PoolStatus, ...]:
-    """What is known of each spot pool now, from what was known and from who has a machine; `wait_s` is patience.
+    """What is known about each spot pool now, from what was known before and from which workers have a machine.
 
-    A job that knows nothing of a pool yet begins with the `evidence` of others.
+    `wait_s` is the patience, in seconds. A job that knows nothing about a pool yet starts with the `evidence` of
+    others.
     """
     goal, plan = job.goal, job.status.plan
     if goal is None:
@@ -117,7 +119,7 @@ def look_at_pools(
 
 def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> PoolStatus:
     if not pods:
-        return replace(pool, at=Timestamp(now))  # nobody looks
+        return replace(pool, at=Timestamp(now))  # no worker asks
     there = len(placed(pods))
     waiting_s = max((now - (pod.created_at or now) for pod in pods if not is_placed(pod)), default=0.0)
     if pool.short_since is None:
@@ -125,7 +127,7 @@ def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> P
             pool = replace(pool, short=there, short_since=Timestamp(now))
     elif there > pool.short or (there and now >= pool.short_since + min(RETRY_S, RETRIES * wait_s)):
         pool = replace(pool, short=0, short_since=None)
-    elif there < pool.short and waiting_s >= wait_s:  # who has just asked says nothing yet
+    elif there < pool.short and waiting_s >= wait_s:  # a worker that has only just asked shows nothing yet
         pool = replace(pool, short=there)
     up = pool.short_since is None or pool.short > 0
     hours = max(0.0, now - (pool.at or now)) / 3600
@@ -149,7 +151,7 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def seen_of(pool: PoolStatus) -> Seen:
-    """The same in the policy's words; the guess where the status holds nothing, or anything else."""
+    """The pool's history in the policy's terms; a guess if the status has none, or an invalid one."""
 
     def row(values: tuple[float, ...]) -> tuple[float, ...]:
         return values if len(values) == len(AGES_H) and min(values) >= 0 else (0.0,) * len(AGES_H)
@@ -159,13 +161,13 @@ def seen_of(pool: PoolStatus) -> Seen:
 
 
 def machines(pool: PoolStatus, job: ElasticJob) -> int:
-    """How many machines the job could have there, as far as is known; fewer than it can train with are none."""
+    """How many machines the job could have there, as far as is known; 0 if they are too few to train with."""
     there = job.max if pool.short_since is None else min(pool.short, job.max)
     return there if there >= job.min else 0
 
 
 def market_of(pools: Sequence[PoolStatus], job: ElasticJob, usd_per_h: float, now: float) -> Market:
-    """What is expected of all spot pools together."""
+    """What is expected of all spot pools taken together."""
     seen = [seen_of(pool) for pool in pools]
     weights = [1 + one.up_h for one in seen]
     up = [pool for pool in pools if machines(pool, job)]
@@ -187,16 +189,16 @@ def market_of(pools: Sequence[PoolStatus], job: ElasticJob, usd_per_h: float, no
 _GUESS = Costs()
 _WIDENED = 1.5
 _MISSING = 2.0
-"""A spot worker that got its machine after more than so many times a start has waited until there was one."""
+"""A spot worker whose machine took more than this many times a start has waited until one was available."""
 _IDLE_S = 5.0
-"""A worker that is on a machine so soon got one that was there already."""
+"""A worker that was placed within this time got a machine that was there already."""
 
 
 def measured_costs(status: JobStatus, present: Present, known: Costs | None, grace_s: float) -> Costs:
-    """What changes cost, as this job shows; else as it has shown, or jobs like it have (`known`); else a guess.
+    """What changes cost: as this job shows now, else as `known` from before or from similar jobs, else a guess.
 
-    A start is from asking for a worker to its first step. Spot machines are asked for when there are none, so of their
-    starts the shortest counts, and up to half as much more while no on-demand machine shows how long it takes.
+    A start lasts from creating a worker to its first step. Spot machines are also requested when there are none, so the
+    shortest of their starts counts, plus up to half of it while no on-demand machine shows how long a start takes.
     """
     known_s = known.start_s if known is not None else None
     known = known or _GUESS
@@ -218,10 +220,10 @@ def measured_costs(status: JobStatus, present: Present, known: Costs | None, gra
 
 
 def _start_s(status: JobStatus, present: Present, known_s: float | None) -> float | None:
-    """From asking for a worker until it trained, of those that do; None while nobody does.
+    """Seconds from creating a worker until it trained, for those that train; None while none does.
 
-    Machines that were there already say nothing of those that are not, nor does a spot worker that has waited until
-    there were any: what is known of a start gets no less by them.
+    Machines that were there already say nothing about new ones, and neither does a spot worker that waited until there
+    were any, so they do not reduce what is known about a start.
     """
     took: dict[tuple[bool, bool], list[float]] = {}
     longest_s = _MISSING * (known_s or _GUESS.start_s)
@@ -252,7 +254,7 @@ def _start_s(status: JobStatus, present: Present, known_s: float | None) -> floa
 
 
 def _trained_at(status: JobStatus, pod: Pod) -> float | None:
-    """When the first group that this worker is in made its first step; None if it has made none, or is forgotten."""
+    """When the first group of this worker made its first step; None if it has made none, or is no longer known."""
     groups = (
         group
         for group in status.generations
@@ -265,14 +267,14 @@ def _trained_at(status: JobStatus, pod: Pod) -> float | None:
 
 
 def kept_costs(kept: Sequence[float]) -> Costs | None:
-    """What a plan keeps of them, in the policy's words; None if that is nothing, a guess, or anything else."""
+    """The costs that a plan keeps, in the policy's terms; None if they are missing, invalid or only a guess."""
     if len(kept) != len(costs_as_kept(_GUESS)) or not all(0 < item <= MAX_SECONDS for item in kept):
         return None
     return None if tuple(kept) == costs_as_kept(_GUESS) else Costs(*kept)
 
 
 def costs_as_kept(costs: Costs) -> tuple[float, ...]:
-    """As a plan keeps them."""
+    """The costs in the form that a plan keeps."""
     return (costs.start_s, costs.reform_s, costs.loss_s, costs.save_every_s)
 
 

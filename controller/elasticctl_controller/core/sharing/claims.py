@@ -33,7 +33,7 @@ TO_COME = "nodes to come"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A healthy node and its shared slots: all but those that are held by anything but claims."""
+    """A healthy node and its shared slots: all slots except those that are held by something other than claims."""
 
     name: str
     slots: int
@@ -206,7 +206,7 @@ def is_shared(job: ElasticJob) -> bool:
 
 
 def wanted_workers(job: ElasticJob) -> int:
-    """How many it would have at best; of a job with a goal, as many as its plan wants now."""
+    """How many workers it would have at best; for a job with a goal, as many as its plan wants now."""
     plan = job.status.plan if job.goal is not None else None
     return job.desired if plan is None else min(plan.workers, job.desired)
 
@@ -259,7 +259,7 @@ def build_claim(job: ElasticJob, pool: str, last: LastGrant) -> Claim:
 
 
 def undecided_grant(job: ElasticJob) -> LastGrant:
-    """The last grant of a job about which nothing was decided: the workers it has."""
+    """The last grant of a job that has not been decided about yet: the workers it has."""
     return LastGrant(sum(map(is_active, job.status.workers)), 0.0)
 
 
@@ -322,7 +322,7 @@ def build_projects(quotas: Sequence[Manifest]) -> tuple[Project, ...]:
 
 
 def _gpu_types(labels: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The GPU types that labels name, of a node or of the nodes that a job accepts."""
+    """The GPU types that labels name: those of a node, or those that a job requires."""
     accelerators, instances = set(labels.get(GKE_GPU_LABEL, ())), set(labels.get(INSTANCE_LABEL, ()))
     return {
         gpu.name

@@ -103,7 +103,7 @@ class Division:
 
     @classmethod
     def start(cls, slots: int, accounts: Sequence[ProjectAccount]) -> Division:
-        """A pool of which no claim has anything yet."""
+        """A pool that has not been divided yet."""
         for account in accounts:
             account.used = 0
         guarantees = any(account.guaranteed > 0 for account in accounts)

@@ -279,7 +279,7 @@ class DividedPool:
 def _loans(
     slots: int, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]
 ) -> dict[str, dict[str, int]]:
-    """Who lends to whom: what nobody is guaranteed goes to the claims that come first, and does not count."""
+    """The loans by claim and lender. Slots that nobody is guaranteed go to the first claims, and are not loans."""
     nobodys = max(0, slots - sum(account.guaranteed for account in accounts))
     idle = {one.project.name: one.guaranteed - one.used for one in accounts if one.guaranteed > one.used}
     over = {account.project.name: account.over for account in accounts}

@@ -61,9 +61,9 @@ class KueueStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KueueVerdict:
-    """What Kueue's answer means: how many `workers` may run at most, or in `held` why the job may not run.
+    """What Kueue's answer means: the most `workers` that may run, or in `held` why the job may not run.
 
-    Without either, the job is suspended by its owner.
+    If neither is set, the job's owner has suspended it.
     """
 
     workers: int | None = None
@@ -92,9 +92,9 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job as Kueue lets it run now, and what to do after the pass: the `step`, and about `growth`.
+    """A job as Kueue lets it run now, and what to do after the pass: the `step`, and what is due for its `growth`.
 
-    `again_s`: check again after that many seconds, because no watch event will announce the change.
+    `again_s`: check again after this many seconds, because no watch event will announce the change.
     """
 
     job: ElasticJob
@@ -183,7 +183,7 @@ def build_workload(job: ElasticJob, api_version: str, priority: int | None) -> M
 
 
 def workload_metadata(job: ElasticJob, name: str, asked: str) -> Manifest:
-    """The metadata of one of the job's Workloads; `asked` tells later whether it still is what the job wants."""
+    """The metadata of one of the job's Workloads; `asked` shows later whether it is still what the job wants."""
     metadata = owned_metadata(job, name)
     return {
         **metadata,
@@ -219,12 +219,12 @@ def asks_for_such_pods(job: ElasticJob, workload: Manifest) -> bool:
 
 
 def _pod_set(job: ElasticJob) -> Manifest:
-    """All workers; of a job whose size is not fixed its minimum, above which each has a Workload of its own."""
+    """All workers or, if the size is not fixed, the minimum: each worker above it has a Workload of its own."""
     return build_pod_set(job, min(job.desired, max(1, job.min)) if job.sharing.automatic else job.desired)
 
 
 def build_pod_set(job: ElasticJob, count: int) -> Manifest:
-    """So many of the job's workers."""
+    """A pod set of `count` of the job's workers."""
     return {"name": POD_SET, "count": count, "template": _template(job)}
 
 
@@ -260,7 +260,7 @@ def digest(data: Any) -> str:
 
 
 def judge_admission(job: ElasticJob, workload: Manifest | None, pods: int) -> KueueVerdict:
-    """The verdict on a job that has a queue; `pods` is how many of its pods have not ended.
+    """The verdict on a job that names a queue; `pods` is how many of its pods have not ended.
 
     Checked in this order: the job has ended, is suspended by its owner, has no Workload, its Workload is finished or
     inactive, evicted, waiting, admitted.

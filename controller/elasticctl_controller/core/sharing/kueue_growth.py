@@ -35,7 +35,7 @@ from elasticctl_controller.core.sharing.kueue import (
 from elasticctl_controller.core.workers import is_active
 
 BELOW_ALL_MINIMA = 1_000_000_000
-"""How much lower the priority of a worker above the minimum is: Kubernetes keeps people's priority classes below this
+"""How much lower the priority of a worker above the minimum is. Kubernetes limits users' priority classes to this
 value, so such a worker gives way to every job's minimum."""
 _LEAST_PRIORITY = -(2**31)
 
@@ -70,7 +70,7 @@ def judge_growth(job: ElasticJob, base: Manifest, extras: Iterable[Manifest], po
 
 
 def judge_end(job: ElasticJob, extras: Iterable[Manifest], pods: int) -> Growth:
-    """What becomes of the Workloads for single workers of a job that does not run, or has ended: they are given up."""
+    """Give up the Workloads for single workers of a job that does not run, or has ended."""
     none_left = not pods or job.status.phase.terminal
     delete = (one for one in extras if not _is_going(one) and (none_left or not is_true(one, QUOTA)))
     return Growth(delete=tuple(delete))
@@ -96,7 +96,7 @@ def build_extra(job: ElasticJob, base: Manifest, number: int, api_version: str) 
 
 
 def list_extras(job: ElasticJob, workloads: Iterable[Manifest]) -> list[Manifest]:
-    """Of the Workloads in the job's name, those for single workers of this very job."""
+    """The Workloads for single workers of this very job, out of all that bear its name."""
     return [one for one in workloads if _is_owned(job, one) and number_of(job, one)]
 
 
@@ -107,7 +107,7 @@ def number_of(job: ElasticJob, workload: Manifest) -> int:
 
 
 def _asked(job: ElasticJob, base_uid: Any) -> str:
-    """Tells whether a Workload was created beside this admission of the job, and for such pods."""
+    """Identifies the admission of the job that a Workload was created for, and the pods that it asks for."""
     return f"{base_uid}.{digest(build_pod_set(job, 1))}"
 
 

@@ -1,8 +1,8 @@
-"""Preemption: which workers a claim gives up, and for whom.
+"""Preemption: which workers a claim gives up, and for which other claim.
 
 A division may leave a claim with fewer workers than it was granted before, or with none, which suspends it. The oldest
-workers stay and the youngest go. `explain_changes` tells both sides: a job that loses workers is told which job gets
-them.
+workers stay and the youngest leave. `explain_changes` explains the change to both jobs: the one that loses workers
+learns which job gets them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elasticctl_controller.core.sharing.division import Allocation
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a claim has what it has, in words, and the claim that is in its way, if there is one."""
+    """Why a claim has what it has, and the key of the claim that is in its way, if there is one."""
 
     reason: Reason
     words: str
@@ -33,7 +33,7 @@ def select_remaining(claim: Claim, given: int) -> tuple[Worker, ...]:
 
 
 def select_preempted(one: Allocation, kept: Mapping[str, tuple[Worker, ...]]) -> tuple[str, ...]:
-    """The names of the workers that have to go, all but those `kept` by the packing."""
+    """The names of the workers that have to leave: all except those `kept` by the packing."""
     workers = one.claim.workers
     stay = kept.get(one.claim.key, ()) if one.given else ()
     if len(stay) == len(workers):
@@ -60,7 +60,7 @@ def explain_changes(seeking: Sequence[Allocation], pool: Pool) -> dict[str, Expl
 
 
 def _is_preempted(one: Allocation) -> bool:
-    """True if workers were taken from it: it did not ask for fewer, and is not above its project's limit."""
+    """True if workers were taken from it, rather than given up because it asks for fewer or reached a limit."""
     return one.claim.granted <= one.claim.most and not one.limited
 
 
