@@ -1,10 +1,10 @@
-"""Which replica of the controller acts: the holder of a Lease (coordination.k8s.io/v1).
+"""Leader election: the replica of the controller that holds a Lease (coordination.k8s.io/v1) acts.
 
-The holder renews it every second. Another replica takes it once its own clock has seen no renewal for the whole
-duration, so the clocks of two machines are never compared; while the API server answers nobody nothing can be renewed,
-and the count begins again. The holder itself falls silent earlier, by a clock that also runs while the process or the
-machine sleeps: `holds` is checked before every write. It acts again once a renewal succeeds, for then nobody has had
-the lease in between: a renewal names the version that this replica wrote last.
+The holder renews the Lease every second. Another replica takes it once its own clock has seen no renewal for the whole
+duration, so the clocks of two machines are never compared. While the API server answers nobody, nothing can be renewed,
+and the wait starts again. The holder itself stops acting earlier, by a clock that also runs while the process or the
+machine sleeps: `holds` is checked before every write. It acts again once a renewal succeeds. A renewal names the
+version that this replica wrote last, so its success proves that no other replica has had the Lease in between.
 
 The leader also labels its own pod, so that the rendezvous Service finds it.
 """
@@ -26,12 +26,12 @@ from elasticctl_controller.kube.limiter import LimitedApi
 
 RENEW_S = 1.0
 LOOK_S = 0.5
-"""How often another replica looks whether the lease has been released."""
+"""How often another replica checks whether the Lease has been released."""
 RETRY_S = 0.2
-"""How soon after a request has failed the next one is made."""
+"""How soon the next request follows one that has failed."""
 DURATION_S = 4.0
 HOLD_S = 2.5
-"""How long the holder may act after it sent a renewal. What it sent last has the rest of the duration to arrive."""
+"""How long the holder may act after it sent a renewal. Its last requests have the rest of the duration to arrive."""
 REQUEST_TIMEOUT_S = 2.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaseApi(Protocol):
-    """The part of `connection.Connection` that is used; the election's requests are neither limited nor fenced."""
+    """The part of `Connection` that the election uses; its requests are neither limited nor fenced."""
 
     def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
@@ -49,7 +49,7 @@ class LeaseApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """Where the Lease is and who wants it; `identity` is unique to the process."""
+    """The Lease, and the `identity` of the replica that wants it, which is unique to the process."""
 
     namespace: str
     name: str
@@ -64,9 +64,10 @@ def awake_clock() -> float:
 class Election:
     """Takes part in the election until it is stopped.
 
-    `on_elected` and `on_lost` are called from its thread, each at most once: another has the lease, or nobody, because
-    somebody deleted it. `on_regained(seconds)` is called when it was not held for so long, and nobody else had it;
-    `on_answer` whenever the API server has answered: about every second while it is reachable.
+    `on_elected` and `on_lost` are called from its thread, each at most once. The Lease is lost when another replica
+    holds it, or when somebody has deleted it. `on_regained(seconds)` is called when this replica holds the Lease again
+    after that time, in which no other held it. `on_answer` is called whenever the API server has answered: about every
+    second while it is reachable.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Election:
         self._thread.start()
 
     def stop(self) -> None:
-        """Release the lease if it is held, so that another replica need not wait until it expires."""
+        """Release the Lease if it is held, so that another replica does not have to wait until it expires."""
         self._stopping.set()
         self._thread.join()
         if not self.holds():
@@ -145,7 +146,7 @@ class Election:
                 self._stopping.wait(min(LOOK_S, max(0.0, self._expires_at - self._clock())))
 
     def _hold(self, sent: float) -> None:
-        """Act from now on, or go on acting: the lease has been written since `sent`."""
+        """Act from now on, or continue to act: a request sent at `sent` has renewed the Lease."""
         before, now = self._held_until, self._clock()
         self._held_until = sent + HOLD_S
         if before is None:
@@ -240,7 +241,7 @@ class LeaderLabel:
         self._api, self._namespace, self._pod = api, namespace, pod
 
     async def claim(self) -> None:
-        """Label the pod and unlabel all others, as the last leader may not have done; retry until it succeeds."""
+        """Label the pod and unlabel all others, which the last leader may not have done; retry until it succeeds."""
         while True:
             try:
                 await asyncio.to_thread(self._move)
@@ -251,7 +252,7 @@ class LeaderLabel:
                 return
 
     def remove(self) -> None:
-        """Unlabel this pod; a failure is only logged, for the next leader does it too."""
+        """Unlabel this pod; a failure is only logged, because the next leader does it too."""
         try:
             self._set(self._pod, None)
         except ElasticctlError as e:

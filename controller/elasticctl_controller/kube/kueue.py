@@ -1,7 +1,7 @@
-"""Kueue on an API server: the Workloads of jobs, flavors and priority classes, and what a job does with their answer.
+"""Kueue on an API server: the Workloads of jobs, flavors and priority classes, and what follows for a job.
 
-Nothing is requested from Kueue until a job names a queue. From then on two watches, of the jobs' Workloads and of
-flavors, fill a cache; the answer to a write goes into it at once.
+Nothing is requested from Kueue until a job names a queue. From then on, two watches fill a cache: of the jobs'
+Workloads, and of flavors. The answer to a write goes into the cache at once.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 class KueueObjects:
     """Kueue's objects, read and written; thread-safe.
 
-    `on_change(key)` is called for each job whose Workload has changed. `clock` is monotonic seconds. `namespace` is the
-    one whose Workloads there are ("": all).
+    `on_change(key)` is called for each job whose Workload has changed. `clock` is monotonic seconds. `namespace` limits
+    the Workloads to one namespace ("": all).
     """
 
     def __init__(
@@ -191,7 +191,7 @@ NOT_INSTALLED = "waits for Kueue, which is not installed in this cluster"
 
 
 class NoQueueing:
-    """`loop.controller.Queueing` of a controller that was installed without Kueue: `suspend` alone decides."""
+    """`loop.controller.Queueing` for a controller that was installed without Kueue: only `suspend` decides."""
 
     def check_admission(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
         """Return the job with what it waits for, if it does."""
@@ -213,9 +213,9 @@ class KueueQueueing:
         self._objects, self._patch_job, self._clock = objects, patch_job, clock
 
     def check_admission(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
-        """Return the job as Kueue admits it. Without Kueue, `suspend` alone decides, which somebody else may set.
+        """Return the job as Kueue admits it. Without Kueue, only `suspend` decides, which somebody else may set.
 
-        Raises ClusterError as long as Kueue's answer is not known; the job is left alone until then.
+        Raises ClusterError while Kueue's answer is unknown; the job is left alone until then.
         """
         if not self._objects.version():
             held = NOT_INSTALLED if job.suspend and not job.moved_to else ""
@@ -231,7 +231,7 @@ class KueueQueueing:
         return QueuedJob(_bounded(placed, growth.workers), verdict.step, workload, growth=growth)
 
     def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
-        """Do what the turn asks for, on `job` as it is by now; raises what prevents it."""
+        """Do what the turn asks for, on `job` as it is by now; raises ElasticctlError if that fails."""
         workload, step = turn.workload, turn.step
         if step is not None:
             log.info("job %s: %s for Kueue", job.key, step.name.lower(), extra={"job": job.key})
@@ -247,7 +247,7 @@ class KueueQueueing:
         self._change_size(turn.growth, turn.job, workload)
 
     def _change_size(self, growth: Growth, placed: ElasticJob, workload: Manifest | None) -> None:
-        """Release and delete before anything is asked for: what waits may need that quota."""
+        """Release and delete before anything is requested, because waiting Workloads may need that quota."""
         for done, extras in (("released", growth.release), ("deleted", growth.delete), ("ready", growth.ready)):
             if extras:
                 names = ", ".join(extra["metadata"]["name"] for extra in extras)
@@ -304,14 +304,14 @@ class KueueQueueing:
 
 
 def _bounded(job: ElasticJob, workers: int) -> ElasticJob:
-    """Return the job no larger than it was admitted."""
+    """Return the job with no more workers than were admitted."""
     size = min(job.desired, workers)
     by = job.scaled_by if size == job.desired else BY_KUEUE
     return replace(job, desired=size, min=min(job.min, size), scaled_by=by)
 
 
 def _not_admitted(job: ElasticJob, workload: Manifest | None, verdict: KueueVerdict) -> QueuedJob:
-    """Return the job suspended, if there is a reason for it other than its owner's wish."""
+    """Return the job, suspended if there is a reason other than its owner's wish."""
     if not verdict.held:
         return QueuedJob(job, verdict.step, workload)
     return QueuedJob(replace(job, suspend=True, held=verdict.held), verdict.step, workload)

@@ -1,8 +1,8 @@
 """The controller's requests to the API server: counted, rate-limited and fenced.
 
-A token bucket keeps a busy controller from crowding out other clients. When the server says that it is busy and for how
-long, all requests wait for that long. Nothing is written unless this process may act: a process that was suspended for
-a while, and has lost its lease meanwhile, must not finish what it had begun.
+A token bucket keeps a busy controller from crowding out other clients. When the server says that it is busy, all
+requests wait for as long as it asks. Nothing is written unless this process may act: a process that was suspended for a
+while, and has lost its Lease in the meantime, must not finish what it had begun.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OUTCOMES: Mapping[type[ElasticctlError], str] = {
 
 @dataclass(slots=True)
 class _Closing:
-    """Until when the buckets that share it give out nothing."""
+    """Until when the buckets that share this give out nothing."""
 
     until: float
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -115,9 +115,9 @@ class LimitedApi:
         *,
         content_type: str = JSON,
     ) -> dict[str, Any]:
-        """Make one request and repeat it while the server is busy; raises what `Connection.request` raises.
+        """Make one request, and repeat it while the server is busy; raises what `Connection.request` raises.
 
-        Raises UnreachableError, with nothing sent, when this process may not act.
+        Raises UnreachableError, and sends nothing, if this process may not act.
         """
         for tries_left in reversed(range(MAX_TRIES)):
             self._bucket.take()
@@ -147,7 +147,7 @@ class LimitedApi:
         return stream
 
     def _back_off(self, error: ElasticctlError) -> bool:
-        """Pause all requests for as long as a busy server asked; False when it did not."""
+        """Pause all requests for as long as a busy server asks; False if it does not."""
         if not isinstance(error, BusyError) or error.retry_after_s is None:
             return False
         wait_s = min(error.retry_after_s, MAX_WAIT_S)

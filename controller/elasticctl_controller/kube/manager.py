@@ -1,11 +1,12 @@
 """The controller on Kubernetes: the process of its Deployment.
 
-    python -m elasticctl_controller.kube.manager --rendezvous-url http://elasticctl-rendezvous.elasticctl-system.svc:7777
+    python -m elasticctl_controller.kube.manager --rendezvous-url
+    http://elasticctl-rendezvous.elasticctl-system.svc:7777
 
-All replicas watch. One leads: it alone runs the loop, writes, and opens the rendezvous port. A Service finds it by a
-label on its pod. A leader that cannot renew its lease is silent until it can; one whose lease another has taken exits.
-It can be killed at any point, and the next one continues: all state is in the API server, and workers do not need a
-controller to run.
+All replicas watch. One leads: only the leader runs the loop, writes, and opens the rendezvous port. A Service finds it
+by a label on its pod. A leader that cannot renew its Lease does nothing until it can; a leader whose Lease another has
+taken exits. It can be killed at any point, and the next leader continues: all state is in the API server, and workers
+do not need a controller to run.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ SYNC_POLL_S = 0.05
 PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
 """How long a new leader waits for its port: on the host's network, the last leader may not have exited yet."""
 UNHEARD_S = 3.0
-"""After how long without the lease a leader knows no more of the groups than a new one: before a worker whose calls it
-refused meanwhile would count as silent."""
+"""After this time without the Lease, a leader starts over with the groups like a new one: before workers whose calls it
+refused in the meantime would count as silent."""
 LOOPS, LOOPS_OF_ONE = 10, 8
 """How many jobs are reconciled at a time, and how many of them of one namespace. A pass mostly waits for the API
 server; over thousands of workers, it does so for seconds."""
@@ -81,7 +82,7 @@ CONNECTIONS = 40
 """Enough for the requests of all passes, up to seven watches, the events and the lease."""
 
 GroupBuilder = Callable[[ElasticJob, list[Manifest]], Manifest | None]
-"""From a job and its pods to the PodGroup that they name, if they do."""
+"""Builds the PodGroup that the pods of a job name, if they name one."""
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class Manager:
         explain_exhaustion(self._loop)
 
     async def run(self) -> None:
-        """Watch, and lead once elected, until SIGTERM or SIGINT; raises what prevents it."""
+        """Watch, and lead once elected, until SIGTERM or SIGINT. Raises ElasticctlError if that is impossible."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._ending.set)
         await self._serve(self._health_app(), self._flags.health_port)
@@ -198,7 +199,7 @@ class Manager:
         await asyncio.Event().wait()
 
     def _stop_all(self) -> None:
-        # The lease last: whoever takes it must not find another replica that still acts.
+        # The Lease last: the next leader must not find another replica that still acts.
         if self._acting:
             if self._arbiter is not None:
                 self._arbiter.stop()
@@ -228,7 +229,7 @@ class Manager:
         return found if self._arbiter is None else replace(found, allotment=self._arbiter.allotment)
 
     def _limits_changed(self, project: str) -> None:
-        """Look at a project's jobs again: its limits have changed, or what it has spent has crossed one."""
+        """Look at a project's jobs again: its limits have changed, or its spending has crossed one."""
         for key in jobs_of(self._workload, project):
             self._controller.enqueue(key)
         if self._arbiter is not None:
@@ -246,7 +247,7 @@ class Manager:
         self._loop.call_soon_threadsafe(self._leads.set)
 
     def _regained(self, seconds: float) -> None:
-        """Go on where this replica stopped: nobody else has acted, but neither has anybody listened to workers."""
+        """Continue where this replica stopped: no other has acted in the meantime, but none has listened to workers."""
         if seconds > UNHEARD_S:
             self._rendezvous.begin_anew()
         for job in self._workload.jobs.items():
@@ -312,9 +313,9 @@ class Manager:
 
 
 def build_named_group(job: ElasticJob, pods: list[Manifest], features: Collection[Feature] = ALL) -> Manifest | None:
-    """The PodGroup that these pods of the job name: of the scheduler that it asks for, or of Kubernetes itself.
+    """The PodGroup that these pods of the job name: that of the scheduler it asks for, or of Kubernetes itself.
 
-    Raises ClusterError for one that the controller's `features` do not include.
+    Raises ClusterError if the controller's `features` do not include it.
     """
     if job.sharing.pod_group is not None:
         if Feature.POD_GROUPS not in features:
@@ -328,7 +329,9 @@ def build_named_group(job: ElasticJob, pods: list[Manifest], features: Collectio
 def build_companions(
     key: bytes, job: ElasticJob, pod: Manifest, build_group: GroupBuilder = build_named_group
 ) -> list[Manifest]:
-    """What is there before a pod: a NetworkPolicy, its Service or that of all workers with their token, a PodGroup."""
+    """What must exist before a pod: a NetworkPolicy, a Service (its own, or that of all workers with their token), and
+    perhaps a PodGroup.
+    """
     named = build_group(job, [pod])
     group = [build_network_policy(job), *([named] if named is not None else [])]
     if job.rdzv_endpoint:
@@ -343,7 +346,7 @@ def build_current_token(key: bytes, job: ElasticJob) -> Manifest:
 
 
 def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:
-    """The pod as it is created; that of a TorchElastic job is left as its template has it."""
+    """The pod as it is created; the pod of a TorchElastic job stays as its template has it."""
     return pod if job.rdzv_endpoint else harden(pod)
 
 
@@ -354,7 +357,7 @@ def exit_at_once() -> None:
 
 
 def read_key(path: Path) -> bytes:
-    """Read the key of the workers' tokens, in hexadecimal; ClusterError when it cannot be used."""
+    """Read the key for the workers' tokens, in hexadecimal. Raises ClusterError if it cannot be used."""
     try:
         key = bytes.fromhex(path.read_text(encoding="ascii"))
     except OSError as e:
@@ -388,7 +391,7 @@ class LogFormatter(JsonFormatter):
 
 
 def configure_logging() -> None:
-    """Log to stderr as JSON, the libraries' requests only from warnings on."""
+    """Log to stderr as JSON; log warnings and errors only from libraries that log every request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

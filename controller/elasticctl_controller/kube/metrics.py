@@ -87,7 +87,7 @@ class Metrics:
         self._replacements.observe(seconds)
 
     def observe_status(self, before: JobStatus, after: JobStatus) -> None:
-        """Count what a job's new status says that its last one did not: losses, and what those before them cost."""
+        """Count what is new in a job's status: losses, and what it cost to recover from earlier ones."""
         fresh = sum(after.restarts.values()) - sum(before.restarts.values())  # a cause that is corrected is no new loss
         for cause, number in after.restarts.items():
             if (more := min(number - before.restarts.get(cause, 0), fresh)) > 0:
@@ -102,7 +102,7 @@ class Metrics:
     def register_gauges(
         self, jobs: Callable[[], Iterable[Manifest]], depth: Callable[[], int], leads: Callable[[], bool]
     ) -> None:
-        """Add the gauges, which call these at each scrape: all jobs, the queue's length, whether this replica leads."""
+        """Add the gauges, which call these at each scrape: the jobs, the length of the queue, and whether we lead."""
         self._registry.register(_Gauges(jobs, depth, leads))
 
     def render(self) -> bytes:
@@ -150,7 +150,7 @@ def jobs_by_phase(jobs: Iterable[Manifest]) -> Mapping[str, float]:
 
 
 def workers_by_state(jobs: Iterable[Manifest]) -> Mapping[str, float]:
-    """Return how many workers are wanted, and of these how many are where, over the jobs that have not ended."""
+    """Return how many workers are wanted, and how many of them are in each state, over the jobs that have not ended."""
     running = [s for s in map(_status, jobs) if s.get("phase") not in [p.value for p in Phase if p.terminal]]
     states = ("desired", "active", "placed", "starting", "training")
     return {state: sum(float(status.get(state) or 0) for status in running) for state in states}

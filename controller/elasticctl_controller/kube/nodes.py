@@ -6,9 +6,9 @@ is lost after a longer one: its kubelet is alive, and often its containers are t
 never been seen may not have arrived through the watch yet. The taint `node.kubernetes.io/out-of-service` means that
 somebody has made sure that the node is off.
 
-When the API server itself was down, no kubelet could reach it, so once it is back Kubernetes considers nodes silent
-that have been training all along. Silence is therefore no evidence while every node is silent, nor until some time
-after this process has reached the API server again.
+While the API server is down, no kubelet can reach it, so once it is back, Kubernetes considers nodes silent that have
+been training all along. Therefore silence is no evidence while every node is silent, nor for some time after this
+process has reached the API server again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ UNREADY_FACTOR = 10.0
 UNSEEN_GRACE_S = 45.0
 """A broken watch is noticed after 35 s; until then, nodes that an autoscaler adds are not seen."""
 BLIND_S = 8.0
-"""Without an answer from the API server for so long, this process knows nothing about nodes; it asks every 2 s."""
+"""After this time without an answer from the API server, this process knows nothing about nodes; it asks every 2 s."""
 SETTLE_S = 30.0
-"""How long kubelets have after that to report again: by default they do so every 10 s."""
+"""How long kubelets then have to report again: by default, they do so every 10 s."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class NodeNotices:
-    """Which nodes workers will have to leave, and whether pods may name nodes, as their objects say; thread-safe."""
+    """The nodes that workers will have to leave, and whether pods may name nodes, according to the nodes' objects.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +45,7 @@ class NodeNotices:
         self._brought: set[str] = set()
 
     def node_changed(self, old: Manifest | None, new: Manifest | None) -> bool:
-        """Take in a change of a node, as an ObjectStore reports it; True if it is another notice now, or none."""
+        """Process a change of a node, as an ObjectStore reports it; True if its notice has changed."""
         name, notice = _name(new or old or {}), read_node(new or {})
         with self._lock:
             (self._brought.add if _is_brought(new or {}) else self._brought.discard)(name)
@@ -79,7 +82,7 @@ class NodeHealth:
         self._settled_at = 0.0
 
     def node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
-        """Take in a change of a node, as an ObjectStore reports it."""
+        """Process a change of a node, as an ObjectStore reports it."""
         name = _name(new or old or {})
         with self._lock:
             if new is None or not is_silent(new):
@@ -109,7 +112,7 @@ class NodeHealth:
             return was_blind
 
     def expect_node(self, node: str) -> bool:
-        """Note that a pod is on this node; True when the node is unknown, and has some time to turn up from now on."""
+        """Note that a pod is on this node; True if the node is unknown, and has some time to appear from now on."""
         with self._lock:
             if not node or node in self._known or node in self._lost_at:
                 return False
@@ -136,7 +139,7 @@ class NodeHealth:
             return min((at - now for at in times if at > now), default=None)
 
     def forget_unnamed(self, named: set[str]) -> None:
-        """Forget the nodes that are gone and that no pod names."""
+        """Forget the nodes that are gone and that none of the pods names."""
         with self._lock:
             for name in self._lost_at.keys() - self._known - named:
                 del self._lost_at[name]

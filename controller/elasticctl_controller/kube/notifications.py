@@ -1,12 +1,12 @@
 """How the controller notifies people: Events about jobs, as `kubectl describe` shows them, and webhooks' URLs.
 
-Events are best effort and never delay a pass. An event that repeats within ten minutes raises the count of the first
-one. Of one job and reason, only a few different messages get an Event of their own; further ones are counted on the
-last.
+Events are best effort and never delay a pass. An event that repeats within about ten minutes raises the count of the
+first one. For each job and reason, only a few different messages get an Event of their own; further ones are counted on
+the last.
 
 A webhook's URL is a key of one Secret, `elasticctl-notify`, in the job's own namespace. It is the only Secret that the
-controller may read, if notifications were asked for when it was installed. It is read anew for each message, and no job
-can use another namespace's.
+controller may read, if it was installed with notifications. It is read again for each message, and no job can use the
+Secret of another namespace.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def build_event(event: PendingEvent, instance: str) -> Manifest:
 
 
 class SecretReader(Protocol):
-    """The part of `LimitedApi` that reading a Secret takes."""
+    """The part of `LimitedApi` that is needed to read a Secret."""
 
     def request(self, method: str, path: str) -> dict[str, Any]:
         """Send one request. Raises ClusterError."""
@@ -207,5 +207,5 @@ def kube_webhook_urls(api: SecretReader) -> Callable[[Destination], str]:
 
 
 def no_webhook_urls(destination: Destination) -> str:
-    """The same for a controller that may read no Secret: raises WebhookError."""
+    """The same for a controller that may not read Secrets: raises WebhookError."""
     raise WebhookError(left_out(Feature.NOTIFICATIONS))

@@ -1,8 +1,8 @@
 """The pods of jobs on Kubernetes: creates them, with the objects that they need, and deletes them.
 
-Beside its pods a job needs headless Services, the token's Secret, a NetworkPolicy, a PodDisruptionBudget and perhaps a
-PodGroup. All are owned by the job's object, so the cluster removes them with the job. An object of the same name that
-belongs to somebody else is left alone, unless an earlier job of this name has left it.
+Besides its pods, a job needs headless Services, the token's Secret, a NetworkPolicy, a PodDisruptionBudget and perhaps
+a PodGroup. All are owned by the job's object, so the cluster removes them with the job. An object of the same name that
+belongs to somebody else is left alone, unless an earlier job of this name has left it behind.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from elasticctl_controller.kube.pruning import prune_pod
 from elasticctl_controller.loop.acting import NameTakenError
 
 TRUST_S = 600.0
-"""How long an object that was created is taken to exist: after that it is looked for again, as somebody may have
+"""How long an object that was created is assumed to exist. After that it is looked for again, because somebody may have
 deleted it."""
 BUDGETS_S = 5.0
-"""How long the PodDisruptionBudgets of a namespace are taken to be the same: a drain asks again every 5 s."""
+"""How long the PodDisruptionBudgets of a namespace are assumed not to change: a drain tries again every 5 s."""
 _BUDGET, _POLICY, _SECRET = "PodDisruptionBudget", "NetworkPolicy", "Secret"
 FORGET_S = 600.0
 """A pod that has not been replaced by then was removed on purpose, or waits for something else than the controller."""
@@ -49,7 +49,8 @@ _MUTABLE = ("PodDisruptionBudget", "PodGroup")
 """Kinds that are patched when the job's bounds change."""
 
 FinishPod = Callable[[ElasticJob, Manifest, list[Manifest]], Manifest]
-"""From the pod that the controller asks for, and those that the job has, to the one that is created on this cluster."""
+"""Completes the pod that the controller wants for a job with these pods into the one that is created on this
+cluster."""
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,9 @@ log = logging.getLogger(__name__)
 class KubePods:
     """The pods of all jobs, as a watch sees them, and how they are created and deleted; thread-safe.
 
-    `finish_pod` completes a pod before it is created, `owned` creates what it needs beside it. `on_replaced(seconds)`
-    is called with the time it took to replace each lost pod. `namespace` is the only one to look into ("": all).
+    `finish_pod` completes a pod before it is created, and `owned` creates the other objects that it needs.
+    `on_replaced(seconds)` is called with the time it took to replace each lost pod. `namespace` limits the pods to one
+    namespace ("": all).
     """
 
     def __init__(
@@ -76,13 +78,12 @@ class KubePods:
         self.reflector = Reflector(api, workers, self.cache)
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
-        """Return the pods with the job's label, whoever owns them, without those that are gone but for their name."""
+        """Return the pods with the job's label, whoever owns them, except for those that are about to vanish."""
         return [pod for pod in self.cache.group(job.key) if not is_vanishing(pod)]
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job, and first what it needs; ConflictError when its name is taken.
-
-        NameTakenError when it is taken by a pod that the cache does not hold: nothing would tell when that is gone.
+        """Create a pod of the job, after the objects that it needs. Raises ConflictError if its name is taken, and
+        NameTakenError if the pod that has it is not in the cache, so that no event would say when it is gone.
         """
         pod = self._finish_pod(job, dict(manifest), self.list_pods(job))
         self._owned.ensure(job, pod)
@@ -130,10 +131,10 @@ class KubePods:
 
 @dataclass(frozen=True, slots=True)
 class ObjectBuilders:
-    """Build the manifests of what a pod needs to exist before it (`companions`), and of a job's disruption `budget`.
+    """Build the manifests of the objects that must exist before a pod (`companions`), and of a job's `budget`.
 
-    `group` builds the PodGroup that pods of the job name: its minimum changes while they wait for a place. `token`
-    builds the Secret with the job's current token.
+    `group` builds the PodGroup that the pods of a job name, whose minimum may change while they wait to be placed.
+    `token` builds the Secret with the job's current token.
     """
 
     companions: Callable[[ElasticJob, Manifest], list[Manifest]]
@@ -150,7 +151,7 @@ class _Created:
 
 
 class OwnedObjects:
-    """Creates what a job owns beside its pods when it is missing; thread-safe. `clock` is monotonic seconds."""
+    """Creates the objects that a job owns besides its pods; thread-safe. `clock` is monotonic seconds."""
 
     def __init__(self, api: LimitedApi, makers: ObjectBuilders, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._makers, self._clock = api, makers, clock
@@ -159,10 +160,11 @@ class OwnedObjects:
         self._budgets: dict[str, tuple[list[Manifest], float]] = {}  # by namespace, and when they were listed
 
     def ensure(self, job: ElasticJob, pod: Manifest) -> None:
-        """Create what `pod` needs if it is missing; ConflictError while an earlier job's objects are in the way.
+        """Create what `pod` needs if it is missing. Raises ConflictError while objects of an earlier job are in the
+        way.
 
-        A NetworkPolicy that the controller may not create is only logged: who took the right has policies of their own.
-        So is a Secret that it may not change, for the token that it holds is good until then.
+        If the controller may not create a NetworkPolicy, that is only logged: an administrator who withholds the right
+        has other policies. So is a Secret that it may not change, because the token in it stays valid until then.
         """
         for manifest in self._makers.companions(job, pod):
             try:
@@ -174,9 +176,9 @@ class OwnedObjects:
                 log.warning(said, job.key, e, extra={"job": job.key})
 
     def ensure_budget(self, job: ElasticJob) -> None:
-        """Create or update the job's PodDisruptionBudget; a failure is only logged, for no job depends on it.
+        """Create or update the job's PodDisruptionBudget; a failure is only logged, because no job depends on it.
 
-        Where somebody else's covers the job's pods, there must be none: of two Kubernetes evicts nobody.
+        There must be none if somebody else's covers the job's pods, because Kubernetes evicts no pod that two cover.
         """
         if job.deleting:
             return
@@ -190,7 +192,7 @@ class OwnedObjects:
             log.warning("job %s: no PodDisruptionBudget: %s", job.key, e, extra={"job": job.key})
 
     def put_token(self, job: ElasticJob) -> None:
-        """Have the job's Secret hold its current token."""
+        """Put the job's current token into its Secret."""
         secret = self._makers.token(job)
         if secret is not None:
             self._ensure_object(job, secret)
@@ -216,7 +218,7 @@ class OwnedObjects:
         if known is not None and self._clock() < known[1] + BUDGETS_S:
             return known[0]
         found: list[Manifest] = []
-        with suppress(ForbiddenError):  # a role of before this was asked
+        with suppress(ForbiddenError):  # the role is older than this request
             path = resource_path("policy/v1", namespace, _PLURALS[_BUDGET])
             found = self._api.request("GET", path).get("items", [])
         with self._lock:
@@ -261,7 +263,7 @@ class OwnedObjects:
     def _take_over(self, job: ElasticJob, manifest: Manifest, path: str) -> None:
         """Update the object that has this name already if it is this job's own; delete it if an earlier job left it."""
         if manifest["kind"] == _SECRET:
-            if job.status.token is not None:  # its name is this job's alone, and the controller may not read Secrets
+            if job.status.token is not None:  # the name is unique to this job, and the controller may not read Secrets
                 self._api.request("PUT", path, manifest)
             return
         found = self._api.request("GET", path)
@@ -289,11 +291,11 @@ def _is_orphan(job: ElasticJob, found: Manifest) -> bool:
 
 
 def _without(job: ElasticJob, kind: str) -> str:
-    """What to say of an object that the controller may not have, if a pod can do without; else nothing."""
+    """What to log about an object that the controller may not create, if a pod can do without it; else nothing."""
     if kind == _POLICY:
         return "job %s: no NetworkPolicy, so any pod may reach its workers' ports: %s"
     has_former = kind == _SECRET and job.status.token is not None and job.status.token.number > 1
-    return "job %s: its Secret cannot be changed, so its former token stays good: %s" if has_former else ""
+    return "job %s: its Secret cannot be changed, so its previous token stays valid: %s" if has_former else ""
 
 
 def _contains(found: Manifest, wanted: Manifest) -> bool:
@@ -313,7 +315,7 @@ class ReplacementTimer:
         self._removed: dict[str, float] = {}
 
     def expect_removal(self, uid: str) -> None:
-        """Take the end of this pod for no loss: it is removed on purpose."""
+        """Do not count the end of this pod as a loss: it is removed on purpose."""
         with self._lock:
             self._removed[uid] = self._clock()
             self._forget_old(self._removed)
@@ -356,12 +358,12 @@ class ReplacementTimer:
 
 
 def delete_options(uid: str) -> Manifest:
-    """The body of a deletion that hits this very object or none."""
+    """The body of a deletion request that deletes this very object or none."""
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 def is_vanishing(pod: Manifest) -> bool:
-    """True for a pod that is deleted without grace: the next event says that it is gone, and its name is free."""
+    """True for a pod that is being deleted without grace: the next event says that it is gone, and its name is free."""
     metadata = pod["metadata"]
     return (
         "deletionTimestamp" in metadata
@@ -399,6 +401,6 @@ def job_key_of(pod: Manifest) -> str:
 
 
 def _replacement_key(manifest: Mapping[str, Any]) -> str:
-    """Return what a pod's replacement has in common with it, and a pod of the same name of a later job has not."""
+    """Return a key that a pod shares with its replacement, but not with a later job's pod of the same name."""
     pod = Pod.from_manifest(manifest)
     return f"{pod.owner_uid}/{pod.name}"

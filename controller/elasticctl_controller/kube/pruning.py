@@ -1,6 +1,6 @@
-"""Reduces objects to the few fields that the controller reads, so that thousands of pods fit its memory. Pure.
+"""Reduces objects to the few fields that the controller reads, so that thousands of pods fit in its memory. Pure.
 
-An ElasticJob stays whole without its managedFields, for pods are built from its template.
+An ElasticJob only loses its managedFields, because pods are built from its template.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def _container_status(status: Mapping[str, Any]) -> Manifest:
 
 
 def _before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
-    """The init containers that cannot start, run or have failed, if there are any; of those beside the worker, if
-    they cannot start."""
+    """The init containers that cannot start, are running or have failed, if there are any. Those that run beside the
+    worker are only included if they cannot start.
+    """
     beside, kept = beside_worker(spec), []
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
         state = as_mapping(item.get("state"))
@@ -152,7 +153,7 @@ def _running(state: Mapping[str, Any]) -> Manifest:
 
 
 def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manifest]:
-    """The conditions of these types, with the message of those that say what is not there."""
+    """The conditions of these types; those that are false keep their message."""
     found = (as_mapping(item) for item in as_list(status.get("conditions")))
     return [
         _pick(item, ("type", "status", "reason", "message") if item.get("status") == "False" else _TRUE_CONDITION)

@@ -1,7 +1,7 @@
 """The quotas of a Kubernetes cluster, and what the projects with a daily limit have spent.
 
 A thread counts every few seconds, on the replica that leads. The sum is kept in the status of the ElasticQuota, which
-people of the project cannot write to, so that neither a restart nor the deletion of a job takes anything from it.
+members of the project cannot change, so neither a restart nor the deletion of a job reduces it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from elasticctl_controller.kube.pods import is_placed
 from elasticctl_controller.kube.workload import KubeWorkload
 
 COUNT_S = 10.0
-"""How often it is counted: what a project may overspend by is what its workers cost in that time."""
+"""How often spending is counted: a project can overspend by what its workers cost in that time."""
 WRITE_S = 60.0
-"""How often a sum is written; what has been spent since is charged again, at the present rate, after a failure."""
+"""How often a sum is written. After a failure, what was spent since then is counted again, at the current rate."""
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class KubeQuotas:
         self.reflector = Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.store, optional=True)
 
     def start(self, on_change: Callable[[str], None]) -> None:
-        """Start to watch; call `on_change(project)` whenever what a project's jobs may ask for changes."""
+        """Start to watch; call `on_change(project)` whenever the limits of a project's jobs change."""
 
         def changed(old: Manifest | None, new: Manifest | None) -> None:
             if at(old, "spec", "allowed") != at(new, "spec", "allowed"):
@@ -98,7 +98,7 @@ class Spending:
         return found.usd if found is not None and found.at >= now - now % DAY_S else 0.0
 
     def count(self) -> None:
-        """Count once, write the sums that are due, and tell of projects that have crossed their limits."""
+        """Count once, write the sums that are due, and report the projects that have crossed their limits."""
         now = self._clock()
         limited = {quota.project: quota.allowed.usd_per_day for quota in map(Quota.from_manifest, self._quotas.all())}
         limited = {project: usd for project, usd in limited.items() if usd is not None}
@@ -117,7 +117,7 @@ class Spending:
                 self._write(project, spent)
 
     def _places(self, projects: dict[str, float | None]) -> Iterator[tuple[str, str, int]]:
-        """The project, the node and the GPUs of each worker that holds a place."""
+        """The project, the node and the GPUs of each worker that holds a place on a node."""
         for manifest in self._workload.pods.cache.items():
             project = str(at(manifest, "metadata", "namespace"))
             if project in projects and is_placed(manifest):

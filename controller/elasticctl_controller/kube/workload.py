@@ -1,8 +1,8 @@
 """The jobs, pods and nodes of a Kubernetes cluster, as the controller's loop reads and changes them.
 
-Implements `loop.acting.Workload`. Jobs and pods are read from caches that watches fill. What this process writes
-goes into them as soon as the API server has answered, so that the next pass sees it (`ObjectStore.learn`). When a node
-is lost, the jobs with pods on it are reported, whatever the API server still says about those pods.
+Implements `loop.acting.Workload`. Jobs and pods are read from caches that watches fill. What this process writes goes
+into the caches as soon as the API server has answered, so that the next pass sees it. When a node is lost, the jobs
+with pods on it are reported, whatever the API server still says about those pods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 """Events have their own rate limit: those about a thousand pods must not delay the creation of the next pods."""
 
 MOST_EVENTS = 100
-"""About one pod: Kubernetes folds equal ones."""
+"""The most events that are read about one pod: Kubernetes counts repeated ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Settings:
     """`rendezvous_endpoint` is the URL at which workers meet, `instance` this process's name in events.
 
     `node_grace_s` is how long the Ready condition of a node may be Unknown before the node counts as lost. `namespace`
-    is the one whose jobs there are ("": all). Without `watch_nodes` nothing is known of nodes, and none is lost:
-    workers are, once Kubernetes says so of their pods.
+    limits the jobs to one namespace ("": all). Without `watch_nodes`, nothing is known about nodes and none is lost:
+    workers are lost once Kubernetes says so about their pods.
     """
 
     rendezvous_endpoint: str
@@ -134,7 +134,7 @@ class KubeWorkload:
         return self.pods.list_pods(job)
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
-        """Return some events about the pod with this uid; none where the role is one from before they were read."""
+        """Return some events about the pod with this uid; none if the controller's role is too old to read them."""
         about = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MOST_EVENTS)}
         with suppress(ForbiddenError):
             found = self._api.request("GET", resource_path("v1", job.namespace, "events"), None, about)
@@ -183,10 +183,10 @@ class KubeWorkload:
             self._owned.ensure_group(job, self.list_pods(job))
 
     def _write_beside(self, job: ElasticJob, status: Manifest) -> None:
-        """Store a status though the job has changed since it was read, if neither its spec nor its status has.
+        """Store a status although the job has changed since it was read, if its spec and status have not.
 
-        Somebody who keeps changing its labels or annotations would keep it from being written. ConflictError if it
-        cannot be, as before.
+        Otherwise a client that keeps changing the job's labels or annotations would prevent it from ever being written.
+        Raises ConflictError if it cannot be stored.
         """
         written = to_json(job.status).get("lastReconcileTime")
         if not written:
@@ -197,7 +197,7 @@ class KubeWorkload:
         try:
             path = _job_path(job, "status")
             self.jobs.record_write(self._api.request("PATCH", path, patch, content_type=JSON_PATCH))
-        except (NotFoundError, ForbiddenError, SpecError) as e:  # a role of before this was asked; it is another
+        except (NotFoundError, ForbiddenError, SpecError) as e:  # it is gone, the role is too old, or a test failed
             raise ConflictError(f"job {job.key} has changed") from e
 
     def deliver_token(self, job: ElasticJob) -> None:
@@ -261,7 +261,7 @@ class KubeWorkload:
 
 
 def without_empty(data: Any) -> Any:
-    """JSON data without the fields that are "": missing ones read the same, and lists of workers are long."""
+    """JSON data without the fields that are "": missing fields are read the same, and lists of workers are long."""
     if isinstance(data, dict):
         return {name: without_empty(value) for name, value in data.items() if value != ""}
     if isinstance(data, list):

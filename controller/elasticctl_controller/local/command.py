@@ -1,6 +1,6 @@
 """Builds the command of a worker's process from its pod's manifest.
 
-It does what a kubelet does with the worker's container, as far as it makes sense for a process: command and args, env
+It does what a kubelet does with the worker's container, as far as that makes sense for a process: command and args, env
 with `fieldRef` and `$(NAME)` references, secrets by reference, `workingDir`, the GPU limit. Images, volumes and probes
 have no meaning here.
 """

@@ -60,9 +60,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Worker:
-    """What the keeper knows of a pod's worker; from `retry_at` (seconds since the epoch) on it may be started again.
+    """What the keeper knows about a pod's worker; it may be started again from `retry_at` (seconds since the epoch) on.
 
-    `files` are its private files, as they were written last.
+    `files` are its private files as they were last written.
     """
 
     state: KeeperState
@@ -211,7 +211,7 @@ class Keeper:
         return None
 
     def _handle(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
-        """Carry out what an event that was observed asks for."""
+        """Carry out what follows from an observed event."""
         uid = pod["metadata"]["uid"]
         if event is KeeperEvent.WORKER_STARTED:
             self._record_start(pod)
@@ -302,7 +302,7 @@ class Keeper:
         self._record_event(pod, "Warning", "FailedScheduling", message)
 
     def _lacks_a_secret(self, pod: Manifest) -> bool:
-        """Whether the pod names a secret that is missing. It gets no GPU until the secret is found."""
+        """Does the pod name a secret that is missing? It gets no GPU until the secret exists."""
         try:
             missing = missing_secret(pod, self._secret_reader(pod))
         except StartError:
@@ -347,7 +347,7 @@ class Keeper:
                 worker.process.terminate()
 
     def _record_end(self, pod: Manifest, grace_s: float) -> None:
-        if _deletion_deadline(pod) is None:  # whoever deletes a pod has marked it already
+        if _deletion_deadline(pod) is None:  # a pod that is being deleted is marked already
             uid = pod["metadata"]["uid"]
             self._store.update_pod(uid, lambda p: objects.mark_disrupted(p, "TerminationByKubelet", SHUT_DOWN))
         if grace_s > 0:

@@ -54,7 +54,7 @@ from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_f
 DRAIN_LIMIT_S = 600.0
 SECRET_BYTES = 32
 MAX_FILE_BYTES = 4096
-"""Of a file that holds a webhook's URL."""
+"""The most that is read from a file with a webhook's URL."""
 RULES = SharingRules(settle_s=SETTLE_S)
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Supervisor:
         return SharingSettings(self._workload.sharing().on, RULES)
 
     def _changed(self, change: StoreChange) -> None:
-        """Divide anew; and look at all jobs again when a quota has changed."""
+        """Divide the capacity again, and look at all jobs again if a quota has changed."""
         if change.kind == QUOTA:
             for job in self._store.list_jobs():
                 self._controller.enqueue(f"{job['metadata']['namespace']}/{job['metadata']['name']}")

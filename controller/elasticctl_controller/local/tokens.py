@@ -1,4 +1,4 @@
-"""The files by which the workers of this machine are known to the rendezvous service, and to each other."""
+"""The files that identify the workers of this machine to the rendezvous service, and to each other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from elasticctl_controller.local.objects import owner_uid
 
 
 class WorkerTokens:
-    """What each worker's files hold; thread-safe. `find_job(key)` returns a job's manifest, or None."""
+    """The contents of each worker's files; thread-safe. `find_job(key)` returns a job's manifest, or None."""
 
     def __init__(self, key: bytes, find_job: Callable[[str], Mapping[str, Any] | None]) -> None:
         self._key, self._find_job = key, find_job
         self._numbers: dict[str, int] = {}
 
     def deliver(self, job: ElasticJob) -> None:
-        """From now on the files are to hold the job's current token."""
+        """Put the job's current token into the files from now on."""
         if job.status.token is not None:
             self._numbers[job.uid] = job.status.token.number
 
     def files_of(self, pod: Manifest) -> Mapping[str, str]:
-        """The files of a worker, from their names in its folder to what they hold."""
+        """The files of a worker: their names in its folder, and their contents."""
         metadata = pod["metadata"]
         uid = owner_uid(pod)
         if uid not in self._numbers:

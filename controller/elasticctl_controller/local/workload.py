@@ -25,7 +25,7 @@ from elasticctl_controller.local.store import Store, StoreChange
 class LocalWorkload:
     """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is the URL at which workers meet.
 
-    `gpus` is how many GPUs this machine has; `deliver(job)` has the workers' files hold its current token.
+    `gpus` is how many GPUs this machine has; `deliver(job)` puts the job's current token into the workers' files.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class LocalWorkload:
         return self._store.list_pods(job.namespace, job.name)
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
-        """There are none: what keeps a process from starting, its pod says."""
+        """Return none: a pod itself says what keeps its process from starting."""
         return []
 
     def node_notices(self) -> Mapping[str, Notice]:
-        """There is one node, and nobody takes it away."""
+        """Return none: nobody takes the only node away."""
         return {}
 
     def nodes_may_be_named(self) -> bool:
@@ -119,7 +119,7 @@ class LocalWorkload:
             raise ConflictError(f"job {job.key} is gone") from e
 
     def deliver_token(self, job: ElasticJob) -> None:
-        """Have the files of the job's workers hold its current token; the keeper writes them when it looks next."""
+        """Put the job's current token into its workers' files; the keeper writes them when it looks next."""
         self._deliver(job)
 
     def delete_job(self, job: ElasticJob) -> None:

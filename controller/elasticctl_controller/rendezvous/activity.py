@@ -1,4 +1,4 @@
-"""What a group of workers is doing, in the words of `status.activity`, from what its launchers and ranks have said."""
+"""What a group of workers is doing, as `status.activity` shows it, from the reports of its launchers and ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HUNG, STOPPING, PREPARING = "hung", "stopping", "preparing"
 
 
 def describe_activity(group: Group) -> Activity | None:
-    """What the group does and since when; None before anybody has called."""
+    """What the group is doing and since when; None before any worker has called."""
     match group.state:
         case GroupState.OVER:
             return Activity("finishing")
@@ -64,5 +64,5 @@ def _of_waiting(group: Group) -> Activity | None:
 
 
 def _first_to_say(group: Group, doing: str) -> float | None:
-    """Since when (seconds since the epoch) one of the live workers has been doing this; None: nobody does."""
+    """Since when (seconds since the epoch) one of the live workers has been doing this; None if none is."""
     return min((sign.since for sign in group.signs.values() if sign.doing == doing), default=None)

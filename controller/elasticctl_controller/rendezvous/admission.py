@@ -1,8 +1,8 @@
-"""Who may connect to the rendezvous port, which every pod of a cluster can reach. Pure: times are parameters.
+"""Which connections the rendezvous port accepts; every pod of a cluster can reach it. Pure: times are parameters.
 
-A stranger is a connection on which no valid token has been shown yet. What strangers can take is limited by address;
-what a job's workers can take, by job. A worker shows its token within milliseconds of connecting, and gets back then
-what its connection took from its address: thousands of workers behind one address are let in as they come.
+A stranger is a connection that has not shown a valid token yet. Strangers are limited by address, the workers of a job
+by job. A worker shows its token within milliseconds of connecting, and its address then gets back what the connection
+took, so thousands of workers behind one address are let in as they come.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ CONNECTS, CONNECTS_PER_S = 2048.0, 200.0
 """How many strangers may connect from one address at once, and per second in the long run."""
 STRANGERS_PER_ADDRESS = 1024
 STRANGERS = 4096
-"""How many strangers may be connected at a time; the one that has been silent longest goes for the next."""
+"""How many strangers may be connected at a time; the oldest one is closed for the next."""
 PER_WORKER, PER_JOB = 16, 64
-"""Connections of a job: a launcher needs 3 or 4, and a worker that is replaced may leave some of its own behind."""
+"""How many connections a job may have: a launcher needs 3 or 4, and a replaced worker may leave some behind."""
 ADDRESSES = 16_384
 
 
@@ -34,7 +34,7 @@ class Admission:
     _addresses: dict[str, _Address] = field(default_factory=dict)
 
     def admit(self, peer: str, now_s: float) -> bool:
-        """A stranger connects: may it? `now_s` is of a monotonic clock."""
+        """Count a stranger that connects; False if it may not. `now_s` is the time of a monotonic clock."""
         network = network_of(peer)
         found = self._addresses.pop(network, None) or _Address(CONNECTS, now_s)
         self._addresses[network] = found  # the one that was heard of last is at the end
@@ -49,14 +49,14 @@ class Admission:
         return True
 
     def leave(self, peer: str, *, known: bool) -> None:
-        """A stranger has gone, or (`known`) has shown a token and is none any more."""
+        """A stranger has disconnected or, if it is `known` now, has shown a token and is a stranger no more."""
         found = self._addresses.get(network_of(peer))
         if found is not None:
             found.strangers -= 1
             found.tokens += known
 
     def _forget_one(self) -> None:
-        """Forget the address that was silent longest, of those that nobody is connected from."""
+        """Forget the address that has been silent longest and has no connections."""
         for network, found in self._addresses.items():
             if not found.strangers:
                 del self._addresses[network]
@@ -64,7 +64,7 @@ class Admission:
 
 
 def network_of(peer: str) -> str:
-    """What one machine can choose its address from: of IPv6, 64 bits."""
+    """The range that one machine can choose its addresses from: with IPv6, a network of 64 bits."""
     if ":" not in peer:
         return peer
     address = ipaddress.IPv6Address(peer.partition("%")[0])

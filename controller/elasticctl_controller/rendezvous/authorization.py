@@ -1,4 +1,4 @@
-"""Whose request it is: the job in its path, whose bearer token it has to show."""
+"""Which job a request belongs to: the job in its path, if the request carries that job's bearer token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _TERMINAL = frozenset(phase.value for phase in Phase if phase.terminal)
 
 
 class Authorization:
-    """`token_for(job_uid, number)` returns a bearer token of a job. `tokens` say which numbers count, by job key; the
-    lock of `groups` guards them. `find_job(key)` returns the manifest of a job that has no group yet.
+    """Identifies the job of each request. `token_for(job_uid, number)` returns a bearer token of a job.
+
+    `tokens` say which numbers are valid, by job key; the lock of `groups` guards them. `find_job(key)` returns the
+    manifest of a job that has no group yet.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class Authorization:
         self.tokens: dict[str, TokenStatus | None] = {}
 
     def identify(self, path: str, authorization: str) -> Caller:
-        """The job whose token a request shows. Raises Refused."""
+        """The job whose token a request carries. Raises Refused."""
         found = _PATH.fullmatch(path)
         if found is None:
             raise Refused(404, "there is nothing here")
@@ -52,7 +54,7 @@ class Authorization:
         return Caller(key, uid)
 
     def _check_token(self, key: str, uid: str, token: TokenStatus | None, authorization: str) -> None:
-        """Raises Refused unless a token that is good now was shown."""
+        """Raise Refused unless the token in the header is valid now."""
         # A header may contain any bytes; those that are not text arrive as surrogates.
         given, now = authorization.encode("utf-8", "surrogateescape"), self._groups.clock()
 
@@ -67,7 +69,7 @@ class Authorization:
         raise Refused(401, f"wrong token for job {key}")
 
     def _find_running(self, key: str) -> tuple[str, TokenStatus | None] | None:
-        """The uid and token of a job that exists and has not ended; all its workers ask at once after a restart."""
+        """The uid and token of a job that exists and has not ended. After a restart, all its workers call at once."""
         manifest = self._find_job(key) or {}
         metadata, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
         is_over = metadata.get("deletionTimestamp") is not None or status.get("phase") in _TERMINAL

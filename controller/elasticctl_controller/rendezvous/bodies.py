@@ -1,6 +1,6 @@
-"""The bodies of requests: how large, how slow and how much work they may be.
+"""The bodies of requests: how large and how slow they may be, and how much work they may cause.
 
-A small one is read and parsed at once. Of a large one, each job has one under way at a time, and it is parsed beside
+A small body is read and parsed at once. Each job may send one large body at a time, and large bodies are parsed beside
 the event loop, one after the other: thousands of members take a tenth of a second.
 """
 
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """Reads bodies, of workers that have shown their token."""
+    """Reads the bodies of requests from workers that have shown their token."""
 
     def __init__(self) -> None:
         self._large = WeakValueDictionary[str, asyncio.Lock]()  # by job uid, while somebody holds it or waits for it
         self._worker = ThreadPoolExecutor(1, "bodies")
 
     async def read(self, request: web.Request, caller: Caller) -> Mapping[str, Any]:
-        """The JSON object in a request. Raises Refused, also for one that takes too long."""
+        """The JSON object in a request. Raises Refused, also if the body takes too long to arrive."""
         size = request.content_length
         if "Transfer-Encoding" in request.headers or size is None:
             raise Refused(411, "a body needs a Content-Length")
@@ -50,7 +50,7 @@ class Bodies:
             return await self.work(lambda: parse_body(raw))
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Do something that takes long beside the event loop; returns and raises what it does."""
+        """Do slow work beside the event loop; returns, or raises, what it does."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
 
@@ -64,7 +64,7 @@ async def _receive(request: web.Request) -> bytes:
 
 
 async def _drain(request: web.Request) -> None:
-    """Read some of a body that is too large, so that who sends it comes to read the refusal."""
+    """Read part of a body that is too large, so that the sender gets to read the refusal."""
 
     async def drain() -> None:
         left = _DRAINED_BYTES

@@ -1,7 +1,7 @@
 """The training groups of all jobs under one lock, the long polls that wait for them, and their timers.
 
-Whatever may change a group goes through `settle`: it wakes the group's polls only if the group has moved, and sets one
-timer for its next deadline.
+Everything that may change a group ends with `settle`, which wakes the group's polls if its state has changed, and sets
+one timer for its next deadline.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 class Groups:
-    """`by_key` are the groups by job key, `begun_anew` the keys of those that a service that begins anew had; the lock
-    guards both. `polls` are those under way, by job key.
+    """All groups. `by_key` are the groups by job key; `begun_anew` are the keys of the groups that the service had when
+    it last started over (`RendezvousService.begin_anew`). The lock guards both. `polls` are those under way, by key.
 
     `note_change(key)` is called on the event loop's thread when a job's view has changed in a way that its status
     should show. `clock` returns seconds since the epoch.
@@ -48,7 +48,8 @@ class Groups:
         self._loop = asyncio.get_running_loop()
 
     def of(self, caller: Caller) -> Group:
-        """The caller's group: the job may have been deleted since it asked, and another one have taken its name."""
+        """The caller's group. Raises Refused if the job has been deleted since the call, even if its name exists
+        again."""
         group = self.by_key.get(caller.key)
         if group is None and caller.key in self.begun_anew:
             raise Refused(503, f"job {caller.key} has not been reconciled yet")
@@ -62,7 +63,8 @@ class Groups:
             self._loop.call_soon_threadsafe(self.settle, key, True)
 
     def settle(self, key: str, moved: bool = False) -> None:
-        """Let a group do what is due, wake its polls if it has moved, and come again at its next deadline."""
+        """Let a group do what is due, wake its polls if its state has changed, and set a timer for its next
+        deadline."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -83,7 +85,7 @@ class Groups:
 
     @contextmanager
     def changing(self, caller: Caller) -> Iterator[tuple[Group, float]]:
-        """Hold a group, and the time, to change it; what follows from the change is done afterwards."""
+        """Yield a group and the time, to change the group; what follows from the change is done afterwards."""
         with self.turns.measured(caller.key):
             with self.lock:
                 group = self.of(caller)

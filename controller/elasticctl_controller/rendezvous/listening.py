@@ -1,8 +1,9 @@
-"""What a server needs that every worker of a large job calls at once, and every other pod of the cluster too.
+"""Accepts connections for a server that all workers of a large job call at once, and that every pod can reach.
 
-`Door` accepts connections for an aiohttp application. Of a stranger it reads the head of one request: without a valid
-token there is a refusal, and the connection is closed. aiohttp sees only what comes after a token, in the turns of its
-job. Who begins a request and does not end it is cut off, and strangers are limited by address (`admission`).
+`Door` accepts connections for an aiohttp application. From a stranger it reads the head of one request; without a valid
+token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each at its job's
+turn. A client that begins a request and does not finish it is cut off, and strangers are limited by address
+(`admission`).
 """
 
 from __future__ import annotations
@@ -41,25 +42,25 @@ _PROTOCOL: Mapping[str, Any] = {
     "read_bufsize": 1 << 14,
     "keepalive_timeout": 600.0,
 }
-"""aiohttp's settings, for those that are let in: nothing is inflated, the rest of a refused request is not read."""
+"""aiohttp's settings for known connections: nothing is decompressed, and the rest of a refused request is not read."""
 
 
 class Guard(Protocol):
-    """Who knows the callers of an application."""
+    """Recognizes the callers of an application."""
 
     @property
     def turns(self) -> Turns:
         """Each job's share of the event loop."""
 
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
-        """Whose request it is, and how many connections that job may have. Raises Refused."""
+        """The job that a request belongs to, and how many connections that job may have. Raises Refused."""
 
     def lose_touch(self, key: str, uid: str) -> None:
         """The host of this job's worker no longer answers."""
 
 
 class Stranger:
-    """A connection of which nothing is known. The head of its first request is read, and no more."""
+    """A connection that has not shown a token. Only the head of its first request is read."""
 
     def __init__(self, door: Door, connected: socket.socket, peer: str) -> None:
         self._door, self._socket, self.peer = door, connected, peer
@@ -69,7 +70,7 @@ class Stranger:
         loop.add_reader(connected.fileno(), self._read)
 
     def close(self, *, known: bool = False) -> None:
-        """Forget it; unless it is known, its connection too."""
+        """Stop reading, and close the connection unless it is `known` now."""
         self._deadline.cancel()
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._door.forget(self, known=known)
@@ -100,7 +101,7 @@ class Stranger:
             self._door.let_in_at_turn(self._socket, caller, self._head)
 
     def _refuse(self, error: Refused) -> None:
-        """Answer, and close a little later: who still sends a small body would not come to read the answer."""
+        """Answer, and close a little later, so that a client that still sends a small body gets to read the answer."""
         try:
             self._socket.send(_refusal(error))
             self._socket.shutdown(socket.SHUT_WR)
@@ -114,9 +115,9 @@ class Stranger:
 
 
 class Connection(asyncio.Protocol):
-    """A job's connection, in front of aiohttp's own protocol: what arrives is read at the job's turn.
+    """A job's connection, in front of aiohttp's own protocol: what arrives is processed at the job's turn.
 
-    `uid` is that of the worker that has called last on it.
+    `uid` is the worker that has called last on this connection.
     """
 
     def __init__(self, door: Door, caller: Caller | None, first: bytes) -> None:
@@ -127,12 +128,12 @@ class Connection(asyncio.Protocol):
         self._busy = self._gone = False
 
     def begin(self) -> None:
-        """The head of a request is here."""
+        """The head of a request has arrived."""
         self._busy = True
         self._in_time()
 
     def end(self) -> None:
-        """A request has its answer."""
+        """A request has been answered."""
         self._busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,14 +177,14 @@ class Connection(asyncio.Protocol):
 
 
 def connection_of(request: web.Request) -> Connection | None:
-    """The connection that a request came on; None where the application is served without a `Door`."""
+    """The connection that a request came on; None if the application is served without a `Door`."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
     return protocol if isinstance(protocol, Connection) else None
 
 
 @web.middleware
 async def _note_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the connection that the head of a request is here, and when it has its answer."""
+    """Tell the connection when the head of a request has arrived, and when the request has been answered."""
     connection = connection_of(request)
     if connection is None:
         return await handler(request)
@@ -195,11 +196,11 @@ async def _note_request(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 class Door:
-    """Serves an application until `cleanup`; with a `guard`, callers that it recognises."""
+    """Serves an application until `cleanup`; with a `guard`, only to callers that it recognizes."""
 
     def __init__(self, app: web.Application, guard: Guard | None = None) -> None:
         app.middlewares.insert(0, _note_request)
-        # With a guard, no handler waits on for a caller that has gone.
+        # With a guard, no handler keeps waiting for a caller that has disconnected.
         cancels = guard is not None
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=cancels, **_PROTOCOL)
         self._guard = guard
@@ -210,7 +211,7 @@ class Door:
         self._entering: set[asyncio.Task[Any]] = set()
 
     async def open_tcp(self, host: str | None, port: int) -> None:
-        """Listen on a port, by default of all addresses. Raises OSError."""
+        """Listen on a port, by default on all addresses. Raises OSError."""
         dual = not host and socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual or ":" in (host or "") else socket.AF_INET
         listening = socket.create_server((host or "", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
@@ -250,7 +251,7 @@ class Door:
         return cast(web.Server, self._runner.server)()
 
     def recognise(self, head: bytes) -> Caller:
-        """Whose request has this head. Raises Refused."""
+        """The job that a request with this head belongs to. Raises Refused."""
         line, *lines = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         names = [text.partition(":") for text in lines]
@@ -263,14 +264,14 @@ class Door:
         return caller
 
     def forget(self, stranger: Stranger, *, known: bool) -> None:
-        """A stranger has gone, or is none any more."""
+        """A stranger has disconnected, or is a stranger no more."""
         if stranger in self._strangers:
             del self._strangers[stranger]
             if stranger.peer:
                 self._admission.leave(stranger.peer, known=known)
 
     def let_in(self, connected: socket.socket, caller: Caller | None, first: bytes) -> None:
-        """Have aiohttp serve a connection, of which `first` has been read already."""
+        """Have aiohttp serve a connection; `first` has been read from it already."""
         connection = Connection(self, caller, first)
         task = asyncio.get_running_loop().create_task(self._connect(connection, connected))
         self._entering.add(task)
@@ -296,7 +297,7 @@ class Door:
                 cast(Guard, self._guard).lose_touch(key, connection.uid)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Take in a few connections; the loop reads from others before it comes back for more."""
+        """Accept a few connections; the event loop reads from others before it comes back for more."""
         for _ in range(_ACCEPTS):
             try:
                 accepted, address = listening.accept()
@@ -344,7 +345,7 @@ class Door:
 
 
 def _refusal(error: Refused) -> bytes:
-    """A whole answer, for who is not let in."""
+    """A complete HTTP response for a client that is not let in."""
     body = json.dumps({"error": str(error)}).encode()
     return (
         f"HTTP/1.1 {error.status} Refused\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"

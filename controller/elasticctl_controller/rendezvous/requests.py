@@ -34,15 +34,15 @@ MAX_PLACE = 80
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
 MAX_AGE_S = 366 * 86_400.0
-"""No wait of a worker is longer, whatever it says."""
+"""The longest wait that a worker may report; longer ones are cut to this."""
 ACTIVITIES = frozenset(
     {"preparing", "waiting", "starting", "running", "draining", "stopping", "exporting", "finishing", "hung"}
 )
-"""What a launcher may say that it is doing."""
+"""What a launcher may report to be doing."""
 
 
 _CAMEL = {"exit_code": "exitCode", "last_lines": "lastLines"}
-"""Requests have names like Python's, termination messages like Kubernetes'."""
+"""Requests use Python's style of names, termination messages Kubernetes' style."""
 
 
 class Refused(Exception):
@@ -54,23 +54,23 @@ class Refused(Exception):
 
     @property
     def keeps_open(self) -> bool:
-        """True where the request was read to its end, and came from a worker."""
+        """True if the request was read to its end and came from a worker, so that the connection can be used again."""
         return self.status in (400, 409, 429)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The job whose agent asks: its key, and its uid, as another job may take the name at any moment."""
+    """The job whose agent is calling: its key, and its uid, because another job may take the name at any moment."""
 
     key: str
     job_uid: str
 
 
 class Limiter:
-    """A token bucket per job: a runaway script must not block the service for other jobs.
+    """A token bucket for each job: a runaway script must not block the service for other jobs.
 
-    It lets `BURST` requests pass at once and `RATE_PER_S` in the long run, several times what the 2,000 workers of the
-    largest job need.
+    It allows `BURST` requests at once and `RATE_PER_S` per second in the long run, several times what the 2,000 workers
+    of the largest job need.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def read_seconds(body: Mapping[str, Any], name: str) -> float | None:
-    """A time from now on, in seconds; None where it is not known."""
+    """A time from now, in seconds; None if it is unknown."""
     value = _finite(body.get(name))
     return None if value is None else min(max(0.0, value), MAX_AGE_S)
 
@@ -133,7 +133,7 @@ def read_member(body: object) -> Member:
 
 
 def read_world(body: Mapping[str, Any], uid: str, generation: int) -> GroupWorld:
-    """The generation that the caller `uid` says it is in."""
+    """The generation that the caller `uid` reports to be in."""
     members = body.get("members")
     if not isinstance(members, list) or len(members) > MAX_MEMBERS:
         raise Refused(400, f"members: expected a list of at most {MAX_MEMBERS}")
@@ -160,9 +160,9 @@ def read_end(body: Mapping[str, Any], uid: str, name: str, now: float) -> RanksE
 
 
 def recall_failures(group: Group, body: Mapping[str, Any], uid: str, generation: int, now: float) -> None:
-    """A worker of this generation may tell of failures after which it was told to start again.
+    """A worker of this generation may report earlier failures after which it was told to restart.
 
-    An older launcher tells of the last only.
+    An older launcher reports the last one only.
     """
     failed = body.get("failed")
     for told in failed[-MAX_FAILURES:] if isinstance(failed, list) else [failed]:
@@ -174,7 +174,7 @@ def recall_failures(group: Group, body: Mapping[str, Any], uid: str, generation:
 
 
 def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:
-    """Record that a worker has called, and what it says it is doing; True if that is something new."""
+    """Record that a worker has called, and what it reports to be doing; True if that is something new."""
     doing, uid = body.get("doing"), body.get("uid")
     said = doing if isinstance(doing, str) and doing in ACTIVITIES else ""
     return group.note_sign(str(uid), now, said, min(max(0.0, _finite(body.get("since_s")) or 0.0), MAX_AGE_S))
@@ -253,7 +253,7 @@ def _share(value: object) -> float | None:
 
 
 def _note_places(group: Group, generation: int, ranks: object) -> bool:
-    """Record where ranks stand that do not move; one without a place moves again."""
+    """Record where ranks that do not move stand; a rank without a place moves again."""
     if generation != group.generation or not isinstance(ranks, list):
         return False
     for item in ranks[:MAX_SLOTS]:
@@ -286,7 +286,7 @@ def _progress(message: Mapping[str, Any]) -> ProgressStatus:
 
 
 def _not_finite(value: object, step: int) -> NotFinite | None:
-    """What a rank says of a metric that is no number: `{"value": "NaN", "since_step": 81}`; None for anything else."""
+    """A metric that a rank reports as not finite, `{"value": "NaN", "since_step": 81}`; None for anything else."""
     if isinstance(value, float) and not math.isfinite(value):
         return NotFinite("NaN" if math.isnan(value) else "inf" if value > 0 else "-inf", step)
     if not isinstance(value, Mapping) or value.get("value") not in NOT_FINITE_VALUES:

@@ -2,17 +2,18 @@
 
 One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{verb}` with a JSON body and the job's
 bearer token. `join`, `watch`, `finish` and `fail` are long polls, answered within `POLL_S`; the other verbs are
-answered at once. Every request is a sign of life; `heartbeat` is nothing else, for launchers without a poll under way.
+answered at once. Every request is a sign of life; `heartbeat` is only that, for launchers without a poll under way.
 While a poll is under way, the kernel asks the worker's host for a sign of life (`sockets`). The controller's thread
-sets who is alive through `set_group`; the handlers run on the application's event loop.
+sets the live workers through `set_group`; the handlers run on the application's event loop.
 
-Every pod of a cluster reaches the port. `listening` closes connections that show no valid token in time; of a request
-without one, only the head is looked at. Requests with one take turns (`turns`), so that each job has its share of the
-service's time.
+Every pod of a cluster can reach the port. `listening` closes connections that show no valid token in time, and reads
+only the head of a request without one. Requests with a token take turns (`turns`), so that each job has its share of
+the service's time.
 
-All state is in `membership.Group`; `groups` holds them under one lock, with their polls and timers. `authorization`
-finds the job of a request, and `verbs` answers it. Nothing is on disk: agents report their group to a restarted service
-again. Answers are fenced like writes: if two services form a group at the same time, agents listen to one only.
+All state is in `membership.Group`; `groups` holds all groups under one lock, with their polls and timers.
+`authorization` finds the job of a request, and `verbs` answers it. Nothing is on disk: agents report their group again
+to a restarted service. Answers are fenced like writes: if two services form a group at the same time, agents listen to
+only one of them.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ DEFAULT_RULES, STAYING = GroupRules(), Leaving()
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What the service knows of a job, for its status.
+    """What the service knows about a job, for its status.
 
     `silent`: the uids of workers that are alive but did not join again when the group re-formed. `growth`: why
-    newcomers that are ready are not taken in yet. `activity`: what the group does. `usage`: what workers use of their
-    machines. `notices`: what launchers say of workers that have to go and have not been told to yet, by uid.
+    newcomers that are ready are not admitted yet. `activity`: what the group is doing. `usage`: what workers use of
+    their machines. `notices`: what launchers have reported about workers that will have to leave, by uid.
     """
 
     progress: ProgressStatus | None = None
@@ -75,7 +76,7 @@ class GroupView:
 
 
 def steady_clock() -> Callable[[], float]:
-    """A monotonic clock in seconds since the epoch: setting the system's clock must not move the group's deadlines."""
+    """A monotonic clock in seconds since the epoch: changes of the system's clock must not move a group's deadlines."""
     offset_s = time.time() - time.monotonic()
     return lambda: offset_s + time.monotonic()
 
@@ -134,9 +135,9 @@ class RendezvousService:
         leaving: Leaving = STAYING,
         rules: GroupRules = DEFAULT_RULES,
     ) -> None:
-        """Set who is alive (uid -> worker name), who of them is to leave, and how the group is run.
+        """Set the live workers (uid -> name), which of them are leaving, and how the group is run.
 
-        `status` initialises the group of a job that this service does not know yet: one that was deleted and created
+        `status` initializes the group of a job that this service does not know yet. A job that was deleted and created
         again under its name is another job, and the agents of the old one get 410.
         """
         with self.groups.lock:
@@ -174,7 +175,7 @@ class RendezvousService:
         self.groups.settle(key, moved=True)
 
     def view(self, key: str, job_uid: str) -> GroupView:
-        """Return what is known of the job with this uid; empty for an unknown one."""
+        """Return what is known about the job with this uid; empty for an unknown one."""
         with self.groups.lock:
             group = self.groups.by_key.get(key)
             if group is None or group.job_uid != job_uid:
@@ -199,9 +200,9 @@ class RendezvousService:
         self.groups.wake(key)
 
     def begin_anew(self) -> None:
-        """Know of the groups what a service that has just been started does: agents could not tell it anything.
+        """Start over like a service that has just been started, because agents could not report anything for a while.
 
-        They get 503 until `set_group`, and are not taken for silent because nobody listened.
+        They get 503 until `set_group`, and do not count as silent because nobody was listening.
         """
         with self.groups.lock:
             keys = list(self.groups.by_key)
@@ -247,7 +248,7 @@ class RendezvousService:
         return await verb(caller, body)
 
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
-        """The job that a request is of, and how many connections it may have. Raises Refused."""
+        """The job that a request belongs to, and how many connections it may have. Raises Refused."""
         if not self._may_act():
             raise _away()
         caller = self.authorization.identify(path, authorization)
@@ -256,5 +257,5 @@ class RendezvousService:
 
 
 def _away() -> Refused:
-    """A refusal of the worker would be wrong: the replica that leads now may know it."""
+    """The answer of a replica that does not lead. It must not refuse the worker, which the leader may know."""
     return Refused(503, "this replica no longer leads")

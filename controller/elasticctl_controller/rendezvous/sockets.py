@@ -1,8 +1,7 @@
-"""What a server with a connection from every worker of a large job wants of the kernel.
+"""Kernel settings for a server with a connection from every worker of a large job.
 
-Each connection is an open file. The kernel finds out within 2 s that a worker's host has vanished, and that costs no
-process anything: TCP's keepalive, and whatever is sent, is acknowledged by the host's kernel, however busy its
-processes are.
+Each connection is an open file. The kernel notices within 2 s that a worker's host has vanished, at no cost for any
+process: TCP's keepalive, like all data, is acknowledged by the host's kernel, however busy its processes are.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from contextlib import suppress
 from typing import Any
 
 KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 2000}
-"""Ask after a second in which nothing came, and give the connection up a second later; also if something sent has not
-been acknowledged for 2 s, for then the kernel does not ask. Launchers connect again."""
+"""Probe after a second without data, and give the connection up a second later. Also give it up if data has not been
+acknowledged for 2 s, because the kernel does not probe meanwhile. Launchers connect again."""
 LOST_HOST = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may; returns the limit. Each connected worker needs one."""
+    """Raise this process's limit of open files as far as allowed; returns the limit. Each connection needs one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return soft
@@ -38,7 +37,7 @@ def raise_file_limit() -> int:
 
 
 def explain_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop say in one line when it cannot accept a connection; it tries again after a second by itself."""
+    """Have the event loop log one line when it cannot accept a connection; it tries again by itself after a second."""
     said: set[int] = set()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -59,7 +58,7 @@ def explain_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def watch_host(transport: asyncio.BaseTransport | None) -> None:
-    """Have the kernel find out when the other end's host no longer answers."""
+    """Have the kernel notice when the host at the other end no longer answers."""
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -71,19 +70,20 @@ def watch_host(transport: asyncio.BaseTransport | None) -> None:
 
 
 def has_lost_host(error: BaseException | None) -> bool:
-    """Did a connection end because the other end's host no longer answers? A process that ends closes it at once."""
+    """Did a connection end because the host at the other end no longer answers? A process that ends closes it at
+    once."""
     return isinstance(error, OSError) and error.errno in LOST_HOST
 
 
 def reset(accepted: socket.socket) -> None:
-    """Close a connection without leaving anything behind."""
+    """Reset a connection, so that the kernel keeps nothing of it."""
     with suppress(OSError):
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     accepted.close()
 
 
 def peer_uid(connected: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket; None where the system does not tell."""
+    """The user id at the other end of a Unix socket; None if the system does not tell."""
     if sys.platform != "linux":
         return None
     told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

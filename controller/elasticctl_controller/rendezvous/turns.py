@@ -1,8 +1,8 @@
-"""Whose turn it is: each job's share of the one thread that serves all of them.
+"""Each job's share of the one thread that serves all of them.
 
-What a job has to have done waits in a queue, and the job that has used the least time is next: a job alone has all
-of it, and one that floods the service delays nobody but itself. As many turns are given at a time as take a couple of
-milliseconds; in between, the event loop reads and writes.
+The work for each job waits in a queue, and the job that has used the least time is next: a job alone gets all of the
+time, and a job that floods the service delays only itself. Turns are given for a couple of milliseconds at a time; in
+between, the event loop reads and writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 SLICE_S = 0.002
 LEAST_S = 0.0002
 _WEIGHT = 0.2
-"""How much one turn counts in an average."""
+"""The weight of one turn in an average."""
 
 
 class Turns:
@@ -44,7 +44,7 @@ class Turns:
         queue = self._queues.get(job)
         if queue is None:
             queue = self._queues[job] = deque()
-            # Whoever was away saves up no time.
+            # A job that had nothing to do does not save up time.
             used_s = self._used_s[job] = max(self._used_s.get(job, 0.0), self._least_s)
             heapq.heappush(self._ready, (used_s, next(self._numbers), job))
         queue.append(work)
@@ -53,7 +53,7 @@ class Turns:
 
     @contextmanager
     def measured(self, job: str) -> Iterator[None]:
-        """What is done inside is what a turn of the job costs."""
+        """Measure what is done inside as the cost of one of the job's turns."""
         began = self._clock()
         try:
             yield
@@ -62,7 +62,7 @@ class Turns:
             self._turn_s[job] = max(LEAST_S, before_s + _WEIGHT * (spent_s - before_s))
 
     def forget(self, job: str) -> None:
-        """Drop what is remembered of a job that has ended."""
+        """Forget a job that has ended."""
         self._turn_s.pop(job, None)
 
     def _give(self) -> None:

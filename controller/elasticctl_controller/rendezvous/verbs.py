@@ -1,4 +1,4 @@
-"""What a worker's launcher can ask for: one method for each verb, from the request's body to its answer."""
+"""The verbs of the rendezvous service: one method for each, from the body of a launcher's request to the answer."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from elasticctl_controller.rendezvous.requests import (
 )
 
 SEEN_S = 1.0
-"""How long a launcher that got SIGTERM waits to hear by when its pod has to end: the controller sees at about the same
-time that somebody deletes it. Where nobody does, as when a node shuts down, it leaves at once."""
+"""How long a launcher that got SIGTERM waits to hear its pod's deadline: if somebody deletes the pod, the controller
+sees that at about the same time. If nobody does, as when a node shuts down, the worker leaves at once."""
 MAX_REPORTS = 256
 REPORTS_PER_S = 200.0
-"""How many reports of progress a job's workers are asked to send between them: all of them say the same."""
+"""How many reports of progress all workers of a job together are asked to send: every report says the same."""
 
 Verb = Callable[[Caller, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]
 
 
 class Verbs:
-    """Answers requests about `groups`; on the event loop. What takes long is parsed by `bodies`."""
+    """Answers requests about `groups`, on the event loop. Large bodies are parsed by `bodies`."""
 
     def __init__(self, groups: Groups, bodies: Bodies) -> None:
         self._groups, self.bodies = groups, bodies
@@ -55,11 +55,11 @@ class Verbs:
         }
 
     def find(self, name: str) -> Verb | None:
-        """The verb of that name, which returns a JSON object or one that is encoded already. It may raise Refused."""
+        """The verb of that name. It returns a JSON object, or the text of one, and may raise Refused."""
         return self._verbs.get(name)
 
     def forget(self, key: str) -> None:
-        """Drop what is remembered of a job."""
+        """Forget a job."""
         self._encoded.pop(key, None)
 
     async def _join(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -98,7 +98,7 @@ class Verbs:
         return self._encode(caller.key, formed)
 
     def _encode(self, key: str, world: GroupWorld) -> str:
-        """The generation as JSON, encoded once, as every member gets the same. A rerun starts at 1 again."""
+        """The generation as JSON, encoded once because every member gets the same text."""
         cached = self._encoded.get(key)
         if cached is None or cached[0] is not world:
             members = [
@@ -140,16 +140,17 @@ class Verbs:
             if group.adopts(generation):
                 return None  # its peers have not called yet
             if group.world is None or group.world.generation != generation:
-                return "rejoin"  # somebody was lost who had not finished: it is done again
-            # Told to a restarted service that did not know the generation yet: it is to be told once more.
+                return "rejoin"  # a member was lost that had not finished: the work is repeated
+            # A restarted service did not know the generation yet, so this has to be reported once more.
             return "waiting" if uid in group.members and uid not in group.finished else None
 
         return {"state": await self._groups.poll(caller, state_of) or "waiting"}
 
     async def _notice(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A worker has to go: at once, or it asks how long it may stay.
+        """A worker has to leave: at once, or it asks how long it may stay.
 
-        Of a signal the controller knows by when; of its cloud's word the launcher says `in_s` (None: it has no time).
+        If it got a signal, the controller knows the deadline. If it heard from its cloud, the launcher sends the time
+        left as `in_s` (None: unknown).
         """
         uid, reason = read_text(body, "uid"), read_text(body, "reason")
         if body.get("stays") is not True:
@@ -225,7 +226,7 @@ class Verbs:
 
 
 def _watch_answer(group: Group, uid: str, generation: int, *, draining: bool) -> dict[str, Any] | None:
-    """What a member of that generation is to know; None as long as there is nothing new. `draining`: it drains."""
+    """The answer for a member of that generation; None while there is nothing new. `draining`: it drains already."""
     if uid not in group.alive:
         return {"state": "stale", "reason": "removed"}
     if group.state is GroupState.OVER:

@@ -88,7 +88,7 @@ def test_a_secret_that_may_not_be_changed_costs_no_worker_that_has_a_good_token(
             bench.create(job)
     else:
         bench.create(job)
-        assert "its former token stays good" in caplog.text
+        assert "its previous token stays valid" in caplog.text
 
 
 def test_a_service_that_an_earlier_job_left_gives_way(bench: Bench) -> None:
