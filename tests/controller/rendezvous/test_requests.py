@@ -163,6 +163,7 @@ def test_where_ranks_stand_is_known_until_they_move() -> None:
 
 
 @given(JSON)
+@settings(deadline=None)
 def test_any_places_can_be_stored(ranks: Any) -> None:
     group = Group("j", generation=2)
     note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": [ranks, {"rank": 1, "where": ranks}]}, NOW)
