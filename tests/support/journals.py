@@ -29,6 +29,9 @@ class Owner:
     def retire(self, keep: Retention) -> None:
         self._keeper.retire(keep)
 
+    def check_fence(self) -> None:
+        self._writer.check_fence()
+
     def sweep_again(self) -> None:
         self._keeper.sweep_again()
 

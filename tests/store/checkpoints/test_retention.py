@@ -18,7 +18,7 @@ from elasticctl_store.checkpoints.retention import Keeper
 from elasticctl_store.errors import FencedError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from tests.support.journals import Owner, commit, flip, share_key, steps
+from tests.support.journals import Owner, commit, flip, share_key, steps, write_share
 
 
 @pytest.fixture
@@ -373,3 +373,54 @@ def test_a_proof_that_is_given_up_deletes_nothing(storage: Storage) -> None:
     with pytest.raises(StorageError, match="no time"):
         Keeper(storage, writer, give_up).retire(Retention(1))
     assert steps(storage) == [2, 1]
+
+
+class Lagging(LocalStorage):
+    """Lists the journal without its newest entry, `times` times."""
+
+    times = 0
+
+    def list(self, prefix: str, *, after: str = "") -> list[str]:
+        found = super().list(prefix, after=after)
+        if prefix == entries.JOURNAL and found and not after and self.times:
+            self.times -= 1
+            return found[1:]
+        return found
+
+
+def test_a_listing_that_lags_behind_costs_neither_the_newest_checkpoint_nor_the_run(tmp_path: Path) -> None:
+    storage = Lagging(tmp_path)
+    commit(storage, Owner(storage), 1)
+    run = Owner(storage)
+    found = commit(storage, run, 2)
+    storage.times = 1  # as what is there is looked at for the first time
+    run.retire(Retention(3))
+    assert steps(storage) == [2, 1]
+    verify.verify(storage, found, lambda count: None)
+    storage.times = 1
+    run.check_fence()
+
+
+def test_a_run_ends_where_its_journal_was_deleted_and_another_has_begun(storage: Storage) -> None:
+    run = Owner(storage)
+    for step in (1, 2, 3):
+        commit(storage, run, step)
+    storage.delete(list(all_keys(storage, entries.JOURNAL)))
+    commit(storage, Owner(storage), 4)
+    with pytest.raises(FencedError):
+        run.check_fence()
+
+
+def test_a_complete_save_stays_while_nothing_newer_is_proven(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    commit(storage, Owner(storage), 1)
+    killed = Owner(storage)
+    key = share_key(killed, 2)
+    write_share(storage, key)
+    run = Owner(storage)
+    flip(tmp_path, commit(storage, run, 3))
+    run.retire(Retention(3))
+    assert key in all_keys(storage, entries.DATA)
+    commit(storage, run, 4)
+    run.retire(Retention(3))
+    assert key not in all_keys(storage, entries.DATA)

@@ -191,8 +191,14 @@ class CommitWriter:
         return True
 
     def _is_followed(self) -> bool:
-        """Is there an entry behind this run's last?"""
-        return next(positions(self._storage), None) != self._tail
+        """Is there an entry behind this run's last? Also where that has been deleted: then others have begun anew."""
+        newest = next(positions(self._storage), 0)
+        if newest >= self._tail:
+            return newest > self._tail
+        try:  # a listing may lag behind what was written
+            return read_entry(self._storage, self._tail).generation != self._mine.generation
+        except (DamagedError, MissingError):
+            return True
 
     def _fenced(self) -> FencedError:
         who = ""

@@ -76,7 +76,7 @@ class Keeper:
 
         Damaged ones do not count as kept, and go as if they did. The first call also deletes what killed runs left:
         data no commit refers to, entries half-written; but no save that is complete, where an entry of the journal
-        cannot be read. Where no commit is whole, nothing is deleted. Raises FencedError, and deletes nothing more, when
+        cannot be read, or where it is newer than what is proven. Where no commit is whole, nothing is deleted. Raises FencedError, and deletes nothing more, when
         another run has taken over: that is looked at before each commit that goes.
         """
         self._mark()
@@ -88,10 +88,13 @@ class Keeper:
             found.remove(old)
             delete_commit(self._storage, old, found)
         self._drop_bases(doomed, found)
+        stale = self._stale(strays)
         if strays and self._proven is not None:
             self._writer.check_fence()  # they were listed before it: nothing is among them that a newer run stores
-            self._storage.delete(strays)
-        self._swept = not strays or self._proven is not None
+            self._storage.delete(stale)
+        self._swept = len(stale) == len(strays)
+        if not self._swept:
+            self._proven = None  # next time, of a newer one
 
     def make_room(self, needed_bytes: int, number: int, *, is_full: bool = False) -> bool:
         """Before this run's save number `number` is written: delete, while room is short, what can go; did anything go?
@@ -153,6 +156,23 @@ class Keeper:
             self._writer.check_fence()
             delete_bases(self._storage, deleted, found)
 
+    def _stale(self, strays: Sequence[str]) -> list[str]:
+        """Those of the strays that may go: no complete save that is newer than the commit that is proven."""
+        proven, mine = self._proven, self._writer.generation
+        if proven is None:
+            return []
+        saves = {folder: entries.save_of(folder) for folder in map(entries.folder_of, strays)}
+        than = entries.save_of(proven.folder)
+        newer = {
+            folder
+            for folder, save in saves.items()
+            if save and than and save.order > than.order and save.run_id != mine.run_id
+        }
+        complete = repair.complete_saves(self._storage) if newer else ()
+        if not newer.intersection(folder for _, folder, _ in complete):
+            return list(strays)
+        return [key for key in strays if entries.folder_of(key) not in newer]
+
     def _is_short(self, needed_bytes: int) -> bool:
         free_bytes = self._storage.free_bytes() if isinstance(self._storage, LocalStorage) else None
         return free_bytes is not None and free_bytes < needed_bytes
@@ -180,8 +200,11 @@ class Keeper:
         """All commits, as far as they are not deleted."""
         own = self._writer.appended
         if self._commits is None:
-            found = [entry for _, entry in read_entries(self._storage)]
+            read = list(read_entries(self._storage))
+            found = [entry for _, entry in read]
+            listed = {position for position, _ in read}
             self._commits = [entry for entry in found if isinstance(entry, Commit)]
+            self._commits += [commit for commit in own if commit.position not in listed]  # a listing may lag behind
             self._is_readable = not any(isinstance(entry, DamagedError) for entry in found)
         else:
             self._commits += own[self._seen :]
