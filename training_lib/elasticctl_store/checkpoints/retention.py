@@ -76,8 +76,9 @@ class Keeper:
 
         Damaged ones do not count as kept, and go as if they did. The first call also deletes what killed runs left:
         data no commit refers to, entries half-written; but no save that is complete, where an entry of the journal
-        cannot be read, or where it is newer than what is proven. Where no commit is whole, nothing is deleted. Raises FencedError, and deletes nothing more, when
-        another run has taken over: that is looked at before each commit that goes.
+        cannot be read, or where it is newer than what is proven. Where no commit is whole, nothing is deleted. Raises
+        FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
+        that goes.
         """
         self._mark()
         found = self._known()
