@@ -50,6 +50,17 @@ def test_the_whole_evidence_is_reported(launch: Launch) -> None:
     }  # fmt: skip
 
 
+def test_a_fault_below_python_is_reported_with_the_line_of_the_script(launch: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import ctypes\n\ndef step():\n    ctypes.string_at(0)\n\nstep()\n")
+    handler = ScriptedRendezvous({"fail": EXIT})
+    assert launch(handler, sys.executable, str(script)) == 139
+    (body,) = handler.bodies("fail")
+    failure = body["failure"]
+    assert (failure["signal"], failure["error"]) == ("SIGSEGV", "Fatal Python error: Segmentation fault")
+    assert f'  File "{script}", line 4 in step' in failure["last_lines"]
+
+
 def test_a_script_that_cannot_be_read_is_a_permanent_failure(launch: Launch) -> None:
     handler = ScriptedRendezvous({"fail": EXIT})
     assert launch(handler, *python("x = (")) == 1

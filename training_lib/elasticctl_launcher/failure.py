@@ -19,7 +19,7 @@ from typing import Any
 
 from elasticctl_launcher.hangs.watch_ranks import GROUP_HANGS, Hang
 from elasticctl_launcher.rank_processes import Rank
-from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line
+from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line, shown_lines
 
 APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
 PREEMPTED = "preempted"
@@ -81,7 +81,7 @@ class WorkerFailure:
             rank=rank.rank,
             signal=_signal_name(-code) if code < 0 else "",
             error=error,
-            last_lines=lines[-MAX_LINES:],
+            last_lines=shown_lines(lines, MAX_LINES),
             permanent=(code == 1 and final is not None and final.is_permanent) or is_wrong_use(code, lines),
             stopping=not rank.ended_unasked,
             ended_at=time.monotonic() if rank.ended_at is None else rank.ended_at,

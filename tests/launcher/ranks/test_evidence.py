@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line
+from elasticctl_launcher.ranks.evidence import (
+    beside_last_words,
+    find_final_exception,
+    is_wrong_use,
+    last_error_line,
+    shown_lines,
+)
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "    step()")
 FRAMES = tuple(f"frame #{n}: c10d::TCPStore::ping() + 0xf9 (0x7f1 in libtorch_cpu.so)" for n in range(60))
@@ -108,6 +114,47 @@ def test_what_a_restart_may_change(line: str) -> None:
 def test_lines_without_an_exception(lines: tuple[str, ...]) -> None:
     assert find_final_exception(lines) is None
     assert last_error_line(lines) == next((line.strip() for line in reversed(lines) if line), "")
+
+
+HIT = ("Current thread 0x00007f2 (most recent call first):", '  File "train.py", line 4 in kernel', "  ...")
+OTHER = ("Thread 0x00007f1 (most recent call first):", '  File "threading.py", line 982 in run')
+DUMP = ("Fatal Python error: Segmentation fault", "", *OTHER, "", *HIT, "", "Extension modules: torch._C (total: 1)")
+
+
+@pytest.mark.parametrize("before", [(), (*TRACEBACK, "ValueError: was caught"), ("epoch 3", "epoch 4")])
+def test_a_signal_that_python_reports(before: tuple[str, ...]) -> None:
+    lines = (*before, *DUMP)
+    final = find_final_exception(lines)
+    assert final is not None
+    assert final.line == "Fatal Python error: Segmentation fault"
+    assert (final.is_of_peers, final.is_permanent) == (False, False)
+    assert shown_lines(lines, 20) == (final.line, *HIT)
+    assert shown_lines(lines, 3) == (final.line, *HIT[:2])
+
+
+def test_a_signal_that_ended_another_process_is_not_the_last_word() -> None:
+    lines = (*DUMP, *TRACEBACK, "RuntimeError: DataLoader worker is killed by signal: Segmentation fault.")
+    final = find_final_exception(lines)
+    assert final is not None
+    assert final.line == lines[-1]
+    assert shown_lines(lines, 2) == lines[-2:]
+
+
+def test_the_main_thread_is_shown_where_none_of_python_was_hit() -> None:
+    main = ("Thread 0x00007f3 (most recent call first):", '  File "train.py", line 9 in <module>')
+    assert shown_lines(("Fatal Python error: Aborted", "", *OTHER, "", *main, ""), 20) == (
+        "Fatal Python error: Aborted",
+        *main,
+    )
+    assert shown_lines(("Fatal Python error: Aborted",), 20) == ("Fatal Python error: Aborted",)
+
+
+def test_stacks_below_an_exception_of_cpp_are_part_of_it() -> None:
+    lines = (*THROWN, WATCHDOG.format(REMOTE), "Fatal Python error: Aborted", *DUMP[1:])
+    final = find_final_exception(lines)
+    assert final is not None
+    assert final.is_of_peers
+    assert beside_last_words(lines, final) == []
 
 
 ARGPARSE = ("usage: train.py [-h] [--epochs EPOCHS]", "train.py: error: unrecognized arguments: --epoch 3")

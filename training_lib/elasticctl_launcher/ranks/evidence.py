@@ -6,6 +6,7 @@ collective, has said nothing about its own end; nor has the noise that libraries
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ _USAGE, _NO_PROGRAM = 2, (126, 127)
 _USAGE_LINES = 100
 _NO_PROGRAM_ENDS = ("not found", "no such file or directory", "permission denied", "exec format error")
 _TRACEBACK = "Traceback (most recent call last):"
+_FAULT = "Fatal Python error: "
+_CURRENT_THREAD = "Current thread 0x"
+_FAULT_LINES = (_FAULT, _CURRENT_THREAD, "Thread 0x", "Extension modules: ")
+"""How the lines begin, other than those of the stacks, that Python's faulthandler prints when a signal ends it."""
 _CPP_LINES = ("frame #", "Exception raised from ", "C++ CapturedTraceback:")
 """How the lines of a C++ backtrace begin."""
 
@@ -81,7 +86,20 @@ class FinalException:
 
 def find_final_exception(lines: Sequence[str]) -> FinalException | None:
     """The exception that ended the process which printed these last lines; None if they show none."""
-    return _find_of_cpp(lines) or _find_of_python(lines)
+    return _find_of_cpp(lines) or _find_of_fault(lines) or _find_of_python(lines)
+
+
+def shown_lines(lines: Sequence[str], limit: int) -> tuple[str, ...]:
+    """The last `limit` lines; of a process that a signal ended, the innermost frames of the thread that it hit."""
+    start = _start_of_fault(lines)
+    if start is None:
+        return tuple(lines[-limit:])
+    ends = [at for at in range(start + 1, len(lines)) if not lines[at].strip()] + [len(lines)]
+    stacks = [lines[begin + 1 : end] for begin, end in itertools.pairwise(ends)]
+    stacks = [stack for stack in stacks if stack and stack[0].startswith(_FAULT_LINES[1:3])]
+    # A thread of C++ alone has no stack here; the main thread's is the last.
+    hit = next((stack for stack in stacks if stack[0].startswith(_CURRENT_THREAD)), stacks[-1] if stacks else ())
+    return (lines[start], *hit)[:limit]
 
 
 def is_wrong_use(code: int, lines: Sequence[str]) -> bool:
@@ -111,7 +129,7 @@ def beside_last_words(lines: Sequence[str], final: FinalException) -> list[str]:
 def _is_of_exception(line: str) -> bool:
     plain = _plain(line)
     marked = plain is not line or line[0].isspace() or _TERMINATED in line
-    return bool(marked or _LOG.match(line) or line.startswith(_CPP_LINES))
+    return bool(marked or _LOG.match(line) or line.startswith((*_CPP_LINES, *_FAULT_LINES)))
 
 
 def _plain(line: str) -> str:
@@ -147,11 +165,29 @@ def _first_not_indented(lines: Sequence[str], start: int) -> int | None:
     return next((at for at in range(start, len(lines)) if lines[at].strip() and not lines[at][0].isspace()), None)
 
 
+def _start_of_fault(lines: Sequence[str]) -> int | None:
+    """Where faulthandler began to print, unless an exception followed: then another process had ended."""
+    for at in reversed(range(len(lines))):
+        if lines[at].startswith(_FAULT):
+            return at
+        if _plain(lines[at]) == _TRACEBACK:
+            return None
+    return None
+
+
+def _find_of_fault(lines: Sequence[str]) -> FinalException | None:
+    """What a signal ended, in Python's words: `Fatal Python error: Segmentation fault`."""
+    at = _start_of_fault(lines)
+    return None if at is None else FinalException(lines[at], ())
+
+
 def _find_of_cpp(lines: Sequence[str]) -> FinalException | None:
     """The exception that nobody caught in C++: what follows the last `terminate called after throwing`."""
     last = next((at for at in reversed(range(len(lines))) if _TERMINATED in lines[at]), None)
     if last is None or "throwing" not in lines[last]:
         return None  # "without an active exception": a thread that was still running at the end
-    message = [line.strip() for line in lines[last + 1 :]]
+    of_python = _start_of_fault(lines)
+    end = of_python if of_python is not None and of_python > last else len(lines)
+    message = [line.strip() for line in lines[last + 1 : end]]
     what = next((line for line in message if line.startswith("what():")), "")
     return FinalException(what.removeprefix("what():").strip() or lines[last].strip(), (lines[last], *message))

@@ -213,4 +213,6 @@ def shared_environment() -> dict[str, str]:
     on_loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     interface = dict.fromkeys(names, "lo") if on_loopback and os.path.exists("/sys/class/net/lo") else {}
-    return {**interface, "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
+    # Python then prints the line at which a signal such as SIGSEGV ended it.
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONFAULTHANDLER": "1"}
+    return {**interface, **defaults, **os.environ}
