@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+from elasticctl.cluster.local.paths import local_paths
 from elasticctl.settings.contexts import contexts_file, load_config
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
@@ -44,8 +45,10 @@ def open_storage_here(url: str) -> Storage:
     Raises StorageError, and ConfigError for contexts that cannot be read.
     """
     _check_open()
-    # A folder of the workers' machines does not exist on this one, and would look like an empty storage.
-    if url.startswith("file://") and not Path(unquote(url[7:])).is_dir():
+    folder = Path(unquote(url[7:])) if url.startswith("file://") else None
+    # A folder of the workers' machines does not exist on this one, and would look like an empty storage. The local
+    # cluster's own is empty until a job writes there.
+    if folder is not None and not folder.is_dir() and local_paths().storage not in folder.parents:
         raise MissingError(f"{url} is not a folder on this machine")
     return open_job_storage(url, Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0))
 

@@ -9,6 +9,7 @@ import pytest
 from elasticctl.api.errors import JobStorageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster import stored_metrics as reading
+from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.stored_metrics import StoredMetrics
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.jobs import FOREVER, shell_job
@@ -42,6 +43,13 @@ def test_each_row_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert metrics.read_new() == [{**first, "at": 900.0}]
     written(tmp_path, one, 4, {**first, "at": 901.0})  # rank 0 speaks from elsewhere for long
     assert metrics.read_new() == []
+
+
+def test_a_job_of_this_machine_that_has_stored_nothing_has_no_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICCTL_HOME", str(tmp_path))
+    assert StoredMetrics(job_with(local_paths().storage / "plain-1234")).read_new() == []
 
 
 def test_a_storage_that_is_not_here_is_said(tmp_path: Path) -> None:
