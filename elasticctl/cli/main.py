@@ -188,8 +188,12 @@ def _report_error(error: typer.TyperException | ElasticctlError | OSError, debug
     if isinstance(error, OSError):
         _say_error(f"{error.filename or 'output'}: {error.strerror or error}")
         return 1
-    _say_error(str(error))
+    _say_error(f"{error}{_TO_REACH_IT if str(error).startswith(_NO_ANSWER) else ''}")
     return error.exit_code
+
+
+_NO_ANSWER = "no answer from the cluster"
+_TO_REACH_IT = ". FIX: check your network or VPN; `elasticctl doctor` checks the context step by step"
 
 
 def _report_bug(error: Exception, debug: bool) -> int:
@@ -221,7 +225,9 @@ _AFTER_DASHES = {"submit": "the script's own arguments", "exec": "the command's 
 
 def _unknown_option(name: str, context: Any) -> str:
     params = context.command.get_params(context)
-    near = did_you_mean(name, (option for param in params for option in (*param.opts, *param.secondary_opts)))
+    known = [option for param in params for option in (*param.opts, *param.secondary_opts)]
+    # A letter is meant by a letter alone: -f is not near to --foo.
+    near = did_you_mean(name, [option for option in known if option.startswith("--") or not name.startswith("--")])
     others = _AFTER_DASHES.get(context.info_name)
     more = f"; {others} come after `--`" if others else ""
     return f"{context.info_name} has no option {name}{near}{more}."

@@ -227,7 +227,8 @@ def _reason(status: JobStatus) -> str:
     """Why it does not train, according to the controller."""
     if status.phase in (Phase.RUNNING, Phase.SUCCEEDED, Phase.SUSPENDED):
         return ""
-    return status.message or status.reason
+    error = status.newest_failure.error if status.phase is Phase.FAILED and status.newest_failure else ""
+    return error if error and error in status.message else status.message or status.reason
 
 
 def _is_news(finding: Finding) -> bool:

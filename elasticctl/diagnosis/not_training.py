@@ -38,8 +38,9 @@ def failed(case: Case) -> Finding | None:
         return None
     last = status.newest_failure
     steps = [NextStep("see all of its output", _logs(case, last))]
-    if last is not None and status.restarts.get(Cause.OOM_KILLED):
-        steps.append(_go_on(case, "", "with a smaller batch or more memory, continue from its last checkpoint"))
+    if last is not None and (status.restarts.get(Cause.OOM_KILLED) or _ran_out_of_memory(last)):
+        then = "continue from its last checkpoint" if status.checkpoint.step is not None else "run it again"
+        steps.append(_go_on(case, "", f"with a smaller batch or more memory, {then}"))
     elif status.checkpoint.step is not None:
         steps.append(_go_on(case, "", "after fixing that, continue from its last checkpoint"))
     else:
@@ -48,11 +49,16 @@ def failed(case: Case) -> Finding | None:
     return Finding(
         "failed",
         Severity.ERROR,
-        f"It failed: {why}{'' if why.endswith('…') else '.'} {_budget(case)}",
+        f"It failed: {why}{'' if why.endswith(('…', '.')) else '.'} {_budget(case)}",
         tuple(steps),
         last.last_lines if last else (),
         decisive=True,
     )
+
+
+def _ran_out_of_memory(failure: RankFailure) -> bool:
+    """True for what Python, torch and CUDA say of it; the kernel says it in another way."""
+    return failure.error.startswith("MemoryError") or "out of memory" in failure.error.lower()
 
 
 def cancelled(case: Case) -> Finding | None:
@@ -105,11 +111,9 @@ def _budget(case: Case) -> str:
     if status.reason == "PermanentError":
         return "Retrying would not help."
     if status.failures_since_commit is None:
-        return f"That was failure {status.failures}; its budget allows {limit} (--backoff-limit)."
-    since = "the last checkpoint" if status.checkpoint.step is not None else "its start, without a checkpoint"
-    return (
-        f"That was failure {status.failures_since_commit} since {since}; its budget allows {limit} (--backoff-limit)."
-    )
+        return f"That was failure {status.failures}; --backoff-limit allows {limit}."
+    since = "since the last checkpoint" if status.checkpoint.step is not None else "before its first checkpoint"
+    return f"That was failure {status.failures_since_commit} {since}; --backoff-limit allows {limit}."
 
 
 def _how_far(case: Case) -> str:

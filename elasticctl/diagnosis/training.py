@@ -47,7 +47,7 @@ def training(case: Case) -> Finding:
     if (rate := samples_per_s(status)) is not None and makes_steps(status, case.now):
         parts.append(f"{rate:,.0f} samples/s")
     if status.checkpoint.step is not None:
-        parts.append(f"the last checkpoint, from step {status.checkpoint.step}, {_age(case)} old")
+        parts.append(f"the last checkpoint, of step {status.checkpoint.step}, is {_age(case)} old")
     doing = "" if makes_steps(status, case.now) else activity_text(status, case.now)
     word = "training" if makes_steps(status, case.now) else "running"
     return Finding("training", Severity.INFO, f"It is {word}: {'; '.join(part for part in (doing, *parts) if part)}.")

@@ -55,10 +55,14 @@ def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
     Runs the context's credential plugin. Raises NotFoundError if there is no such context, CredentialsError if it
     cannot be used.
     """
+    files = tuple(paths)
     try:
-        found = read_kubeconfig(paths)
+        found = read_kubeconfig(files)
     except ConfigError as e:
         raise CredentialsError(f"the kubeconfig cannot be used: {e}") from e
+    if not any(path.exists() for path in files):
+        names = os.pathsep.join(map(str, files))
+        raise NotFoundError(f"there is no kubeconfig at {names}. FIX: set $KUBECONFIG, or have your cloud write one")
     cluster, user = _find_entries(found, context)
     if "auth-provider" in user.content:
         return None

@@ -23,7 +23,7 @@ def test_it_reads_as_sentences_at_80_columns() -> None:
     assert lines(80) == [
         "digits is Failed.",
         "It failed: rank 1 of worker-1 ended with exit code 1: ValueError: bad learning",
-        "rate. That was failure 4; its budget allows 3 (--backoff-limit).",
+        "rate. That was failure 4; --backoff-limit allows 3.",
         "  | Traceback (most recent call last):",
         "  | ValueError: bad learning rate",
         "  see all of its output:  elasticctl logs digits --worker 1",

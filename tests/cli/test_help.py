@@ -71,6 +71,11 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("status --foo x", "status has no option --foo. See `elasticctl status --help`."),
+        (
+            "list --status fine",
+            "Invalid value for '--status': \"fine\" is not pending, running, restarting, suspended, ",
+        ),
         ("sumbit", 'there is no verb "sumbit" (did you mean "submit"?). See `elasticctl --help`.'),
         ("pause", 'there is no verb "pause" (did you mean "suspend"?). See `elasticctl --help`.'),
         ("stop x", 'there is no verb "stop" (did you mean "suspend", or "cancel" to end it for good?).'),

@@ -46,6 +46,9 @@ def test_a_row_does_not_change_by_growing_older() -> None:
 
 def test_a_row_says_why_a_job_does_not_train() -> None:
     assert job_row(read(**FAILED), AT)["reason"] == "4 failures, 3 allowed"
+    error = {"worker": "digits-worker-1", "rank": 1, "exitCode": 1, "error": "ValueError: no"}
+    told = f"worker digits-worker-1 (rank 1, exit code 1): {error['error']}; failures: 4, backoffLimit: 3"
+    assert job_row(read(**{**FAILED, "firstFailure": error, "message": told}), AT)["reason"] == "ValueError: no"
     assert job_row(read(phase="Pending", message="x" * 9999), AT)["reason"] == "x" * MAX_TEXT
 
 
@@ -100,7 +103,7 @@ def test_a_failure_comes_with_its_last_lines_and_what_to_type() -> None:
 def test_what_others_wrote_does_not_cost_the_end_of_our_sentence() -> None:
     failed = {**FAILED, "firstFailure": {**FAILED["firstFailure"], "error": "ValueError: " + "x" * 5_000}}
     told = job_details(read(**failed), (), AT + 200)
-    assert told["findings"][0]["text"].endswith("its budget allows 3 (--backoff-limit).")
+    assert told["findings"][0]["text"].endswith("--backoff-limit allows 3.")
     assert len(told["findings"][0]["text"]) < 500
 
 

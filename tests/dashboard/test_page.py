@@ -266,7 +266,7 @@ def test_a_long_line_of_a_traceback_stays_in_its_place(visitor: Visitor, width: 
     failed = {**FAILED, "firstFailure": {**FAILED["firstFailure"], "error": lines[-1], "lastLines": lines}}
     with hosted(Jobs(job(**failed | {"message": lines[-1]}))) as host:
         page = visitor.open(host.link + "#/default/digits", width=width)
-        see(page.locator(".findings")).to_contain_text("its budget allows 3 (--backoff-limit).")
+        see(page.locator(".findings")).to_contain_text("--backoff-limit allows 3.")
         wider = """() => [...document.querySelectorAll('#job *')]
           .filter((node) => node.checkVisibility() && !node.closest('pre, .scroll, .uplot'))
           .filter((node) => node.getBoundingClientRect().right > innerWidth)

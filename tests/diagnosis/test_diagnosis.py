@@ -51,7 +51,7 @@ def test_a_job_that_trains_is_told_to_be_fine() -> None:
     assert (only.rule, only.severity, only.decisive) == ("training", Severity.INFO, False)
     assert only.text == (
         "It is training: 4 workers are running, of 4 wanted; step 120 of 560; 8,123 samples/s; the last checkpoint,"
-        " from step 100, 3.0s old."
+        " of step 100, is 3.0s old."
     )
 
 
@@ -82,8 +82,8 @@ def test_commands_quote_what_others_wrote() -> None:
 def test_a_failed_job_names_rank_code_error_lines_and_budget() -> None:
     found = first(case(**FAILED))
     assert found.text == (
-        "It failed: rank 1 of worker-1 ended with exit code 1: ValueError: bad learning rate. That was failure 4; its"
-        " budget allows 3 (--backoff-limit)."
+        "It failed: rank 1 of worker-1 ended with exit code 1: ValueError: bad learning rate. That was failure 4;"
+        " --backoff-limit allows 3."
     )
     assert found.details == ("Traceback (most recent call last):", "ValueError: bad learning rate")
     assert [mend.command for mend in found.mends] == [
@@ -274,9 +274,23 @@ def test_failures_are_counted_since_the_last_checkpoint() -> None:
     assert "2 of 3 allowed failures used since the last checkpoint, 1 left." in fresh.text
     assert fresh.severity == Severity.WARNING
     ended = first(case(phase="Failed", failures=7, failuresSinceCommit=4, firstFailure={"worker": "digits-worker-0"}))
-    assert "That was failure 4 since the last checkpoint; its budget allows 3" in ended.text
+    assert "That was failure 4 since the last checkpoint; --backoff-limit allows 3" in ended.text
     unsaved = named(case(failures=2, failuresSinceCommit=2, checkpoint={}))["failing"]
     assert "2 of 3 allowed failures used, 1 left." in unsaved.text
+
+
+@pytest.mark.parametrize(
+    "error", ["MemoryError: Unable to allocate 12 GiB", "torch.OutOfMemoryError: CUDA out of memory. Tried to ..."]
+)
+def test_what_helps_a_script_that_runs_out_of_memory(error: str) -> None:
+    """The same batch would run out of it again. The message may end with a full stop of its own."""
+    failure = {"worker": "digits-worker-0", "rank": 0, "exitCode": 1, "error": f"{error}."}
+    found = first(case(phase="Failed", reason="BackoffLimitExceeded", failures=4, firstFailure=failure, checkpoint={}))
+    assert f"{error}. That was failure 4" in found.text
+    assert (found.mends[-1].advice, found.mends[-1].command) == (
+        "with a smaller batch or more memory, run it again",
+        "elasticctl rerun digits",
+    )
 
 
 def test_it_is_the_last_failure_that_ended_a_job() -> None:

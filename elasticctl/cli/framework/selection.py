@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.api.text import did_you_mean, join_and, quote
+from elasticctl.api.text import did_you_mean, join_and, join_or, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.target import ENDED, Target, phase_of
 
@@ -72,7 +72,8 @@ def phases(text: str) -> Phases:
     known = {phase.lower(): (phase,) for phase in _PHASES} | _GROUPS
     for word in text.split(","):
         if word.strip().lower() not in known:
-            raise typer.BadParameter(f"{quote(word)} is not a phase of a job{did_you_mean(word, known)}.")
+            near = did_you_mean(word, known)
+            raise typer.BadParameter(f"{quote(word)} is not {join_or(known)}{near}.")
         found += known[word.strip().lower()]
     return Phases(found)
 

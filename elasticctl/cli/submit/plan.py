@@ -383,10 +383,16 @@ def _check_variables(env: Mapping[str, str]) -> None:
 
 def _check(low: int | None, workers: int, high: int | None) -> None:
     if low is not None and high is not None and low > high:
-        raise UsageError(f"the minimum of {low} workers is more than the maximum of {high}")
+        raise UsageError(
+            f"the minimum of {low} workers is more than the maximum of {high}. FIX: lower one or raise the other"
+        )
     if low is not None and workers < low:
-        raise UsageError(f"{plural_are(workers, 'worker')} fewer than the minimum of {low}")
+        raise UsageError(
+            f"{plural_are(workers, 'worker')} fewer than the minimum of {low}. FIX: ask for more, or lower the minimum"
+        )
     if high is not None and workers > high:
-        raise UsageError(f"{plural_are(workers, 'worker')} more than the maximum of {high}")
+        raise UsageError(
+            f"{plural_are(workers, 'worker')} more than the maximum of {high}. FIX: ask for fewer, or raise the maximum"
+        )
     if max(workers, high or 0) > MAX_WORKERS:
         raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can manage, {MAX_WORKERS}")

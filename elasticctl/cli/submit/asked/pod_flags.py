@@ -128,12 +128,12 @@ class PodFlags(GoalFlags):
     pools: Annotated[
         str,
         options.text(
-            "Ask for machines in these pools, the best first: spot/us-east-1a,spot,on-demand; none: as the nodes are.",
+            "Ask for machines in these pools, best first: spot/us-east-1a,spot,on-demand; none: ignore the context's.",
             "POOL,POOL...",
         ),
     ] = ""
     pool_wait: Annotated[
-        int | None, options.time("With --pools: ask the next one after waiting this long; 10m by default.")
+        int | None, options.time("With --pools: ask in the next one after waiting this long; 10m by default.")
     ] = None
     labels: Annotated[
         tuple[Assignment, ...],

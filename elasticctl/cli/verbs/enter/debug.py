@@ -32,7 +32,7 @@ LOOK_EVERY_S = 0.5
 def debug(
     *,
     job: options.Job,
-    command: Annotated[tuple[str, ...], typer.Argument(metavar="[-- COMMAND...]")] = (),
+    command: Annotated[tuple[str, ...], typer.Argument(metavar="-- COMMAND...")] = (),
     limit: Annotated[
         int,
         typer.Option(

@@ -138,7 +138,8 @@ class SubmitVerb(DryRunVerb):
             "image", "setup", "launcher", "template", "module", "file", "same_code", "settings",
         ),
         "Nodes and labels": (
-            "cpus", "memory", "shm", "node_selector", "tolerations", "service_account", "labels", "annotations",
+            "cpus", "memory", "shm", "node_selector", "pools", "pool_wait", "tolerations", "service_account", "labels",
+            "annotations",
         ),
         "Time limits and retries": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "on_nan", "ttl"),
         "After submission": ("detach", "wait", "notify", "dry_run", "save", "output"),

@@ -166,7 +166,8 @@ def import_contexts(
         known = known.having(context)
         say(f"context {context.name} added: {context.provider}, namespace {context.namespace}")
     if not wanted:
-        say("nothing to add: the contexts of kubeconfig are known already" if found else "kubeconfig has no contexts")
+        files = os.pathsep.join(map(str, kubeconfig_paths()))
+        say("nothing to add: the contexts of kubeconfig are known already" if found else f"no contexts in {files}")
         return
     configuration.save_config(known, contexts_file())
     hint(
