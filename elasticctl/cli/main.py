@@ -19,6 +19,7 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import did_you_mean, visible
 from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
 from elasticctl.cli.framework.contexts import complete_context
+from elasticctl.cli.framework.place import forget_place, with_place
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {
@@ -153,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cancelled; 124: timed out; 130: interrupted; 141: the output's reader has gone.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    forget_place()
     # A command's own words may be followed by --, after which everything belongs to the training script.
     ours = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in ours or bool(os.environ.get("ELASTICCTL_DEBUG"))
@@ -235,7 +237,5 @@ def _unknown_option(name: str, context: Any) -> str:
 
 def _say_error(message: str) -> None:
     """Print an error on one line; its commands name the context and the namespace of this command line."""
-    from elasticctl.cli.framework.place import with_place  # few command lines are wrong
-
     line = with_place(" ".join(message.split()))
     sys.stderr.write(f"error: {visible(line)}\n".encode(errors="backslashreplace").decode())

@@ -29,7 +29,7 @@ MISTAKES = [
     (
         "status digits-a -n other",
         3,
-        'no job "digits-a" in context local, namespace other. FIX: list the jobs with `elasticctl list`',
+        'no job "digits-a" in context local, namespace other. FIX: list the jobs with `elasticctl list -n other`',
     ),
     ("list -A -w -o name", 2, "--watch shows tables and cannot be used with --output name"),
     ("logs none", 3, NO_JOB.format("none", "")),

@@ -28,6 +28,11 @@ def name_place(context: str, namespace: str) -> None:
     _flags.set((("--context", context), ("-n", namespace)))
 
 
+def forget_place() -> None:
+    """A command line begins, in a process that may have run another."""
+    _flags.set(())
+
+
 def with_place(text: str) -> str:
     """Add the place's flags to each command in the text, unless it has them already.
 
