@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import checkpoint, processes
-from benchmarks.checkpoints import base, plot, results, trials
+from benchmarks.checkpoints import base, results, trials
 from benchmarks.checkpoints.base import Place
 from benchmarks.checkpoints.contenders import Boto3
 from benchmarks.checkpoints.objects import CHUNK_BYTES, SMALL_BYTES, Blob, FullError, Objects, Pool
@@ -281,6 +281,8 @@ def test_the_json_holds_every_measurement_and_aim() -> None:
 
 
 def test_the_picture_shows_every_state_and_figure(tmp_path: Path) -> None:
+    from benchmarks.checkpoints import plot  # matplotlib, else in each process that collects tests
+
     path = tmp_path / "checkpoint.svg"
     nothing = Measurement(500_000_000, 2, "boto3", 0, note="failed")
     plot.save_svg(summarise([OURS, BOTO3, nothing]), path)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import plot, processes, recovery, rendezvous, results
+from benchmarks import processes, recovery, rendezvous, results
 from benchmarks.recoveries import phases
 from benchmarks.recoveries.contenders import AgentsJob, Contender, Job, Trial
 from benchmarks.recoveries.scenarios import Scenario, kill
@@ -208,6 +208,8 @@ def test_the_json_holds_every_measurement() -> None:
 
 
 def test_the_picture_is_an_svg_that_loads_and_runs_nothing(tmp_path: Path) -> None:
+    from benchmarks import plot  # matplotlib, else in each process that collects tests
+
     path = tmp_path / "recovery.svg"
     plot.save_svg(summarise(MEASUREMENTS), {"kill-0": "kill & lose <rank 0>"}, path)
     root = ET.parse(path).getroot()

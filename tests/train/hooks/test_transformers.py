@@ -13,7 +13,6 @@ import torch
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.hooks.transformers import ElasticCallback
 from tests.support.train import hook_programs, ranks
 from tests.support.train.counting import note_samples
 
@@ -81,11 +80,15 @@ def test_another_global_batch_is_said(
 
 
 def test_a_callback_that_was_not_asked_to_resume_says_how() -> None:
+    from elasticctl_train.hooks.transformers import ElasticCallback  # else each process that collects tests imports it
+
     with pytest.raises(TrainError, match=r"call trainer\.train\(resume_from_checkpoint=hook\.resume\(trainer\)\)"):
         ElasticCallback().on_step_end(None, None, None)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_before_training_is_none_of_the_callbacks_business() -> None:
+    from elasticctl_train.hooks.transformers import ElasticCallback
+
     ElasticCallback().on_log(None, None, None, logs={"eval_loss": 1.0})  # type: ignore[arg-type]
 
 
