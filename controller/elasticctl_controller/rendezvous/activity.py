@@ -53,14 +53,20 @@ def _of_waiting(group: Group) -> Activity | None:
     if stopping is not None:
         return Activity(STOPPING, Timestamp(stopping))
     missing = group.minimum - len(group.joined)
-    since = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
     if missing > 0:
-        whom = f"for {plural(missing, 'worker')} to join"
-        return Activity("waiting", None if since is None else Timestamp(since), whom)
+        return Activity("waiting", _waits_since(group), f"for {plural(missing, 'worker')} to join")
     preparing = _first_to_say(group, PREPARING)
     if preparing is not None:
         return Activity(PREPARING, Timestamp(preparing))
-    return Activity("waiting", None if since is None else Timestamp(since), "for the others to join")
+    return Activity("waiting", _waits_since(group), "for the others to join")
+
+
+def _waits_since(group: Group) -> Timestamp | None:
+    """Since when the group forms; in a job that was suspended, not before there were workers again."""
+    since = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
+    if since is None:
+        return None
+    return Timestamp(max(since, min((sign.since for sign in group.signs.values()), default=since)))
 
 
 def _first_to_say(group: Group, doing: str) -> float | None:

@@ -493,6 +493,23 @@ def test_a_launcher_that_says_that_it_stops_is_waited_for(lab: Lab, client: Serv
     assert activity.doing == "stopping"
 
 
+def test_a_group_without_workers_waits_for_nobody(lab: Lab, client: ServiceClient) -> None:
+    """The job is suspended and resumed: the time between them is not spent waiting."""
+    form(client, "a-0", "a-1")
+    lab.alive.clear()
+    lab.minimum = 2
+    lab.tell()
+    resumed_at = time.time() + 0.2
+    wait_until(lambda: time.time() > resumed_at)
+    lab.add("b-0", "b-1")
+    client.call("heartbeat", {"uid": "uid-b-0", "doing": "waiting"})
+    activity = lab.site.service.view(KEY, JOB_UID).activity
+    assert activity is not None
+    assert (activity.doing, activity.detail) == ("waiting", "for 2 workers to join")
+    assert activity.since is not None
+    assert activity.since > resumed_at - 0.1
+
+
 def test_garbage_of_a_heartbeat_is_passed_over(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     for doing in (None, 7, "dancing", "x" * 1000):
