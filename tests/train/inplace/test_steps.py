@@ -218,8 +218,18 @@ def test_a_scheduler_may_be_made_before_or_after_the_run(is_first: bool) -> None
 def test_collectives_in_some_steps_only_are_known(counts: list[tuple[int, bool]], differ: bool) -> None:
     own = OwnCollectives()
     for count, is_comparable in counts:
-        own.note(count, is_comparable=is_comparable)
+        own.begin_step(count, is_comparable=is_comparable)
     assert own.differ is differ
+
+
+def test_collectives_since_the_last_step_are_known() -> None:
+    own = OwnCollectives()
+    assert own.has_made_any(2)
+    own.end_step(2)
+    assert not own.has_made_any(2)
+    assert own.has_made_any(3)
+    own.enter_group()
+    assert not own.has_made_any(0)
 
 
 @pytest.fixture

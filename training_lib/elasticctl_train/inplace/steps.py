@@ -24,8 +24,14 @@ _SMALL_BYTES = 1 << 16
 """A part with no more tensors than that is copied in each step, which takes some microseconds."""
 _LOOKS = 3
 """In so many steps at first it is looked whether such a part writes to its tensors, or makes new ones in each step."""
+_IMMUTABLE = frozenset({type(None), bool, int, float, str})
+"""Most of an optimizer's settings are, and scripts may have a group for each parameter."""
 _SAMPLED = 64
 """Of each parameter so many elements tell whether it has been changed."""
+
+
+Buffers = dict[str, torch.Tensor | None]
+"""Those of a module by name, where torch keeps them."""
 
 
 class StepGate:
@@ -83,7 +89,7 @@ class LastStep:
         self._small = {name: part for name, part in others.items() if _size_bytes(part) <= _SMALL_BYTES}
         self._large = {name: part for name, part in others.items() if name not in self._small}
         self._is_begun = self._is_early = False
-        self._buffers: list[dict[str, torch.Tensor | None]] = []
+        self._buffers: list[tuple[Buffers, Buffers]] = []
         self._kept_buffers: list[torch.Tensor] = []
         self._kept_groups: list[list[tuple[dict[str, Any], dict[str, Any]]]] = []
         self._kept: dict[str, Any] = {}
@@ -153,7 +159,7 @@ class LastStep:
 
     def _keep_buffers(self) -> None:
         """Copy them, and know which tensors they are: a pass may put others in their places."""
-        self._buffers = [dict(home) for home in self._homes]
+        self._buffers = [(home, dict(home)) for home in self._homes if home]
         now = _tensors(self._buffers)
         if len(now) != len(self._kept_buffers) or not all(map(_is_alike, now, self._kept_buffers)):
             self._kept_buffers = [torch.empty_like(buffer) for buffer in now]
@@ -163,7 +169,7 @@ class LastStep:
 
     def _put_buffers_back(self) -> None:
         """What has been registered since stays."""
-        for home, before in zip(self._homes, self._buffers, strict=True):
+        for home, before in self._buffers:
             home.update(before)
         for kept, buffer in zip(self._kept_buffers, _tensors(self._buffers), strict=True):
             buffer.copy_(kept)
@@ -192,8 +198,8 @@ def _call_closure(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) 
         return closure()
 
 
-def _tensors(homes: Sequence[Mapping[str, torch.Tensor | None]]) -> list[torch.Tensor]:
-    return [buffer for home in homes for buffer in home.values() if buffer is not None]
+def _tensors(buffers: Sequence[tuple[Buffers, Buffers]]) -> list[torch.Tensor]:
+    return [buffer for _, before in buffers for buffer in before.values() if buffer is not None]
 
 
 def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -202,12 +208,15 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of what an optimizer's group holds, with the very same parameters."""
-    others = {
-        key: value if isinstance(value, int | float | None) else copy.deepcopy(value)
-        for key, value in group.items()
-        if key != "params"
-    }
-    return {**others, "params": list(group["params"])}
+    settings = {**group, "params": list(group["params"])}
+    for key, value in group.items():
+        if key != "params" and not _is_immutable(value):
+            settings[key] = copy.deepcopy(value)
+    return settings
+
+
+def _is_immutable(value: object) -> bool:
+    return type(value) in _IMMUTABLE or (type(value) is tuple and _IMMUTABLE.issuperset(map(type, value)))
 
 
 def _size_bytes(part: Stateful) -> int:

@@ -22,23 +22,35 @@ State = dict[str, Any]
 
 
 class OwnCollectives:
-    """How many collectives of its own the script makes in each step: between two steps of one pass over the data.
+    """The collectives that the script makes itself, by their count in the current group.
 
-    `differ`: not the same number in all of them.
+    `differ` is true once two steps of one pass over the data have had different numbers of them.
     """
 
     def __init__(self) -> None:
         self.differ = False
-        self._before = 0
+        self._at_begin = self._at_end = 0
         self._usual: int | None = None
 
-    def note(self, count: int, *, is_comparable: bool) -> None:
-        """A step begins, or a pass ends, after `count` in this group; not `is_comparable`: nor has a step ended."""
-        made, self._before = count - self._before, count
+    def enter_group(self) -> None:
+        """A new group has been entered, which counts from 0."""
+        self._at_end = 0
+
+    def begin_step(self, count: int, *, is_comparable: bool) -> None:
+        """A step begins, or a pass ends. Without `is_comparable`, no whole step lies behind: nothing is compared."""
+        made, self._at_begin = count - self._at_begin, count
         if not is_comparable:
             return
         self.differ |= self._usual is not None and made != self._usual
         self._usual = made
+
+    def end_step(self, count: int) -> None:
+        """A step has been made."""
+        self._at_end = count
+
+    def has_made_any(self, count: int) -> bool:
+        """Has the script made any since the end of the last step in this group?"""
+        return count != self._at_end
 
 
 class InPlace:
@@ -57,7 +69,6 @@ class InPlace:
         self._gate = StepGate(group.watch, optimizers, self._last.look)
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
-        self._collectives = 0
         self._own = OwnCollectives()
         group.on_loss = self._last.keep
 
@@ -94,7 +105,7 @@ class InPlace:
     def begin_step(self, is_first: bool) -> None:
         """The first batch of a step is about to be fetched; `is_first`: of a pass."""
         is_lost = self.is_lost
-        self._own.note(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
+        self._own.begin_step(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
         self._last.begin(is_lost=is_lost)
 
     def wrap(self, model: torch.nn.Module, buckets: Buckets | None) -> ElasticDataParallel:
@@ -119,7 +130,7 @@ class InPlace:
         `is_uneven`: the step that was lost is made of fewer batches than others. A script that counts batches to know
         when to make a step would make the next one too early.
         """
-        if self.group.world.device.type == "cuda" and self._collectives != dist.collectives_of_script():
+        if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
         is_whole = self._last.restore() and not self._gate.is_torn and not is_uneven
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
@@ -141,7 +152,7 @@ class InPlace:
         """
         self._last.end()
         self._gate.mark()
-        self._collectives = dist.collectives_of_script()
+        self._own.end_step(dist.collectives_of_script())
         try:
             if self._model is not None:
                 self._model.share_buffers()
@@ -156,6 +167,6 @@ class InPlace:
         return not self.group.is_over
 
     def _note(self, agreement: Agreement) -> None:
-        self._collectives = 0
+        self._own.enter_group()
         self.group.has_state = agreement.source is not None
         self._is_equal |= self.group.has_state
