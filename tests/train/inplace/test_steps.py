@@ -254,6 +254,14 @@ def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) 
         watch.note(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
 
 
+def test_a_rank_alone_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
+    model = ElasticDataParallel(nn.BatchNorm1d(2), PeerWatch(1, pytest.fail, Channel(training=group)), init_sync=False)
+    before = group._get_sequence_number_for_group()
+    model(torch.rand(4, 2)).sum().backward()
+    model.share_buffers()
+    assert group._get_sequence_number_for_group() == before
+
+
 def in_place(watch: PeerWatch, *, is_over: bool = False) -> InPlace:
     """A run that stays, alone in its group."""
     model = nn.Linear(2, 2)

@@ -178,7 +178,7 @@ class ElasticDataParallel(ResumableDataParallel):
         self.modules_buffers, self.named_module_buffers = list(found.values()), found
 
     def _check_sync_bufs_pre_fwd(self) -> bool:
-        has_them = self._has_buffers_of_rank_0
+        has_them = self._has_buffers_of_rank_0 or self._watch.size == 1
         self._has_buffers_of_rank_0 &= not self.training
         return not has_them and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
