@@ -15,8 +15,7 @@ from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import quote, span
-from elasticctl.cli.framework.near_urls import check_near_url
-from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.options import Where, check_near_url
 from elasticctl.cli.framework.output import Table, console, say
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import DamagedError, MissingError, TrainError

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.errors import ElasticctlError, UsageError
 from elasticctl.api.objects import as_list, as_mapping
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import shorten, visible
-from elasticctl.cluster.inside import Inside, Streams
+from elasticctl.cluster.inside import BLOCK_BYTES, Inside, Streams
 
 AT_ONCE = 16
 """Workers that are asked at the same time."""
+MAX_BYTES = 4 << 20
+"""The most that is read from one launcher, some hundred times what eight ranks have: a worker may send anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +39,56 @@ class Stacks:
                 yield from (visible(line) for line in _lines_of(self.worker, one))
 
 
-def read_stacks(inside: Inside, workers: Sequence[Manifest], launcher: str) -> list[Stacks]:
-    """Look at the ranks of all these workers at once; `launcher` is the program that each of them runs. Blocks."""
+def read_stacks(inside: Inside, job: ElasticJob, workers: Sequence[Manifest]) -> list[Stacks]:
+    """Look at the ranks of these workers of a job, all at once. Blocks. Raises UsageError for another launcher."""
+    made = hardware(job)
+    if not made.launched:
+        raise UsageError(f"{job.name} does not run under elasticctl-launch, which knows its ranks")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda worker: _look(inside, worker, launcher), workers))
+        return list(pool.map(lambda worker: _look(inside, worker, made.command[0]), workers))
 
 
 def _look(inside: Inside, worker: Manifest, launcher: str) -> Stacks:
     name = str(worker["metadata"]["name"])
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    code = 1
+    with _Pipe() as out, _Pipe() as err:
         try:
-            code = inside.run(worker, [launcher, "--stacks"], Streams(None, out.fileno(), err.fileno()))
+            code = inside.run(worker, [launcher, "--stacks"], Streams(None, out.give, err.give))
         except ElasticctlError as e:
             return Stacks(name, trouble=str(e))
-        out.seek(0)
-        err.seek(0)
-        try:
-            seen = as_mapping(json.loads(out.read()))
-        except (ValueError, RecursionError):
-            said = shorten(err.read(4096).decode("utf-8", "replace"))
-            return Stacks(name, trouble=f"its launcher cannot look at ranks (exit code {code}: {said})")
+        except BrokenPipeError:
+            pass  # one of the pipes is full
+    if max(len(out.said), len(err.said)) > MAX_BYTES:
+        return Stacks(name, trouble=f"its launcher sent more than {MAX_BYTES >> 20} MiB")
+    try:
+        seen = as_mapping(json.loads(out.said))
+    except (ValueError, RecursionError):
+        said = shorten(err.said[:4096].decode("utf-8", "replace"))
+        return Stacks(name, trouble=f"its launcher cannot look at ranks (exit code {code}: {said})")
     ranks = tuple(as_mapping(one) for one in as_list(seen.get("ranks")))
     return Stacks(name, ranks, str(seen.get("trouble") or ""))
+
+
+class _Pipe:
+    """A pipe, read by a thread into `said` up to MAX_BYTES and then closed; complete once the block has ended."""
+
+    def __init__(self) -> None:
+        receive, self.give = os.pipe()
+        self.said = bytearray()
+        self._thread = threading.Thread(target=self._read, args=(receive,), name="stacks", daemon=True)
+
+    def _read(self, receive: int) -> None:
+        with open(receive, "rb", buffering=0) as stream:
+            while len(self.said) <= MAX_BYTES and (block := stream.read(BLOCK_BYTES)):
+                self.said += block
+
+    def __enter__(self) -> _Pipe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.give)
+        self._thread.join()
 
 
 def _lines_of(worker: str, rank: Mapping[str, Any]) -> Iterator[str]:

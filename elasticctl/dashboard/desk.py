@@ -37,15 +37,16 @@ from elasticctl.api.errors import (
     NotFoundError,
     UsageError,
 )
+from elasticctl.api.observed.workers import runs
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
 from elasticctl.cluster.inside import Inside
+from elasticctl.cluster.stacks import read_stacks
 from elasticctl.dashboard.access import ChangeRequest, ScalePatch, apply_change
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.logs import Page
 from elasticctl.dashboard.page_data import Projects, job_details
 from elasticctl.dashboard.run_metrics import Results, RunMetrics, View
-from elasticctl.dashboard.stacks import stacks_data
 
 MAX_VIEWERS = 16
 HEARTBEAT_S = 15.0
@@ -53,6 +54,7 @@ RETRY_MS = 2000
 PODS_FRESH_S = 2.0
 MAX_CALLS = 4
 """How many requests about single jobs may run at once."""
+MAX_STACK_LINES = 20_000
 
 _STATUSES: Mapping[type[ElasticctlError], int] = {
     UsageError: 400,
@@ -236,7 +238,7 @@ class Desk:
         if inside is None:
             raise NotFoundError("this dashboard cannot look into workers")
         async with self._calls:
-            return web.json_response(await run_in_thread(lambda: stacks_data(inside(), self.place.cluster, job)))
+            return web.json_response(await run_in_thread(lambda: _stacks_of(inside(), self.place.cluster, job)))
 
     async def table(self, request: web.Request) -> web.StreamResponse:
         """Every value of the metrics, as CSV."""
@@ -330,3 +332,17 @@ def event(name: str, data: Mapping[str, Any], event_id: str = "") -> bytes:
     """One server-sent event; JSON has no newlines of its own."""
     head = f"id: {event_id}\n" if event_id else ""
     return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def _stacks_of(inside: Inside, cluster: Cluster, job: ElasticJob) -> dict[str, Any]:
+    """The stacks of all ranks as lines, with the reasons for those that could not be read. Blocks.
+
+    Raises UsageError or ConflictError if no rank can be examined, and ClusterError.
+    """
+    workers = [pod for pod in cluster.pods_of([job])[job.uid] if runs(pod)]
+    if not workers:
+        raise ConflictError(f"no worker of {job.name} is running")
+    seen = read_stacks(inside, job, workers)
+    lines = [line for one in seen for line in one.lines()]
+    troubles = [f"{one.worker}: {one.trouble}" for one in seen if one.trouble]
+    return {"lines": lines[:MAX_STACK_LINES], "more": max(0, len(lines) - MAX_STACK_LINES), "troubles": troubles}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from elasticctl.api.errors import UsageError
 from elasticctl.api.text import quote
 from elasticctl.cli.framework.contexts import complete_context, complete_job
 
@@ -20,6 +21,9 @@ _SECRET = re.compile(
     rf"(?P<name>{_OBJECT})(?::(?P<key>[-._A-Za-z0-9]{{1,253}})(?:=(?P<variable>{_VARIABLE.pattern}))?)?"
 )
 _MOUNT = re.compile(rf"(?P<claim>(?:secrets:)?{_OBJECT}):(?P<path>/[^\0:]+)")
+SCHEMES = ("file", "s3", "gs")
+"""Of storage URLs."""
+_NEAR_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(:/*)|(s3|gs)(//+)")
 _UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -166,3 +170,24 @@ Output = Annotated[
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Keep watching for changes.")]
 Timeout = Annotated[int | None, time("Give up after 90s, 10m, 2h (exit code 124).")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
+
+
+def check_near_url(given: str) -> None:
+    """Raise UsageError for a misspelt URL, which would be taken for the name of a folder.
+
+    `s3:/bucket`, `gs:x`, `S3://bucket`, `file:/path`, `s3//bucket`, `s3:///prefix`.
+    """
+    near = _NEAR_URL.match(given)
+    if near is None:
+        return
+    scheme, marks, rest = near[1] or near[3], near[2] or near[4], given[near.end() :]
+    slashes = ("://", ":///") if scheme == "file" and rest.startswith("localhost/") else (":///",)
+    if scheme in SCHEMES and marks in (slashes if scheme == "file" else ("://",)):
+        return
+    if scheme.lower() in SCHEMES:
+        fix = f"{scheme.lower()}://{'/' if scheme.lower() == 'file' else ''}{rest or 'bucket'}"
+    elif marks.startswith("://"):
+        return  # an unknown kind of storage; opening it raises an error that lists the known ones
+    else:
+        fix = f"a folder, or a URL such as s3://bucket/prefix; ./{given} is a folder of that name"
+    raise UsageError(f"{quote(given)} is not the URL of a storage. FIX: give {fix}")

@@ -21,8 +21,7 @@ from elasticctl.api.podtemplate import (
 )
 from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec, OnNan
 from elasticctl.api.text import join_and, plural, plural_are, quote
-from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
-from elasticctl.cli.framework.options import Assignment
+from elasticctl.cli.framework.options import SCHEMES, Assignment, check_near_url
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
 from elasticctl.cli.submit.goals import goal_of, order_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from elasticctl.api.errors import NotFoundError, UsageError
+from elasticctl.api.errors import NotFoundError
 from elasticctl.api.text import plural
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
@@ -27,18 +27,14 @@ def stacks(
       elasticctl stacks train
       elasticctl stacks train --rank 3
     """
-    from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cluster.stacks import read_stacks
 
     target = reach(where)
     found = ElasticJob.from_manifest(target.find(job))
-    made = hardware(found)
-    if not made.launched:
-        raise UsageError(f"{found.name} does not run under elasticctl-launch, which knows its ranks")
     shown, troubled = 0, False
     workers = running_workers(target, found)
-    for seen in read_stacks(inside_of(target.context), workers, made.command[0]):
+    for seen in read_stacks(inside_of(target.context), found, workers):
         for line in seen.lines(rank):
             shown += 1
             emit(line)
