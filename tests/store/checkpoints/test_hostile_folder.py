@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticctl_store.checkpoints import entries, repair, verify
 from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.journals import Owner, commit, steps
@@ -105,3 +108,31 @@ def test_folders_without_files_go(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     CommitWriter.take_over(storage)
     assert [folder.exists() for folder in folders] == [False, True]
+
+
+def test_a_checkpoint_that_may_be_neither_listed_nor_deleted_stops_no_run_and_keeps_no_other(
+    tmp_path: Path, found: list[Commit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, scandir, unlink = tmp_path / found[-1].folder, os.scandir, Path.unlink
+
+    def refuse(path: str | Path) -> None:
+        if closed in (Path(path), Path(path).parent):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    def scan(path: str | Path) -> Any:
+        refuse(path)
+        return scandir(path)
+
+    def remove(self: Path, *, missing_ok: bool = False) -> None:
+        refuse(self)
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(Path, "unlink", remove)
+    repair.rebuild(LocalStorage(tmp_path), CommitWriter.take_over(LocalStorage(tmp_path)))
+    run = Owner(LocalStorage(tmp_path))
+    commit(LocalStorage(tmp_path), run, 4)
+    with pytest.raises(StorageError, match=r"cannot delete .*: Permission denied"):
+        run.retire(Retention(1))
+    assert steps(LocalStorage(tmp_path)) == [4, 1]
+    assert closed.is_dir()

@@ -78,16 +78,21 @@ class Keeper:
         data no commit refers to, entries half-written; but no save that is complete, where an entry of the journal
         cannot be read, or where it is newer than what is proven. Where no commit is whole, nothing is deleted. Raises
         FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
-        that goes.
+        that goes. Raises StorageError, after the others have gone, where one of them cannot be deleted.
         """
         self._mark()
         found = self._known()
         strays = [] if self._swept else self._strays(found)
         doomed = self._choose(found, keep, strays)
+        refused: StorageError | None = None
         for old in doomed:
             self._writer.check_fence()
-            found.remove(old)
-            delete_commit(self._storage, old, found)
+            try:
+                delete_commit(self._storage, old, found)
+            except StorageError as e:  # one that may not be deleted keeps no other one there
+                refused = e
+            else:
+                found.remove(old)
         self._drop_bases(doomed, found)
         stale = self._stale(strays)
         if strays and self._proven is not None:
@@ -96,6 +101,8 @@ class Keeper:
         self._swept = len(stale) == len(strays)
         if not self._swept:
             self._proven = None  # next time, of a newer one
+        if refused is not None:
+            raise refused
 
     def make_room(self, needed_bytes: int, number: int, *, is_full: bool = False) -> bool:
         """Before this run's save number `number` is written: delete, while room is short, what can go; did anything go?
@@ -137,8 +144,8 @@ class Keeper:
                 oldest.step,
                 len(found) - 1,
             )
-            found.remove(oldest)
             delete_commit(self._storage, oldest, found)
+            found.remove(oldest)
             self._drop_bases([oldest], found)
             gone = True
         return gone

@@ -207,7 +207,12 @@ class LocalStorage:
         with entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False) and not entry.name.endswith(_FILES):
-                    yield from self._keys(Path(entry.path), f"{prefix}{entry.name}/")
+                    try:
+                        yield from self._keys(Path(entry.path), f"{prefix}{entry.name}/")
+                    except OSError as e:
+                        if e.errno not in _UNREADABLE:
+                            raise
+                        yield prefix + entry.name  # what lies in it is not gone: as an object that cannot be read
                 else:
                     yield prefix + entry.name
 
