@@ -40,8 +40,7 @@ from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.keeper import Keeper
 from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import Store, StoreChange
-from elasticctl_controller.local.tokens import WorkerTokens
-from elasticctl_controller.local.workload import LocalWorkload
+from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.limits import ProjectLimits

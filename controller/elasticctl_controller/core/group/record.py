@@ -6,13 +6,14 @@ over records, in `failures`, `silence`, `newcomers` and `generations`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 from elasticctl.api.observed.standstill import RankPlace
 from elasticctl.api.observed.workers import is_member
 from elasticctl.api.status import JobStatus
+from elasticctl.api.usage import JobUsage, WorkerUsage
 from elasticctl_controller.core.group.blame import GroupRules, Judgement, RanksEnd
 from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
@@ -32,11 +33,14 @@ from elasticctl_controller.core.group.group_states import (
 )
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.notices import Notices
-from elasticctl_controller.core.usage import UsageReports
 
 ADOPT_S = 45.0
 """How long newcomers wait for a restarted service to hear from a group that may still be training: a launcher whose
 connection has died without a sign calls again after 40 s."""
+
+SHOW_EVERY_S = 9.0
+"""How often a job's status shows anew what workers use of their machines. Launchers measure every 10 s, so with many
+workers there is a new report at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,32 @@ class Sign:
     at: float
     doing: str = ""
     since: float = 0.0
+
+
+@dataclass(slots=True)
+class UsageReports:
+    """The newest measurement of each worker, by uid."""
+
+    newest: dict[str, WorkerUsage] = field(default_factory=dict)
+    shown_at: float = -SHOW_EVERY_S
+
+    def note(self, uid: str, usage: WorkerUsage, now: float) -> bool:
+        """Keep a worker's measurement; True if the job's status should be updated now."""
+        is_due = uid not in self.newest or now >= self.shown_at + SHOW_EVERY_S
+        self.newest[uid] = usage
+        if is_due:
+            self.shown_at = now
+        return is_due
+
+    def keep(self, uids: Collection[str]) -> None:
+        """Forget the measurements of all other workers."""
+        for uid in [uid for uid in self.newest if uid not in uids]:
+            del self.newest[uid]
+
+    def of_group(self, alive: Mapping[str, str]) -> JobUsage | None:
+        """The usage of the live workers, in their order; None if there is no measurement of any."""
+        found = [self.newest[uid] for uid in alive if uid in self.newest]
+        return JobUsage.of(found) if found else None
 
 
 @dataclass(slots=True)
