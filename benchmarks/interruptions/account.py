@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,38 +34,48 @@ class Cost:
     """What an event cost, over all groups that were formed after it and before the next one.
 
     `first_step_s`: from the event to the first step of a new group; None: none was formed. `standstill_s`: for how long
-    nobody trained, in all. `redone`: steps that were done again. `smallest`: the smallest of the groups.
+    nobody trained, in all. `redone`: steps that the whole group had made and that were done again; `interrupted`: those
+    that only some of its ranks have recorded, of which none has counted. `smallest`: the smallest of the groups.
     """
 
     first_step_s: float | None = None
     standstill_s: float = 0.0
     groups: int = 0
     redone: int = 0
+    interrupted: int = 0
     smallest: int | None = None
 
 
 def costs(events: Sequence[Event], steps: Iterable[Step]) -> list[Cost]:
     """What each of the events cost, which are in order."""
     ordered = sorted(steps, key=lambda step: step.at)
-    found, number, seen = [], 0, set[int]()
-    highest, last_at = 0, 0.0
+    ranks: Counter[int] = Counter()  # how many of the newest group have recorded a step
+    found, number, newest = [], 0, 0
+    begun, made, made_at = 0, 0, 0.0
     for event in events:
-        first_at, standstill_s, redone = None, 0.0, 0
+        first_at, standstill_s, redone, interrupted = None, 0.0, 0, 0
         worlds: list[int] = []
         while number < len(ordered) and ordered[number].at <= event.until:
             step = ordered[number]
             number += 1
-            newest = max(seen, default=0)
             if step.generation > newest:
                 if newest and step.at > event.at:
                     first_at = step.at if first_at is None else first_at
-                    standstill_s += step.at - last_at
-                    redone += max(0, highest - step.step + 1)
+                    standstill_s += step.at - made_at
+                    redone += max(0, made - step.step + 1)
+                    interrupted += max(0, begun - max(made, step.step - 1))
                     worlds.append(step.world)
-                seen.add(step.generation)
-            highest, last_at = max(highest, step.step), step.at
+                newest = step.generation
+                ranks.clear()
+            if step.generation < newest:
+                continue  # of a rank that was frozen
+            ranks[step.step] += 1
+            begun = max(begun, step.step)
+            if ranks[step.step] == step.world:
+                made, made_at = max(made, step.step), step.at
         first_step_s = None if first_at is None else first_at - event.at
-        found.append(Cost(first_step_s, standstill_s, len(worlds), redone, min(worlds, default=None)))
+        smallest = min(worlds, default=None)
+        found.append(Cost(first_step_s, standstill_s, len(worlds), redone, interrupted, smallest))
     return found
 
 
@@ -82,9 +93,9 @@ def redone_after_notice(events: Sequence[Event], prices: Sequence[Cost]) -> list
     """Faults if steps were done again after an event with notice."""
     pairs = zip(events, prices, strict=True)
     return [
-        f"{event.kind} ({event.target}) at {event.at:.1f}: {cost.redone} steps"
+        f"{event.kind} ({event.target}) at {event.at:.1f}: {cost.redone + cost.interrupted} steps"
         for event, cost in pairs
-        if event.notice and cost.redone
+        if event.notice and cost.redone + cost.interrupted
     ][:MAX_FAULTS]
 
 

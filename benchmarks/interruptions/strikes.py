@@ -161,7 +161,7 @@ class Mischief:
         numbers = {resume.pid for resume in began[-1:]}
         for process in processes_of(pod["metadata"]["uid"]):
             with suppress(psutil.Error):
-                if number_inside(process) in numbers and str(SCRIPT) in process.cmdline():
+                if number_inside(process) in numbers:
                     return _kill(process, f"rank of {_name(pod)}")
         return None
 

@@ -53,6 +53,16 @@ def test_what_a_frozen_rank_of_a_former_group_writes_late_is_no_group() -> None:
     assert (cost.groups, cost.redone, cost.standstill_s) == (1, 0, 4.0)
 
 
+def test_a_step_in_which_the_loss_struck_was_not_made() -> None:
+    """Those who are left record it, and begin it again."""
+    left = [step for step in steps(1, 3, 6, 112.0, 1) if step.rank != 1]
+    late = Step(115.5, 1, 3, 1, 6, 0, ())  # by a rank that was frozen
+    record = [*steps(1, 3, 1, 100.0, 5), *left, *steps(2, 2, 6, 113.0, 5), late]
+    (cost,) = costs([event(104.5, 118.5, "machine frozen")], record)
+    assert (cost.redone, cost.interrupted, cost.standstill_s) == (0, 1, 9.0)
+    assert redone_after_notice([event(104.5, 118.5)], [cost]) == ["drained (worker-1) at 104.5: 1 steps"]
+
+
 def test_the_pace_is_of_steps_that_bring_the_training_on() -> None:
     record = [*steps(1, 2, 1, 1.0, 10), *steps(2, 2, 6, 11.0, 10)]  # 5 of 20 were done again
     assert pace(record, 0.5, 20.5) == 15 / 20
