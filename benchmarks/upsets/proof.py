@@ -117,7 +117,7 @@ def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterabl
     for entry in sorted(entries, key=lambda e: e.position):
         if isinstance(entry, Generation):
             begins[entry.generation] = newest
-        else:
+        elif isinstance(entry, Commit):
             newest = entry.step
     faults = []
     for resume in record.resumes:
