@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    _EmptyStateDictLoadPlanner,
+)
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from elasticctl_store.checkpoints import entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
@@ -192,3 +198,25 @@ def test_names_that_do_not_fit_the_state_are_damage(tmp_path: Path, said: Any) -
     text = json.dumps({**entry, "sha256": entries.digest_of(entry)}, sort_keys=True, separators=(",", ":"))
     storage.put(entries.key_of(commit.position), [text.encode()])
     assert "no checkpoint can be read: step 1: " in said_of(lambda: load({"t": torch.zeros(2)}, tmp_path), DamagedError)
+
+
+class Renaming(DefaultSavePlanner):
+    """Saves each item under another name."""
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(
+            {f"old_{name}": value for name, value in state_dict.items()}, storage_meta, is_coordinator
+        )
+
+
+def test_what_planners_do_with_names_and_gaps_is_as_with_files(tmp_path: Path) -> None:
+    state = {"t": torch.ones(3), "n": 7}
+    dcp.save(state, storage_writer=ElasticWriter(tmp_path), planner=Renaming(), no_dist=True)
+    assert load({"old_t": torch.zeros(3)}, tmp_path)["old_t"].sum() == 3
+    wanted = {"old_t": torch.zeros(3), "new": torch.full((1,), 5.0)}
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(wanted, storage_reader=ElasticReader(tmp_path), planner=planner)
+    assert (wanted["old_t"].sum(), wanted["new"].item()) == (3, 5)
+    found: dict[str, Any] = {}  # as `dcp_to_torch_save` reads
+    _load_state_dict(found, storage_reader=ElasticReader(tmp_path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    assert same(found, {"old_t": torch.ones(3), "old_n": 7})
