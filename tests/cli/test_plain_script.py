@@ -83,7 +83,7 @@ def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_p
     wait_until(lambda: groups(2) == 4, PATIENCE_S)
     for verb in ("status", "history", "explain"):
         assert (REDONE[verb] in said(verb)) == (verb != "history")
-    assert any("begins at 0 again (redone so far: " in line for line in printed())
+    assert any("starts from the beginning again (training repeated so far: " in line for line in printed())
     (interruption,) = wait_until(lambda: [i for i in status().get("interruptions", []) if "recoveredAt" in i])
     assert "stepsRedone" not in interruption
     assert "stepsRedone" not in status()

@@ -155,8 +155,8 @@ class LocalRanks:
         self._began = time.monotonic()
         if is_first and self._unreported_s and self.reports.newest_generation < 0:
             log.info(
-                "the script has reported no steps and no checkpoints: unless it keeps its own, it begins at 0 again"
-                " (redone so far: %s)",
+                "the script has reported no steps or checkpoints: unless it loads one of its own, it starts from the"
+                " beginning again (training repeated so far: %s)",
                 timedelta(seconds=round(self._unreported_s)),
             )
 
