@@ -146,11 +146,15 @@ class Lab:
         self.site = Site(self.folder / "r.sock")
         self.tell(status)
 
-    def start(self, name: str, *command: str, options: tuple[str, ...] = (), **env: str) -> None:
-        """Start our launcher for the worker `name`; `options` are the launcher's. Its spares are `LIGHT` otherwise."""
+    def start(self, name: str, *command: str, options: tuple[str, ...] = (), forks: bool = False, **env: str) -> None:
+        """Start our launcher for the worker `name`; `options` are the launcher's. Its spares are `LIGHT` otherwise.
+
+        `forks`: the ranks of a script that imports torch are to be forked, as it takes seconds of a processor for each.
+        """
         with self._log(name) as log:
             argv = [*LIGHT, *options, "--", *command]
-            self.workers[name] = ForkedLauncher(argv, self._environment(name, env), self.folder, log)
+            environ = self._environment(name, env)
+            self.workers[name] = ForkedLauncher(argv, environ, self.folder, log, forks=forks)
 
     def start_script(self, name: str, **env: str) -> None:
         """Start our launcher for the worker `name` with `RANK`."""

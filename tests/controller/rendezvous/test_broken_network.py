@@ -51,7 +51,9 @@ class Training:
         """Start the launcher of a worker that the service knows."""
         link = self.links[name] = self._network.link(name, self._lab.site.address)
         place = {"LAB": str(self._lab.folder), "ELASTICCTL_RDZV_ENDPOINT": f"http://{link.address}"}
-        self._lab.start(name, sys.executable, "-c", TRAIN, options=("--stop-grace", "1"), **place)
+        script = self._lab.folder / "train.py"
+        script.write_text(TRAIN)
+        self._lab.start(name, sys.executable, str(script), options=("--stop-grace", "1"), forks=True, **place)
 
     def ranks(self, name: str) -> list[tuple[int, int]]:
         """The (world size, pid) of each rank that this worker has started so far."""

@@ -33,7 +33,7 @@ def are_copies_kept(lab: Lab, workers: int) -> bool:
 def test_training_goes_on_from_memory_though_all_ranks_are_killed_and_a_node_is_lost(lab: Lab) -> None:
     lab.add("w0", "w1")
     for name in ("w0", "w1"):
-        lab.start(name, sys.executable, str(SCRIPT), LAB=str(lab.folder), PYTHONPATH=str(ROOT))
+        lab.start(name, sys.executable, str(SCRIPT), forks=True, LAB=str(lab.folder), PYTHONPATH=str(ROOT))
     lab.until(lambda: are_copies_kept(lab, 2))
     first = newest(lab)
     for file in lab.folder.glob("pid-*"):

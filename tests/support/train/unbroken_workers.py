@@ -53,7 +53,7 @@ class Workers:
     def start(self, name: str, faults: str = "") -> None:
         known = {"FAULTS": faults} if faults else {}
         environment: dict[str, Any] = {"LAB": str(self.lab.folder), "NCCL_HOSTID": name, **self.environment, **known}
-        self.lab.start(name, sys.executable, str(self.script), **environment)
+        self.lab.start(name, sys.executable, str(self.script), forks=True, **environment)
 
     def ledger(self) -> Ledger:
         return Ledger.read(self.lab.folder)
