@@ -185,8 +185,10 @@ class GoalWorld:
             generations=tuple(self.groups[-20:]),
         )
         for _ in range(3):  # what is stored first, and done in the pass after it
-            decision = reconcile(self.job, observed, self.now)
+            before, decision = self.job, reconcile(self.job, observed, self.now)
             self.job = stored(self.job, decision.status)
+            if self.job == before and not decision.actions:
+                break
             self._act(decision.actions)
             observed = replace(observed, pods=tuple(one.pod for one in self.machines.values()))
         self.pass_at = self.now + (math.inf if decision.requeue_s is None else max(1.0, decision.requeue_s))
