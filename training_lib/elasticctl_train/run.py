@@ -61,15 +61,17 @@ class Run:
         resume: fitting.Choice | None = None,
         **others: Stateful,
     ) -> None:
-        """Join, take over the storage URL and resume. Every rank must call it.
+        """Join the group, take over the storage URL and resume. Every rank must call it.
 
-        `url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved. `model` may be
-        wrapped in DistributedDataParallel already, or sharded (FSDP2's `fully_shard`); a bare one is moved to
-        `run.device`. `others` are saved under their names like the rest. `resume` says what to do where the checkpoint
-        found is not one of these objects ("strict", "ignore" or "model-only": see `fitting`); without it,
-        $ELASTICCTL_RESUME, and without that it is refused. Raises StateError for a state that a checkpoint cannot hold,
-        StorageError, and RestoreError when the checkpoint is refused: then nothing has been changed. Raises TrainError
-        in a process that the script has started, such as a DataLoader's worker, while that imports the script.
+        Checkpoints go to `url`, which defaults to $ELASTICCTL_STORAGE; with neither, none are saved. `model` may be
+        wrapped in DistributedDataParallel already, or sharded (FSDP2's `fully_shard`); a plain module is moved to
+        `run.device`. `others` are saved under their names, like the model and the optimizer. `resume` says what to do
+        with a checkpoint that does not fit these objects ("strict", "ignore" or "model-only"; see `fitting`). It
+        defaults to $ELASTICCTL_RESUME, and then to "strict", which refuses such a checkpoint.
+
+        Raises StateError if a checkpoint cannot hold the state, StorageError, and RestoreError if the checkpoint is
+        refused, in which case nothing has been changed. Raises TrainError in a process that only imports the script
+        because the script has started it, such as a worker of a DataLoader.
         """
         dist.refuse_helper()
         self._choice = fitting.parse_choice(resume or os.environ.get(fitting.VARIABLE) or "strict")
@@ -117,32 +119,32 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This process's number among the ranks, from 0; it may change when the group does."""
+        """The rank of this process, from 0. It may change when the group changes."""
         return self._session.world.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are; it may change when the group does."""
+        """The number of ranks. It may change when the group changes."""
         return self._session.world.size
 
     @property
     def is_main(self) -> bool:
-        """True on the one rank that should print and plot."""
+        """True on rank 0, which is the one that should print and plot."""
         return self.rank == 0
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps done so far, over all incarnations of the run."""
+        """The number of optimizer steps done so far, including those before restarts."""
         return self._session.cursor.step
 
     @property
     def own_samples(self) -> int:
-        """How many samples of the current batch are this rank's: 0 when it holds a stand-in (see `data`)."""
+        """The number of this rank's samples in the current batch; 0 if it only holds a stand-in (see `data.plan`)."""
         return self._feed.own
 
     @cached_property
     def model(self) -> torch.nn.Module:
-        """The model to call: in DistributedDataParallel when there are several ranks, unless it came sharded."""
+        """The model to call. With several ranks, it is wrapped in DistributedDataParallel, unless it is sharded."""
         given = self._given
         if self._stay is not None:
             return self._stay.wrap(given, self._buckets)
@@ -151,7 +153,7 @@ class Run:
         return ResumableDataParallel(given, buckets=self._buckets)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the epochs (from 0) that are not done yet; of a half-done one the loader yields the rest."""
+        """Yield the epochs, from 0, that are not complete. In one that was interrupted, the loader yields the rest."""
         self._session.progress.total_epochs = total
         warned = False
         while self._session.cursor.epoch < total:
@@ -177,10 +179,11 @@ class Run:
         drop_last: bool = False,
         **options: Any,
     ) -> ElasticLoader | StreamLoader:
-        """This rank's batches of what is left of the epoch. `global_batch` samples make one batch over all ranks.
+        """Return a loader of this rank's batches of the rest of the epoch.
 
-        One that is made before the loop over the epochs will do: each pass begins where training is by then. `options`
-        (num_workers, collate_fn, pin_memory, …) go to torch's DataLoader. Raises DataError, and StateError for a stream
+        `global_batch` is the number of samples in a batch over all ranks. The loader may be created once, before the
+        loop over the epochs: each pass over it starts where training is at that time. `options` (num_workers,
+        collate_fn, pin_memory, …) are passed on to torch's DataLoader. Raises DataError, and StateError for a stream
         whose own state a checkpoint cannot hold.
         """
         cursor = self._session.cursor
@@ -199,10 +202,11 @@ class Run:
         return loss if self._feed.weight == 1.0 else loss * self._feed.weight
 
     def step(self, *, loss: torch.Tensor | float | None = None) -> None:
-        """Call last in the loop's body, after `optimizer.step()`: counts, reports, and saves when it is time.
+        """Count and report a step, and save if it is time. Call it last in the loop's body, after `optimizer.step()`.
 
-        Where the launcher gives notice that the group has to change, does not return: all ranks commit the same step
-        and wait to be stopped. Raises FencedError when a newer run has taken over the storage URL.
+        It does not return if the launcher has given notice that the group is about to change and this process cannot
+        stay: all ranks then commit the same step and wait to be stopped. Raises FencedError if a newer run has taken
+        over the storage URL.
         """
         samples, is_uneven = self._feed.take_step()
         if self._stay is not None and (why := self._stay.obstacle()):
@@ -218,13 +222,13 @@ class Run:
             self._move()
 
     def log(self, **metrics: torch.Tensor | float) -> None:
-        """Report numbers of one's own; the newest of each also goes into the next checkpoint's entry."""
+        """Report metrics by name. The latest value of each is also stored with the next checkpoint."""
         self._session.log(metrics)
 
     def finish(self) -> None:
-        """Commit the end of training, wait for it, and leave the group. Every rank must call it; a second call is idle.
+        """Save the final state, wait until it is committed, and leave the group.
 
-        Raises SaveError when the end could not be committed.
+        Every rank must call it. A second call does nothing. Raises SaveError if the final state could not be committed.
         """
         if self._stay is None:
             self._session.finish()
