@@ -55,8 +55,9 @@ class Guard(Protocol):
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request belongs to, and how many connections that job may have. Raises Refused."""
 
-    def lose_touch(self, key: str, uid: str) -> None:
-        """The host of this job's worker no longer answers."""
+    def lose_touch(self, key: str, uid: str, *, hung_up: bool) -> None:
+        """The host of this job's worker no longer answers, or has closed the connection on which its launcher watched
+        the group (`hung_up`)."""
 
 
 class Stranger:
@@ -117,11 +118,12 @@ class Stranger:
 class Connection(asyncio.Protocol):
     """A job's connection, in front of aiohttp's own protocol: what arrives is processed at the job's turn.
 
-    `uid` is the worker that has called last on this connection.
+    `uid` is the worker that has called last on this connection, and `watches` says whether it watched the group.
     """
 
     def __init__(self, door: Door, caller: Caller | None, first: bytes) -> None:
-        self._door, self.caller, self._first, self.uid = door, caller, first, ""
+        self._door, self.caller, self._first = door, caller, first
+        self.uid, self.watches = "", False
         self._inner: asyncio.Protocol = door.protocol()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -134,7 +136,7 @@ class Connection(asyncio.Protocol):
 
     def end(self) -> None:
         """A request has been answered."""
-        self._busy = False
+        self._busy = self.watches = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -293,8 +295,9 @@ class Door:
             self._jobs[key] -= 1
             if not self._jobs[key]:
                 del self._jobs[key]
-            if connection.uid and has_lost_host(error):
-                cast(Guard, self._guard).lose_touch(key, connection.uid)
+            lost_host = has_lost_host(error)
+            if connection.uid and (lost_host or connection.watches):
+                cast(Guard, self._guard).lose_touch(key, connection.uid, hung_up=not lost_host)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept a few connections; the event loop reads from others before it comes back for more."""

@@ -166,12 +166,12 @@ class RendezvousService:
             group.set_alive(others, group.minimum, self.groups.clock(), group.leaving)
         self.groups.wake(key)
 
-    def lose_touch(self, key: str, uid: str) -> None:
-        """The host of a worker no longer answers; called on the event loop's thread."""
+    def lose_touch(self, key: str, uid: str, *, hung_up: bool) -> None:
+        """The host of a worker no longer answers, or its launcher has hung up; called on the event loop's thread."""
         with self.groups.lock:
             group = self.groups.by_key.get(key)
             if group is not None:
-                group.lose_touch(uid, self.groups.clock())
+                group.lose_touch(uid, self.groups.clock(), hung_up=hung_up)
         self.groups.settle(key, moved=True)
 
     def view(self, key: str, job_uid: str) -> GroupView:
@@ -238,13 +238,14 @@ class RendezvousService:
     async def _answer(self, caller: Caller, request: web.Request) -> dict[str, Any] | str:
         body = await self.verbs.bodies.read(request, caller)
         self._limiter.check(caller, time.monotonic())
-        verb = self.verbs.find(request.path.rpartition("/")[2])
+        name = request.path.rpartition("/")[2]
+        verb = self.verbs.find(name)
         if verb is None or request.method != "POST":
             raise Refused(404, "unknown verb")
         watch_host(request.transport)
         connection = connection_of(request)
         if connection is not None:
-            connection.uid = as_text(body.get("uid"))
+            connection.uid, connection.watches = as_text(body.get("uid")), name == "watch"
         return await verb(caller, body)
 
     def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:

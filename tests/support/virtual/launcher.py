@@ -122,6 +122,8 @@ class Launcher:
     def die(self, *, silently: bool) -> None:
         if silently:
             self.network.lose_host(self.node, for_good=True)
+        else:
+            self.network.hang_up(self.node)
         self._vanish()
         self._kill_ranks(silently=silently)
 
@@ -429,6 +431,7 @@ class Launcher:
 
     def _exit(self, code: int, message: str) -> None:
         self._kill_ranks(silently=False)
+        self.network.hang_up(self.node)
         self._vanish()
         self.world.cluster.exit(self.pod, code, message)
 

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.support.virtual.clock import VirtualLoop
@@ -92,6 +93,12 @@ class Network:
         """The launcher on that node is gone."""
         for call in list(self.calls.get(node, ())):
             self.drop(call)
+
+    def hang_up(self, node: str) -> None:
+        """The launcher on that node ends, and the kernel closes its connections."""
+        for call in self.calls.get(node, ()):
+            if call.task is not None and call.verb == "watch" and node not in self.cut:
+                self.loop.after(self._delay_s(), partial(self.plane.lose_host, *call.worker, hung_up=True))
 
     def lose_host(self, node: str, *, for_good: bool = False) -> None:
         """A node no longer answers: the service finds out if it holds a poll of it, unless that is over by then."""

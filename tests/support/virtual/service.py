@@ -232,10 +232,10 @@ class ControlPlane:
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
         return task
 
-    def lose_host(self, key: str, uid: str) -> None:
-        """The kernel finds that the host of a worker does not answer."""
+    def lose_host(self, key: str, uid: str, *, hung_up: bool = False) -> None:
+        """The kernel finds that the host of a worker does not answer, or has closed its connection."""
         if self.service is not None:
-            self.service.lose_touch(key, uid)
+            self.service.lose_touch(key, uid, hung_up=hung_up)
 
     def group(self, key: str) -> Group | None:
         """The group of a job, as the service has it."""

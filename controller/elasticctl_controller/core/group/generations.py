@@ -24,7 +24,6 @@ from elasticctl_controller.core.group.group_states import (
 from elasticctl_controller.core.group.newcomers import admit_newcomers
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
 from elasticctl_controller.core.group.silence import (
-    UNREACHABLE_S,
     end_for_silent,
     end_unreachable,
     mark_overdue,
@@ -137,7 +136,7 @@ def _wait_for_missing_s(group: GroupRecord, now: float) -> float:
         if uid in group.members or not group.members:
             until = silent_at(group, uid, since)
             if uid in group.unreachable:
-                until = min(until, group.unreachable[uid] + UNREACHABLE_S)
+                until = min(until, group.unreachable[uid])
             if until > now:
                 return max(pause_s, until - now)
     return pause_s

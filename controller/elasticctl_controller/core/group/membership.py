@@ -28,7 +28,7 @@ from elasticctl_controller.core.group.failures import excuse_failure, judge_fail
 from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
 from elasticctl_controller.core.group.record import GroupRecord, Sign
-from elasticctl_controller.core.group.silence import replace_overdue
+from elasticctl_controller.core.group.silence import HUNG_UP_S, UNREACHABLE_S, replace_overdue
 from elasticctl_controller.core.notices import Notice
 
 EXPORTING, FINISHING = "exporting", "finishing"
@@ -83,14 +83,16 @@ class Group(GroupRecord):
             self.trained.discard(uid)
         return is_new
 
-    def lose_touch(self, uid: str, now: float) -> None:
+    def lose_touch(self, uid: str, now: float, *, hung_up: bool = False) -> None:
         """A worker's host no longer answers: it is gone, or the network between it and this service is broken.
 
-        The host answered until a moment ago, even if the worker's last call was earlier.
+        With `hung_up`, its kernel has closed the connection: the launcher has ended, as all processes of a machine do
+        when it shuts down or its runtime fails, or something between has broken the connection. In both cases the host
+        answered until a moment ago, even if the worker's last call was earlier.
         """
         if uid in self.alive and uid not in self.unreachable:
             self.note_sign(uid, now)
-            self.unreachable[uid] = now
+            self.unreachable[uid] = now + (HUNG_UP_S if hung_up else UNREACHABLE_S)
             self.settle(now)
 
     def join(

@@ -90,7 +90,8 @@ class GroupRecord:
     The next generation: `joined` are the workers that are ready for it. `growth` is why newcomers that are ready are
     not admitted yet. `gone` are workers that have left although their pods are still ending; `overdue` those that were
     left out of the newest generation because they gave no `signs` of life, and `silent` those of them that are to be
-    replaced.
+    replaced. `unreachable` are workers whose connections have broken, each with the time from which on it counts as
+    unreachable unless it calls again.
 
     Failures: `failures` have been counted since the last checkpoint; `judged` is the newest of them until the next
     generation forms. `unexplained` is a generation that broke although every member that reported its end had lost a

@@ -18,6 +18,9 @@ SILENT_S = 10.0
 """The group does not wait for a worker that has given no sign of life for this long: launchers give one every 3 s."""
 UNREACHABLE_S = 0.5
 """How long a worker whose host has stopped answering may take to call again. Launchers call again at once."""
+HUNG_UP_S = 2.0
+"""The same for a worker that has hung up. It may be starved of processors, and its pod's end may be about to be known,
+which says more."""
 STILL_S, STILL_FACTOR = 2.0, 2.0
 """A group stands still if it has made no step for this long, and for this many times the longest time between two
 reports of steps."""
@@ -33,7 +36,7 @@ def end_unreachable(group: GroupRecord, now: float) -> float | None:
     Once ranks report themselves that they do not move, a member that has been silent for long counts as unreachable
     too, because its host may have vanished while it had no call open.
     """
-    lost_at = {uid: since + UNREACHABLE_S for uid, since in group.unreachable.items() if group.is_awaited(uid)}
+    lost_at = {uid: at for uid, at in group.unreachable.items() if group.is_awaited(uid)}
     if group.places and not lost_at:
         heard = (uid for uid in group.members if uid in group.signs and group.is_awaited(uid))
         lost_at = {uid: group.signs[uid].at + ADOPT_S for uid in heard}

@@ -10,7 +10,7 @@ from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.record import ADOPT_S
-from elasticctl_controller.core.group.silence import SILENT_S, STILL_S, UNREACHABLE_S
+from elasticctl_controller.core.group.silence import HUNG_UP_S, SILENT_S, STILL_S, UNREACHABLE_S
 
 
 def member(index: int) -> Member:
@@ -115,6 +115,25 @@ def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
     group = training(0, 1)
     group.lose_touch("u1", 11.0)
     group.note_sign("u1", 11.0 + UNREACHABLE_S / 2)
+    group.settle(500.0)
+    assert group.state is GroupState.TRAINING
+
+
+def test_one_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
+    """All processes of its machine have ended, and its kernel has closed their connections."""
+    group = training(0, 1, 2)
+    group.lose_touch("u1", 11.0, hung_up=True)
+    assert next_event(group, 11.0) == 11.0 + HUNG_UP_S
+    assert (group.state, group.failures) == (GroupState.FORMING, 0)
+    for index in (0, 2):
+        group.join(member(index), 1, 13.1)
+    assert list(group.members) == ["u0", "u2"], "nobody waits for it"
+
+
+def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> None:
+    group = training(0, 1, 2)
+    group.lose_touch("u1", 11.0, hung_up=True)
+    group.note_sign("u1", 11.0 + HUNG_UP_S / 2)
     group.settle(500.0)
     assert group.state is GroupState.TRAINING
 
