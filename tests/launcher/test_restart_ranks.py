@@ -150,6 +150,35 @@ def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) 
     assert lab.wait("a-0") == 143
 
 
+def test_ranks_that_have_come_to_an_end_run_their_own_handler_and_clean_up(lab: Lab) -> None:
+    """On a worker that has to go, nobody waits for them; the handler itself only sets a flag, as many do."""
+    script = """
+import os, pathlib, signal, time, torch
+from elasticctl_train import Run
+folder = pathlib.Path(os.environ["LAB"])
+signal.signal(signal.SIGTERM, lambda *_: (folder / "told").touch())
+try:
+    with Run(model=torch.nn.Linear(1, 1)) as run:
+        for epoch in run.epochs(1):
+            for batch in run.loader(range(10_000), global_batch=1):
+                time.sleep(0.02)
+                run.step()
+                (folder / "step").touch()
+finally:
+    time.sleep(1)
+    (folder / "cleaned").touch()
+"""
+    lab.add("a-0")
+    lab.start("a-0", sys.executable, "-c", script, LAB=str(lab.folder), ELASTICCTL_GRACE_S="60")
+    lab.until((lab.folder / "step").exists)
+    began = time.monotonic()
+    lab.workers["a-0"].terminate()
+    assert lab.wait("a-0") == 143
+    assert (lab.folder / "told").exists()
+    assert (lab.folder / "cleaned").exists()
+    assert time.monotonic() - began < 30, lab.output("a-0")
+
+
 def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None:
     before = pids(pair, "a-0") + pids(pair, "a-1")
     pair.restart_service(JobStatus(generation=1))

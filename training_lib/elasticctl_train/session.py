@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -406,6 +409,7 @@ class Session:
         if self._checkpoints is not None and self._checkpoints.has_given_up and self.world.rank == 0:
             log.warning("step %d is not saved, because the storage is away; an older one has to do", self.cursor.step)
         self.progress.send(self.cursor)
+        _end_on_sigterm()
         self._reporter.send_surely("drained", step=self.cursor.step)
         while True:
             time.sleep(_LONG_S)
@@ -454,6 +458,26 @@ class Session:
             duration_s=round(duration_s, 4),
             url=self._checkpoints.url if self._checkpoints else None,
         )
+
+
+def _end_on_sigterm() -> None:
+    """Have SIGTERM end this process once the script's own handler, if there is one, has run.
+
+    The last step is committed, so there is nothing to go on for: a handler that returns, because its script would look
+    at a flag after the next step, must not keep the worker waiting.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    elif callable(handler):
+
+        def run_and_end(number: int, frame: FrameType | None) -> NoReturn:
+            handler(number, frame)
+            raise SystemExit(128 + number)
+
+        signal.signal(signal.SIGTERM, run_and_end)
 
 
 def _show_log() -> None:

@@ -185,16 +185,18 @@ class LocalRanks:
         return alive and not self._group.suspended() and self._links.are_attached(rank.local_rank for rank in ranks)
 
     def stop(self, *, grace_s: float | None = None, peers_ended: bool = False) -> list[Rank]:
-        """Stop them, those that have drained at once; returns all, in the order in which they ended.
+        """Stop them; returns all, in the order in which they ended.
 
-        `grace_s`: the time from SIGTERM to SIGKILL, if it is not the usual one. `peers_ended`: others ended before,
+        `grace_s`: the time from SIGTERM to SIGKILL. By default the usual one, and none for ranks that have drained,
+        because others wait for them. `peers_ended`: others ended before,
         which explains broken connections, so they are told of in one line.
         """
         self._hangs.end()
         if self._began is not None:
             self._unreported_s, self._began = self._unreported_s + time.monotonic() - self._began, None
-        grace_s = self._limits.stop_grace_s if grace_s is None else grace_s
-        stopped = self._group.stop(0.0 if self.have_drained() else grace_s, peers_ended=peers_ended)
+        if grace_s is None:
+            grace_s = 0.0 if self.have_drained() else self._limits.stop_grace_s
+        stopped = self._group.stop(grace_s, peers_ended=peers_ended)
         self.reports.flush()
         return stopped
 
