@@ -29,6 +29,8 @@ from elasticctl.planning.curve import ScalingCurve
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the training library chooses its interval between saves."""
+QUIET_S = 24 * 3600.0
+"""The rarest that it takes interruptions to be."""
 _LARGEST_EXPONENT = 700.0
 _FOR_EVER_S = 1000 * 365 * 86_400.0
 
@@ -118,7 +120,7 @@ def interval_s(conditions: Conditions, between_s: float) -> float:
     """Seconds between saves: as given, or as the training library chooses for this frequency of interruptions."""
     if conditions.interval_s is not None:
         return conditions.interval_s
-    young_s = math.sqrt(2 * conditions.save_s * between_s) if conditions.save_s else 0.0
+    young_s = math.sqrt(2 * conditions.save_s * min(between_s, QUIET_S)) if conditions.save_s else 0.0
     return min(max(young_s, 2 * conditions.write_s, SHORTEST_S), LONGEST_S)
 
 

@@ -174,7 +174,7 @@ def test_no_more_run_at_once_than_was_said(monkeypatch: pytest.MonkeyPatch, caps
     [
         ("train.py", "--grid is needed"),
         ("--grid lr=1", "nothing to run"),
-        ("train.py --grid lr=1 --early-stop 3", "--early-stop needs --metric"),
+        ("train.py --grid lr=1 --early-stop 3", "FIX: add --metric loss"),
         ("--continue nothing", "no jobs of a sweep"),
         ("train.py --continue x", "cannot be used together"),
         ("train.py --grid lr=1 --queue q", "--queue cannot be used with a sweep"),

@@ -14,6 +14,7 @@ from elasticctl.api.errors import SpecError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.simulation import Conditions, Point, ScalingCurve, evidence_of, forecast_for, scaling
 from elasticctl.simulation.forecast import forward_share, interval_s
+from elasticctl_train.interruptions import Hazard
 from elasticctl_train.policy import interval_s as interval_in_training
 from tests.support.job_samples import AT, at, job
 
@@ -73,7 +74,8 @@ def test_saves_come_as_often_as_the_training_library_makes_them(
     save_s: float, write_s: float, between_s: float
 ) -> None:
     conditions = Conditions(save_s=save_s, write_s=write_s)
-    assert interval_s(conditions, between_s) == interval_in_training(save_s, write_s, between_s)
+    in_training = interval_in_training(save_s, write_s, Hazard((), 1 / between_s, ()))
+    assert interval_s(conditions, between_s) == pytest.approx(in_training)
 
 
 def test_the_chosen_interval_loses_the_least() -> None:

@@ -71,8 +71,10 @@ NOT_TORCH = {
     "_current_frames",
     "_inheriting",
     "_abc_impl",
+    "_elasticctl_collective",
+    "_exit",
 }
-"""The trainers', and Python's own."""
+"""The trainers', our own mark on errors, and Python's."""
 
 
 def own_names(tree: ast.Module) -> Iterator[str]:
