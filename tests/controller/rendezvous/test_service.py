@@ -343,7 +343,7 @@ def test_a_service_that_begins_anew_knows_what_agents_tell_it_again(lab: Lab, cl
         lab.site.service.begin_anew()
         with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
             watching.result(5)
-    with pytest.raises(ServiceAway, match="HTTP 503"):
+    with pytest.raises(ServiceAway):  # 503 again, or the connection is just being closed
         client.call("watch", body)
     lab.tell(JobStatus(generation=1))
     with ThreadPoolExecutor(1) as pool:

@@ -87,13 +87,21 @@ class Group(GroupRecord):
         """A worker's host no longer answers: it is gone, or the network between it and this service is broken.
 
         With `hung_up`, its kernel has closed the connection: the launcher has ended, as all processes of a machine do
-        when it shuts down or its runtime fails, or something between has broken the connection. In both cases the host
-        answered until a moment ago, even if the worker's last call was earlier.
+        when it shuts down or its runtime fails, or something between has broken the connection. If several hang up at
+        once, that says nothing: it is the network. In any case the host answered until a moment ago, even if the
+        worker's last call was earlier.
         """
-        if uid in self.alive and uid not in self.unreachable:
-            self.note_sign(uid, now)
-            self.unreachable[uid] = now + (HUNG_UP_S if hung_up else UNREACHABLE_S)
-            self.settle(now)
+        if uid not in self.alive or uid in self.unreachable:
+            return
+        self.note_sign(uid, now)
+        other, at = self.hung_up
+        if hung_up:
+            self.hung_up = uid, now
+        if hung_up and other != uid and now < at + HUNG_UP_S:
+            self.unreachable.pop(other, None)
+            return
+        self.unreachable[uid] = now + (HUNG_UP_S if hung_up else UNREACHABLE_S)
+        self.settle(now)
 
     def join(
         self, member: Member, generation: int, now: float, *, stay: bool = False, serves_commands: bool = False

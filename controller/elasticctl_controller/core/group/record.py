@@ -6,6 +6,7 @@ over records, in `failures`, `silence`, `newcomers` and `generations`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -91,7 +92,7 @@ class GroupRecord:
     not admitted yet. `gone` are workers that have left although their pods are still ending; `overdue` those that were
     left out of the newest generation because they gave no `signs` of life, and `silent` those of them that are to be
     replaced. `unreachable` are workers whose connections have broken, each with the time from which on it counts as
-    unreachable unless it calls again.
+    unreachable unless it calls again. `hung_up` is the last that closed its connection, and when.
 
     Failures: `failures` have been counted since the last checkpoint; `judged` is the newest of them until the next
     generation forms. `unexplained` is a generation that broke although every member that reported its end had lost a
@@ -123,6 +124,7 @@ class GroupRecord:
     remembered: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     unreachable: dict[str, float] = field(default_factory=dict)
+    hung_up: tuple[str, float] = ("", -math.inf)
     overdue: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     silenced_at: list[float] = field(default_factory=list)

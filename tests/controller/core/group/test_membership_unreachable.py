@@ -130,6 +130,18 @@ def test_one_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
     assert list(group.members) == ["u0", "u2"], "nobody waits for it"
 
 
+def test_several_that_hang_up_at_once_say_something_of_the_network() -> None:
+    group = training(0, 1, 2, 3)
+    for index in (0, 1, 2):
+        group.lose_touch(f"u{index}", 11.0 + index / 10, hung_up=True)
+    group.settle(30.0)
+    assert group.state is GroupState.TRAINING
+    group.note_sign("u0", 40.0)
+    group.lose_touch("u0", 40.0, hung_up=True)
+    group.settle(40.0 + HUNG_UP_S)
+    assert group.reason == "cannot reach worker-0", "it has been alone"
+
+
 def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> None:
     group = training(0, 1, 2)
     group.lose_touch("u1", 11.0, hung_up=True)
