@@ -85,7 +85,7 @@ def replicas(number: int) -> Manifest:
         (
             {"goal": {"budget": 5}, "rdzvEndpoint": "etcd:2379"},
             "spec.rdzvEndpoint",
-            "FIX: leave out rdzvEndpoint, or goal",
+            "FIX: leave out rdzvEndpoint or goal",
         ),
         ({"pools": {"order": [{}]}}, "spec.pools.order[0]", "FIX: give capacity, instanceType or zone"),
         (
