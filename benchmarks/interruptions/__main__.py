@@ -329,8 +329,9 @@ def run(options: argparse.Namespace, folder: Path, say: Console) -> int:
             proofs = prove(session, costs(session.events, job.record.steps), epochs, calm)
     finally:
         metadata.stop()
-        shutil.copy(job.record_file, folder)
-        show(session, write(proofs), proofs)
+        if job.record_file.exists():  # it may not have got so far
+            shutil.copy(job.record_file, folder)
+            show(session, write(proofs), proofs)
     if options.json:
         shutil.copy(folder / "result.json", options.json)
     return int(not proofs or any(proofs.values()))
