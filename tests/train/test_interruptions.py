@@ -262,7 +262,7 @@ def _hazard_at(record: Record, booted_at: float, age_s: float) -> Hazard:
 
 
 def _constant(rate: float, age_s: float) -> Hazard:
-    return Hazard((0.0,) * len(AGES_S), rate, [age_s])
+    return Hazard((), rate, ())
 
 
 def lost_while_learning_s(rates: Rates, cost_s: float, losses: int, chance: random.Random) -> tuple[float, float]:

@@ -88,9 +88,10 @@ class Hazard:
         lost_s = 0.0
         for start_s, end_s in pairwise((0.0, *changes_s, math.inf)):
             rate = self._rate(start_s + min(end_s - start_s, 2.0) / 2)
-            if lost_s + rate * (end_s**2 - start_s**2) / 2 >= cost_s:
+            lost_by_then_s = lost_s + rate * (end_s**2 - start_s**2) / 2
+            if lost_by_then_s >= cost_s:
                 return math.sqrt(start_s**2 + 2 * (cost_s - lost_s) / rate)
-            lost_s += rate * (end_s**2 - start_s**2) / 2
+            lost_s = lost_by_then_s
         raise AssertionError("the last span has no end")
 
     def _rate(self, after_s: float) -> float:
@@ -156,6 +157,11 @@ class Record:
         ]
         other = self.others / (PRIOR_S + group_s)
         return Hazard(by_age, other, [max(0.0, now - machine.booted_at) for machine in self.machines] or [0.0])
+
+
+def unknown_hazard() -> Hazard:
+    """What to expect of machines of which nothing is known."""
+    return Record().hazard(0.0)
 
 
 def _span(age_s: float) -> int:

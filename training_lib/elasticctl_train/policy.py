@@ -24,7 +24,7 @@ from typing import Literal
 
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
-from elasticctl_train.interruptions import Hazard, Record
+from elasticctl_train.interruptions import Hazard, unknown_hazard
 
 log = logging.getLogger("elasticctl_train")
 
@@ -105,7 +105,7 @@ class Cadence:
         now_s: float | None = None,
         *,
         notice_possible: bool = False,
-        hazard: Callable[[], Hazard] = lambda: Record().hazard(0.0),
+        hazard: Callable[[], Hazard] = unknown_hazard,
     ) -> None:
         self._notice_possible = notice_possible
         self._every_steps = policy.every_steps

@@ -27,7 +27,7 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, 
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
-from elasticctl_train.interruptions import Hazard, Interruptions, Record, this_machine
+from elasticctl_train.interruptions import Hazard, Interruptions, this_machine, unknown_hazard
 from elasticctl_train.not_finite import LossGuard
 from elasticctl_train.policy import Cadence, SavePolicy
 from elasticctl_train.progress import Notice, Progress, Reporter
@@ -275,7 +275,7 @@ class Session:
             self._interruptions.end(_NOTE_GRACE_S)
 
     def _expected_hazard(self) -> Hazard:
-        return Record().hazard(0.0) if self._interruptions is None else self._interruptions.hazard()
+        return unknown_hazard() if self._interruptions is None else self._interruptions.hazard()
 
     def _restore(self, like: Like | None) -> Restored | None:
         """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""

@@ -188,8 +188,8 @@ class LocalRanks:
         """Stop them; returns all, in the order in which they ended.
 
         `grace_s`: the time from SIGTERM to SIGKILL. By default the usual one, and none for ranks that have drained,
-        because others wait for them. `peers_ended`: others ended before,
-        which explains broken connections, so they are told of in one line.
+        because others wait for them. `peers_ended`: others ended before, which explains broken connections, so they are
+        told of in one line.
         """
         self._hangs.end()
         if self._began is not None:

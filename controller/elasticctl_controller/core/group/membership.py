@@ -94,13 +94,13 @@ class Group(GroupRecord):
         if uid not in self.alive or uid in self.unreachable:
             return
         self.note_sign(uid, now)
-        other, at = self.hung_up
+        grace_s = UNREACHABLE_S
         if hung_up:
-            self.hung_up = uid, now
-        if hung_up and other != uid and now < at + HUNG_UP_S:
-            self.unreachable.pop(other, None)
-            return
-        self.unreachable[uid] = now + (HUNG_UP_S if hung_up else UNREACHABLE_S)
+            (other, at), self.hung_up, grace_s = self.hung_up, (uid, now), HUNG_UP_S
+            if other != uid and now < at + HUNG_UP_S:
+                self.unreachable.pop(other, None)
+                return
+        self.unreachable[uid] = now + grace_s
         self.settle(now)
 
     def join(
