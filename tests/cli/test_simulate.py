@@ -34,7 +34,7 @@ def test_a_table_with_prices(run: Run, private_home: Path, rates: str) -> None:
     assert rows[0][:4] == ["GPUS", "NODES", "RATE", "SPEEDUP"]
     assert [row[0] for row in rows[1:]] == ["4", "16", "64"]
     first = dict(zip(rows[0], rows[1], strict=True))
-    assert (first["SPEEDUP"], first["TIME"], first["ON DEMAND"], first["SAVED"]) == ("1.0x", "1d0h", "$50.50", "70 %")
+    assert (first["SPEEDUP"], first["TIME"], first["ON DEMAND"], first["SAVED"]) == ("1.0x", "1d0h", "$50.53", "70 %")
     said = done.err.splitlines()
     assert said[0].startswith("cheapest: 4 GPUs (1d0h, $15.2")
     assert "; fastest: 64 GPUs (" in said[0]
