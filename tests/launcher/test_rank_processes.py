@@ -140,6 +140,28 @@ def test_ranks_have_the_time_to_stop_that_they_are_given(printed: Printed) -> No
     assert (rank.code, printed.lines) == (0, ["up", "saved"])
 
 
+def test_a_rank_that_a_profiler_stops_again_and_again_is_not_suspended(printed: Printed) -> None:
+    group = printed.group("sh", "-c", "echo up; while :; do sleep 0.001; done")
+    wait_until(lambda: printed.lines == ["up"])
+    (rank,) = group.ranks
+    over = threading.Event()
+
+    def profile() -> None:
+        while not over.wait(0.002):
+            rank.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.02)
+            rank.process.send_signal(signal.SIGCONT)
+
+    profiler = threading.Thread(target=profile)
+    profiler.start()
+    assert [group.suspended() for _ in range(20)] == [[]] * 20
+    over.set()
+    profiler.join()
+    rank.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: group.suspended() == [rank])
+    assert [rank.code for rank in group.stop(60.0)] == [-signal.SIGKILL]
+
+
 def test_a_rank_that_was_killed_for_memory_is_told_from_one_that_was_killed(printed: Printed, tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     (tmp_path / "cgroup").write_text("0::/")

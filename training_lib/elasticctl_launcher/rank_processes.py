@@ -28,6 +28,10 @@ LAST_LINES = 400
 KILL_WAIT_S = 10.0
 """How long the next generation waits for a process that has been killed: one in uninterruptible sleep (a hung disk, a
 driver that waits for its GPU) ends when the kernel lets it, and holds up nobody until then."""
+STOPPED_S = 0.5
+"""How long a rank that is found stopped has to stay so to count as suspended: a profiler such as py-spy stops it for a
+few milliseconds, a hundred times a second."""
+LOOK_S = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +98,17 @@ class RankGroup:
             rank.signals = ()
 
     def suspended(self) -> list[Rank]:
-        """Ranks that were stopped from outside (SIGSTOP, a debugger): alive, but they will not move by themselves."""
-        return [rank for rank in self.ranks if rank.code is None and _is_stopped(rank.process.pid)]
+        """Ranks that were stopped from outside (SIGSTOP, a debugger): alive, but they will not move by themselves.
+
+        Takes up to `STOPPED_S` if there seem to be any.
+        """
+        found = [(rank, _stop_of(rank.process.pid)) for rank in self.ranks if rank.code is None]
+        stopped = [(rank, stop) for rank, stop in found if stop]
+        until = time.monotonic() + STOPPED_S
+        while stopped and time.monotonic() < until:
+            time.sleep(LOOK_S)
+            stopped = [(rank, stop) for rank, stop in stopped if _stop_of(rank.process.pid) == stop]
+        return [rank for rank, _ in stopped]
 
     def stop(self, grace_s: float, *, peers_ended: bool = False) -> list[Rank]:
         """Send SIGTERM to every rank, and SIGKILL to what is left of them after `grace_s`; returns when all are gone.
@@ -170,10 +183,12 @@ def _wait(rank: Rank, timeout_s: float) -> bool:
     return rank.code is not None
 
 
-def _is_stopped(pid: int) -> bool:
-    """True for a process in state T or t; False where /proc does not tell."""
+def _stop_of(pid: int) -> tuple[str, ...]:
+    """Of a process in state T or t, what is the same for as long as it does not move; empty for others, and where /proc
+    does not tell."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return ()
+    state = next((line.split()[1] for line in lines if line.startswith("State:")), "")
+    return tuple(line for line in lines if "ctxt_switches:" in line) or (state,) if state in ("T", "t") else ()
