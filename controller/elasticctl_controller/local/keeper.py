@@ -60,15 +60,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Worker:
-    """What the keeper knows about a pod's worker; it may be started again from `retry_at` (seconds since the epoch) on.
+    """What the keeper knows about a pod's worker; it may be started again from `retry_at` on.
 
-    `files` are its private files as they were last written.
+    `files` are its private files as they were last written. `stop_by` is when it has to be gone, and `deletion` the
+    pod's deletion timestamp that this follows from.
     """
 
     state: KeeperState
     process: WorkerProcess | None = None
     retry_at: float = 0.0
     files: Mapping[str, str] = field(default_factory=dict)
+    deletion: float | None = None
+    stop_by: float = 0.0
 
 
 class Keeper:
@@ -78,6 +81,9 @@ class Keeper:
     `cpu_slots()` how many ranks without a GPU may run at once (0: any number); `umask` is what workers create files
     with (-1: with this process's own); `on_exit(key, uid)` is called as soon as a worker of job `key` has been seen to
     have ended, before that is stored.
+
+    Whatever is waited for is timed by time.monotonic: a clock that is set, or a laptop that slept, neither shortens a
+    grace period nor keeps a worker from starting.
     """
 
     def __init__(
@@ -116,7 +122,7 @@ class Keeper:
 
     def drain(self) -> threading.Event:
         """Stop all workers and start no more, as a node that shuts down does; the event is set when none is left."""
-        self._drain_from = time.time()
+        self._drain_from = time.monotonic()
         self._exits.wake()
         return self._drained
 
@@ -160,7 +166,7 @@ class Keeper:
 
     def _sync(self) -> float:
         """Look after every pod once; returns seconds until one of them has to be looked at again."""
-        now = time.time()
+        now = time.monotonic()
         delays_s = [NEVER]
         for pod in self._store.list_pods():
             try:
@@ -203,7 +209,7 @@ class Keeper:
         pod_dir = self._paths.pod_dir(pod["metadata"]["uid"])
         if worker.process is None or worker.process.ended():
             return KeeperEvent.EXITED if processes.has_run(pod_dir) else KeeperEvent.SHIM_LOST
-        deadline = self._stop_deadline(pod)
+        deadline = self._stop_deadline(pod, worker)
         if deadline is not None:
             return KeeperEvent.STOP_REQUESTED if now < deadline else KeeperEvent.GRACE_EXPIRED
         if worker.state is KeeperState.STARTING and processes.read_started(pod_dir) is not None:
@@ -216,7 +222,7 @@ class Keeper:
         if event is KeeperEvent.WORKER_STARTED:
             self._record_start(pod)
         elif event is KeeperEvent.EXITED:
-            self._record_exit(pod, worker, now)
+            self._record_exit(pod, worker)
         elif event is KeeperEvent.SHIM_LOST:
             self._unwatch(worker)
             processes.kill_strays(uid)
@@ -232,7 +238,7 @@ class Keeper:
         if worker.state is KeeperState.STARTING:
             return START_POLL_S
         if worker.state is KeeperState.STOPPING:
-            return (self._stop_deadline(pod) or now) - now
+            return (self._stop_deadline(pod, worker) or now) - now
         return KILL_POLL_S if worker.state is KeeperState.KILLING else NEVER
 
     def _start_worker(self, pod: Manifest, worker: _Worker, now: float) -> KeeperEvent | None:
@@ -253,7 +259,7 @@ class Keeper:
             pinned = pinned_environment(pod_dir, placed, gpus)
             command = build_command(placed, base_environment(), pinned, self._secret_reader(placed))
         except StartError as e:
-            refusal = objects.Exit(START_ERROR_EXIT_CODE, now, reason="StartError", message=str(e))
+            refusal = objects.Exit(START_ERROR_EXIT_CODE, time.time(), reason="StartError", message=str(e))
             self._store_exit(pod, refusal)
             return KeeperEvent.START_REFUSED
         try:
@@ -324,17 +330,23 @@ class Keeper:
             self._store.update_pod(uid, lambda p: objects.mark_running(p, pid, started_at))
             self._record_event(pod, "Normal", "Started", f"worker started as process {pid}")
 
-    def _stop_deadline(self, pod: Manifest) -> float | None:
-        """Return when the worker has to be gone (seconds since the epoch); None: it may continue to run."""
-        deadlines = [_deletion_deadline(pod)]
+    def _stop_deadline(self, pod: Manifest, worker: _Worker) -> float | None:
+        """Return when the worker has to be gone (of time.monotonic); None: it may continue to run."""
+        deadlines = []
+        deletion = _deletion_deadline(pod)
+        if deletion is not None:
+            if worker.deletion != deletion:
+                left_s = min(deletion - time.time(), pod["metadata"].get("deletionGracePeriodSeconds", math.inf))
+                worker.deletion, worker.stop_by = deletion, time.monotonic() + left_s
+            deadlines.append(worker.stop_by)
         if self._drain_from is not None:
             deadlines.append(self._drain_from + grace_s_of(pod))
-        return min((d for d in deadlines if d is not None), default=None)
+        return min(deadlines, default=None)
 
     def _end_worker(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
         """Send SIGTERM once, and after the grace period SIGKILL until nothing is left; say so in the pod before."""
         before, worker.state = worker.state, transition(worker.state, event)
-        grace_s = (self._stop_deadline(pod) or now) - now
+        grace_s = (self._stop_deadline(pod, worker) or now) - now
         try:
             if before in (KeeperState.STARTING, KeeperState.RUNNING):
                 self._record_end(pod, grace_s)
@@ -353,14 +365,14 @@ class Keeper:
         if grace_s > 0:
             self._record_event(pod, "Normal", "Killing", f"stopping the worker, {grace_s:.0f} s of grace")
 
-    def _record_exit(self, pod: Manifest, worker: _Worker, now: float) -> None:
+    def _record_exit(self, pod: Manifest, worker: _Worker) -> None:
         """The shim is gone: kill what may be left of the worker and store how it ended."""
         metadata = pod["metadata"]
         uid = metadata["uid"]
         self._unwatch(worker)
         self._on_exit(f"{metadata['namespace']}/{metadata.get('labels', {}).get(LABEL_JOB, '')}", uid)
         processes.kill_strays(uid)
-        self._store_exit(pod, processes.read_exit(self._paths.pod_dir(uid), now))
+        self._store_exit(pod, processes.read_exit(self._paths.pod_dir(uid), time.time()))
 
     def _store_exit(self, pod: Manifest, how: objects.Exit) -> None:
         if how.reason == "StartError":

@@ -16,6 +16,7 @@ from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.local import keeper as module
 from elasticctl_controller.local.keeper import RETRY_S, Keeper
+from elasticctl_controller.local.lifecycle import KeeperState
 from elasticctl_controller.local.store import Store
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
@@ -124,4 +125,35 @@ def test_a_worker_is_stopped_though_the_disk_is_full(
         wait_until(lambda: "the disk is full" in caplog.text)
     assert drained.wait(20)
     wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Failed")  # it is stored once there is room
+    keeper.stop()
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_clock_that_is_set_changes_no_grace_period_and_delays_no_start(
+    store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    real, state = time.time, keeper._paths
+    job = ElasticJob.from_manifest(
+        store.create_job(shell_job("job", "trap '' TERM; echo up; while :; do sleep 1; done", 2))
+    )
+    monkeypatch.setattr(keeper, "_cpu_slots", lambda: 1)
+    for index in range(2):
+        pod = dict(build_pod(job, index, "unix:///nowhere"))
+        store.create_pod({**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": 4}}, job.uid)
+    keeper.start()
+
+    def uids(phase: str) -> list[str]:
+        return [pod["metadata"]["uid"] for pod in store.list_pods() if pod["status"]["phase"] == phase]
+
+    wait_until(lambda: len(uids("Running")) == len(uids("Pending")) == 1)
+    (first,), (second,) = uids("Running"), uids("Pending")
+    wait_until(lambda: "up" in state.log_file(first).read_text())
+    store.delete_pod(first)
+    began = time.monotonic()
+    wait_until(lambda: keeper._workers[first].state is KeeperState.STOPPING)
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
+    keeper._exits.wake()  # as any change does
+    wait_until(lambda: uids("Running") == [second])
+    assert time.monotonic() - began > 3.0
+    assert keeper.drain().wait(60)
     keeper.stop()
