@@ -236,9 +236,10 @@ class GroupGeneration:
     step at `last_step_at`.
 
     `resumed_from` is where that state was: the `memory` of ranks whose processes stayed, `copies` in the memory of
-    launchers, or `storage`; `resumed_because` is why no faster source could be used. Such copies are made every
-    `copied_every_steps`; `copies_lack` is why they would not survive the loss of a worker, or are not made. `stays`:
-    the ranks' processes will survive the end of the group (None: unknown); if not, `restarts_because` is why.
+    launchers, or `storage`; `resumed_because` is why no faster source could be used. A loss costs about
+    `copied_every_steps`, with what is known of the time between two such copies; `copies_lack` is why they would not
+    survive the loss of a worker, or are not made. `stays`: the ranks' processes will survive the end of the group
+    (None: unknown); if not, `restarts_because` is why.
     """
 
     generation: int = 0

@@ -153,11 +153,11 @@ def test_a_real_job_described_and_its_events_followed(
         ({}, "all ranks start again from the last checkpoint: sharded"),
         (
             {"copied_every_steps": 40},
-            "all ranks start again from copies in workers' memory, at most 40 steps back: sharded",
+            "all ranks start again from copies in workers' memory, about 40 steps back: sharded",
         ),
         (
             {"copied_every_steps": 40, "copies_lack": "this is the only worker"},
-            "all ranks start again from copies in workers' memory, at most 40 steps back unless"
+            "all ranks start again from copies in workers' memory, about 40 steps back unless"
             " its memory is lost as well (this is the only worker): sharded",
         ),
         (
@@ -178,11 +178,11 @@ def test_it_says_beforehand_what_the_loss_of_a_worker_costs(known: dict[str, Any
         ({"stays": False}, "all ranks restart from the last checkpoint"),
         (
             {"stays": False, "copied_every_steps": 1},
-            "all ranks restart from copies in memory, at most 1 step back",
+            "all ranks restart from copies in memory, about 1 step back",
         ),
         (
             {"stays": False, "copied_every_steps": 40, "copies_lack": "this is the only worker"},
-            "all ranks restart from copies in memory, at most 40 steps back, if those are not lost as well",
+            "all ranks restart from copies in memory, about 40 steps back, if those are not lost as well",
         ),
         ({}, ""),
     ],

@@ -365,9 +365,9 @@ class Session:
             now = self._snapshot()
             label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics.finite))
             checkpoints.copy(now.state, label, local=now.local, rank_0_only=now.rank_0_only, until_step=now.until_step)
-        lack, steps = checkpoints.copies_lack, 0 if copies.failed else copies.every_steps
+        lack, steps = checkpoints.copies_lack, 0 if copies.failed else copies.steps_back
         said_lack, said_steps = self._said_of_copies
-        is_news = lack != said_lack or not said_steps / 2 <= steps <= said_steps * 2
+        is_news = lack != said_lack or not said_steps / 2 <= steps <= said_steps * 1.25
         if self.world.rank == 0 and is_news:
             self._said_of_copies = lack, steps
             self._reporter.send("copied", step=copies.step, every_steps=steps, lack=lack or None)

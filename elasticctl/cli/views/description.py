@@ -165,7 +165,7 @@ def protection(status: JobStatus) -> str:
     if newest.copied_every_steps is None:
         missing = f"; no copies in workers' memory: {lack}" if lack else ""
         return f"all ranks start again from the last checkpoint{because}{missing}"
-    where = f"from copies in workers' memory, at most {plural(newest.copied_every_steps, 'step')} back"
+    where = f"from copies in workers' memory, about {plural(newest.copied_every_steps, 'step')} back"
     if lack:
         return f"all ranks start again {where} unless its memory is lost as well ({lack}){because}"
     return f"all ranks start again {where}{because}"

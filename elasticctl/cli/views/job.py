@@ -134,7 +134,7 @@ def on_a_loss(status: JobStatus) -> str:
     if newest.copied_every_steps is None:
         return "all ranks restart from the last checkpoint"
     unless = ", if those are not lost as well" if newest.copies_lack else ""
-    return f"all ranks restart from copies in memory, at most {plural(newest.copied_every_steps, 'step')} back{unless}"
+    return f"all ranks restart from copies in memory, about {plural(newest.copied_every_steps, 'step')} back{unless}"
 
 
 def redone_text(status: JobStatus) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,34 @@ class Network(torch.nn.Module):
         return self.last(x) * self.scale  # type: ignore[no-any-return]
 
 
+class RowStatistics(torch.optim.Optimizer):
+    """Keeps, as Adafactor does, less than a number for each element: of a matrix its rows' and columns' means."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            square = parameter.grad.square()
+            found = {"rows": square.mean(-1), "columns": square.mean(0)} if square.dim() > 1 else {"rows": square}
+            state = self.state[parameter]
+            for key, value in found.items():
+                state[key] = state[key].mul_(0.9).add_(value) if key in state else torch.zeros_like(value).add_(value)
+            parameter.sub_(parameter.grad * self.param_groups[0]["lr"] / (1 + state["rows"].sum()))
+
+
 def model_for(how: str) -> torch.nn.Module:
     """The same network `plain`, sharded over all ranks (`rows`, `columns`), or in replicas of two shards (`hybrid`).
 
-    `mixed` is `rows` that computes in bfloat16.
+    `mixed` is `rows` that computes in bfloat16. `statistics` is `rows` with another optimizer.
     """
     torch.manual_seed(0)
     model = Network()
     if how == "plain":
         return model
     world_size = dist.get_world_size()
-    shape = (world_size // 2, 2) if how == "hybrid" else (world_size,)
+    shape = (world_size // 2, 2) if "hybrid" in how else (world_size,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
     def place(parameter: torch.nn.Parameter) -> Shard:
@@ -76,7 +94,9 @@ def train(url: str, notes: str, how: str, stop: int, save: SavePolicy = SavePoli
     """Train the network until step `stop`; note the losses of rank 0 and, at the end, every tensor, whole."""
     world = join()
     model = model_for(how)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    if "statistics" in how:
+        optimizer = RowStatistics(model.parameters())
     run = Run(url or None, model=model, optimizer=optimizer, save=save)
     losses = []
     with run:

@@ -98,13 +98,25 @@ def test_shards_of_every_kind_are_restored_in_another(
     assert all(Path(f"{outcome}-{rank}").read_text() == "10" for rank in range(restored[0]))
 
 
-def test_in_mixed_precision_it_resumes_bit_by_bit(tmp_path: Path) -> None:
-    whole = trained(tmp_path, "", 2, "mixed", 8)
-    first = trained(tmp_path, str(tmp_path / "state"), 2, "mixed", 4)
-    second = trained(tmp_path, str(tmp_path / "state"), 2, "mixed", 8)
+@pytest.mark.parametrize("how", ["mixed", "statistics"])
+def test_it_resumes_bit_by_bit_in_mixed_precision_and_with_states_of_other_shapes(tmp_path: Path, how: str) -> None:
+    whole = trained(tmp_path, "", 2, how, 8)
+    first = trained(tmp_path, str(tmp_path / "state"), 2, how, 4)
+    second = trained(tmp_path, str(tmp_path / "state"), 2, how, 8)
     assert second["first"] == 4
     assert first["losses"] + second["losses"] == whole["losses"]
     assert (second["ends"], second["moments"]) == (whole["ends"], whole["moments"])
+
+
+def test_states_of_other_shapes_than_their_parameters_are_spread_over_another_number_of_ranks(tmp_path: Path) -> None:
+    """Also over a mesh of two dimensions, where the first had one."""
+    whole = trained(tmp_path, "", 2, "statistics", 6)
+    trained(tmp_path, str(tmp_path / "state"), 2, "statistics", 2)
+    trained(tmp_path, str(tmp_path / "state"), 3, "statistics", 4)
+    third = trained(tmp_path, str(tmp_path / "state"), 4, "statistics hybrid", 6)
+    assert third["losses"] == pytest.approx(whole["losses"][4:], rel=1e-9)
+    for name, value in third["moments"].items():
+        torch.testing.assert_close(torch.tensor(value), torch.tensor(whole["moments"][name]))
 
 
 def test_meshes_that_differ_from_rank_to_rank_are_refused(tmp_path: Path) -> None:

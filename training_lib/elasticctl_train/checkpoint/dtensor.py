@@ -7,6 +7,7 @@ before a sharded tensor has been seen: where it has not been imported, there are
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -86,6 +87,36 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
     device = tensor.device
     spread = DTensor.from_local(part.to(device), mesh, placements, run_check=False, shape=tensor.shape, stride=stride)
     return spread
+
+
+def placements(tensor: Any) -> tuple[Any, ...]:
+    """How a DTensor lies along each dimension of its mesh."""
+    found: tuple[Any, ...] = tensor.placements
+    return found
+
+
+def sharded_dims(tensor: Any) -> list[int | None]:
+    """Which dimension of a DTensor each dimension of its mesh shards; None for those along which it is the same."""
+    return [place.dim % tensor.dim() if place.is_shard() else None for place in tensor.placements]
+
+
+def stand_in(parameter: Any, shape: Sequence[int], dtype: torch.dtype, dims: Sequence[int | None]) -> Any:
+    """A DTensor without memory of its own, over the mesh of `parameter` and sharded by `dims` (see `sharded_dims`).
+
+    For a mesh of another number of dimensions, it is sharded as the parameter is, as far as `dims` has the dimension.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = parameter.device_mesh
+    if len(dims) != mesh.ndim:
+        dims = [dim if dim in dims else None for dim in sharded_dims(parameter)]
+    places = [Replicate() if dim is None else Shard(dim) for dim in dims]
+    here = mesh.get_coordinate()
+    splits = zip(dims, mesh.shape, here or (), strict=False)
+    part = boxes.shard(shape, [(dim, count, index) for dim, count, index in splits if dim is not None])
+    local = torch.zeros((), dtype=dtype, device=parameter.device).expand(part.shape if here else (0,) * len(shape))
+    stride = tuple(boxes.contiguous_strides(shape))
+    return DTensor.from_local(local, mesh, places, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 def _box(tensor: Any, coordinate: list[int]) -> Box:

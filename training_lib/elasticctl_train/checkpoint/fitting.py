@@ -52,7 +52,7 @@ class Comparison:
         self._said = _description(state)
         known = names_of_parameters(parts) if any(map(_is_optimizer, parts.values())) else {}
         self._pairs = {
-            name: Pairs(part, state[name], names(part, known), self._said.get(name, {}).get("names"))
+            name: Pairs(part, state[name], names(part, known), self._said.get(name, {}))
             for name, part in parts.items()
             if isinstance(part, torch.optim.Optimizer) and name in state
         }

@@ -33,12 +33,41 @@ def names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> Names:
     return found
 
 
+def spreads(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    """The states of sharded parameters that are not spread as these are: rows of a number, a key and how it is.
+
+    That is which dimension each dimension of the mesh shards (see `dtensor.sharded_dims`), or None for a plain tensor.
+    """
+    found: list[list[Any]] = []
+    for number, parameter in enumerate(chain.from_iterable(group["params"] for group in optimizer.param_groups)):
+        entry = optimizer.state.get(parameter)
+        if not dtensor.is_sharded(parameter) or not isinstance(entry, Mapping):
+            continue
+        for key, value in entry.items():
+            if not isinstance(value, torch.Tensor) or not isinstance(key, str):
+                continue
+            if not dtensor.is_sharded(value):
+                found += [[number, key, None]] if value.shape == parameter.shape else []
+            elif value.shape != parameter.shape or dtensor.placements(value) != dtensor.placements(parameter):
+                found.append([number, key, dtensor.sharded_dims(value)])
+    return found
+
+
 class Pairs:
     """Which parameter of an optimizer each number in a state stands for."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, state: Any, here: Names, there: Any) -> None:
-        """`there` is what was saved as `names`; anything else: parameters are paired by their places."""
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, state: Any, here: Names, said: Mapping[str, Any] | None = None
+    ) -> None:
+        """`said` is what was saved with it as `names` and as `spreads`.
+
+        Without the former, parameters are paired by their places; without the latter, states of a parameter's shape are
+        spread as it is.
+        """
+        said = said or {}
+        there: Any = said.get("names")
         self._optimizer, self._state, self._here = optimizer, state, here
+        self._spread = _parse_spreads(said.get("spreads"))
         self._groups = _numbers_by_group(state)
         lengths = [len(group) for group in self._groups or ()]
         is_named = _are_names(there) and [len(group) for group in there] == lengths
@@ -87,15 +116,26 @@ class Pairs:
         """The state as far as it is to be spread like the parameters: a sharded one in each tensor's place.
 
         An optimizer has no state before its first step, so this cannot be seen in the live one. States of another
-        shape than their parameter (steps, factored moments) are whole on every rank.
+        shape than their parameter (steps, factored moments) are whole on every rank, unless `spreads` has said so.
         """
         spread: dict[Any, dict[str, torch.Tensor]] = {}
         for number, parameter in self.parameters().items():
             entry = self._state["state"].get(number)
             if dtensor.is_sharded(parameter) and isinstance(entry, Mapping):
-                fits = (key for key, value in entry.items() if getattr(value, "shape", None) == parameter.shape)
-                spread[number] = dict.fromkeys(fits, parameter)
+                tensors = ((key, value) for key, value in entry.items() if isinstance(value, torch.Tensor))
+                found = ((key, self._like(number, key, value, parameter)) for key, value in tensors)
+                spread[number] = {key: like for key, like in found if like is not None}
         return {"state": spread}
+
+    def _like(self, number: int, key: Any, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor | None:
+        """A tensor spread as this state of a sharded parameter is to be; None: it is whole on every rank."""
+        if (number, key) not in self._spread:
+            return parameter if value.shape == parameter.shape else None
+        dims = self._spread[number, key]
+        if dims is None or not all(dim is None or dim < value.dim() for dim in dims):
+            return None
+        like: torch.Tensor = dtensor.stand_in(parameter, value.shape, value.dtype, dims)
+        return like
 
     def load(self, but: Collection[int] = (), recast: Collection[int] = ()) -> None:
         """Load the state, as far as it is of parameters that are here.
@@ -163,6 +203,21 @@ def _numbers_by_group(state: Any) -> list[list[int]] | None:
     except (KeyError, TypeError):
         return None
     return groups if is_known else None
+
+
+def _parse_spreads(value: Any) -> dict[tuple[int, str], list[int | None] | None]:
+    """What `spreads` has said, as far as it can be."""
+    found: dict[tuple[int, str], list[int | None] | None] = {}
+    for row in value if isinstance(value, list) else ():
+        if isinstance(row, list) and len(row) == 3 and type(row[0]) is int and type(row[1]) is str:
+            number, key, dims = row
+            if dims is None or (isinstance(dims, list) and all(_is_dim(dim) for dim in dims)):
+                found[number, key] = dims
+    return found
+
+
+def _is_dim(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 0)
 
 
 def _are_names(value: Any) -> bool:

@@ -140,13 +140,21 @@ class Describer:
         self._said: dict[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
-        """The description, as JSON data; made anew for new parameters only, for to walk through a model takes long."""
+        """The description, as JSON data; made anew for new parameters only, for to walk through a model takes long.
+
+        How states are spread is looked at each time: there are none before an optimizer's first step.
+        """
         stepping = [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
         seen = [[[id(one) for one in group["params"]] for group in each.param_groups] for each in stepping]
         if seen != self._seen or not self._said:
             known = names_of_parameters(self._parts)
             self._seen, self._said = seen, {name: _describe(part, known) for name, part in self._parts.items()}
-        return self._said
+        known_states = {
+            name: {**self._said[name], "spreads": spread}
+            for name, part in self._parts.items()
+            if isinstance(part, torch.optim.Optimizer) and (spread := optimizers.spreads(part))
+        }
+        return self._said | known_states if known_states else self._said
 
 
 def _describe(part: Stateful, known: Mapping[int, str]) -> dict[str, Any]:

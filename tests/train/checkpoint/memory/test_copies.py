@@ -15,6 +15,7 @@ import pytest
 from elasticctl_launcher.peers.holder import CopyHolder
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.memory import copies
 from tests.support.train import ranks, sharded
 
 SIZE, STOP = 2, 5
@@ -26,6 +27,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert ranks.run(sharded.train, SIZE, "", str(notes), "rows", 8) == [0] * SIZE
     noted: dict[str, Any] = json.loads(notes.read_text())
     return noted
+
+
+def test_it_says_how_far_back_a_loss_goes_by_when_the_next_copy_will_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by how far the last one was from the one before, which may have cost less."""
+    clock_s = [100.0]
+    monkeypatch.setattr(copies.time, "monotonic", lambda: clock_s[0])
+    made = copies.Copies(tmp_path, "no socket")
+    told = []
+    for step, write_s in [(10, 0.1), (20, 2.0), (30, 2.0)]:  # a step each second
+        made.begin(step, 0.001)
+        made.next_folder(1, step, "run")
+        told.append(made.steps_back)
+        clock_s[0] += write_s
+        assert made.is_ready()
+        clock_s[0] += 10.0 - write_s
+    assert told == [0, 10, 42]  # every twenty times what a copy takes, and that time itself
 
 
 @pytest.fixture

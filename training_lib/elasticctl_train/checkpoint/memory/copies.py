@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -55,6 +56,9 @@ class Candidate:
 class Copies:
     """One rank's copies. `failed` says why none are made any more, `lack` why the last one is on this node only.
 
+    `steps_back` is about how many steps training will be past the newest whole copy when the next one is whole; 0 while
+    that is unknown.
+
     `storage` is the node's folder of copies for one URL: what this and other launchers' ranks have written.
     """
 
@@ -63,11 +67,11 @@ class Copies:
         self.failed = ""
         self.lack = ""
         self.step = 0
-        self.every_steps = 0
+        self.steps_back = 0
         self._number = 0
         self._cost_s = self._write_s = self._waited_s = 0.0
         self._sending_since: float | None = None
-        self._due_s = time.monotonic()
+        self._due_s = self._began_s = time.monotonic()
 
     @classmethod
     def open(cls, url: str, environ: Mapping[str, str] = os.environ) -> Copies | None:
@@ -101,10 +105,15 @@ class Copies:
 
     def begin(self, step: int, cost_s: float) -> None:
         """Training stood still for `cost_s` seconds for the copy of `step`, which is being written now."""
-        self.every_steps, self.step = (step - self.step if self._number else 0), step
-        self._cost_s = cost_s
-        self._sending_since = time.monotonic()
-        self._due_s = self._sending_since + self.interval_s
+        now_s = time.monotonic()
+        made_steps, took_s = step - self.step, now_s - self._began_s
+        self.step, self._cost_s = step, cost_s
+        self._sending_since = self._began_s = now_s
+        self._due_s = now_s + self.interval_s
+        until_whole_s = self.interval_s + self._write_s
+        self.steps_back = (
+            max(made_steps, math.ceil(until_whole_s * made_steps / max(took_s, 1e-6))) if self._number else 0
+        )
 
     @property
     def interval_s(self) -> float:
