@@ -120,6 +120,46 @@ def test_an_answer_that_contradicts_itself_is_asked_for_again(
     assert bytes(into) == b"is t"
 
 
+STRANGE = [b"<html><body>Welcome</body></html>", b"", b"{}"]
+"""Bodies of responses that a proxy sends with status 200 in the service's place."""
+
+
+def replace_answers_to_writes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]) -> None:
+    """Have the next writes answered with status 200 and these bodies, and not carried out."""
+    plain, waiting = cloud.gate.pass_on, iter(answers)
+
+    def pass_on(seen: Seen, body: bytes) -> Reply:
+        answer = next(waiting, None) if seen.method in ("PUT", "POST") else None
+        return plain(seen, body) if answer is None else Reply(200, [("Content-Type", "text/html")], answer)
+
+    monkeypatch.setattr(cloud.gate, "pass_on", pass_on)
+
+
+@pytest.mark.parametrize("part_bytes", [4, 1 << 20], ids=["in parts", "in one"])
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_a_write_that_something_else_answers_is_sent_again(
+    cloud: Cloud, if_absent: bool, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", part_bytes)
+    storage = cloud.open()
+    replace_answers_to_writes(cloud, monkeypatch, STRANGE)
+    storage.put("data/a", [b"what is there"], if_absent=if_absent)
+    monkeypatch.undo()
+    assert storage.get("data/a") == b"what is there"
+
+
+@pytest.mark.parametrize("part_bytes", [4, 1 << 20], ids=["in parts", "in one"])
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_a_write_that_only_something_else_answers_is_an_error(
+    cloud: Cloud, if_absent: bool, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", part_bytes)
+    storage = cloud.open()
+    replace_answers_to_writes(cloud, monkeypatch, itertools.cycle(STRANGE))
+    with pytest.raises(StorageError, match=r"cannot write data/a to .*: check (its|the) URL"):
+        storage.put("data/a", [b"what is there"], if_absent=if_absent)
+
+
 def test_a_listing_that_is_never_one_is_an_error_not_an_empty_storage(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +193,7 @@ def test_what_was_stored_is_compared_with_what_was_sent(cloud: Cloud, monkeypatc
         if wrong and cloud.gate.scheme == "s3":
             kept = [(name, value) for name, value in reply.headers if name.lower() != "x-amz-checksum-crc32"]
             return replace(reply, headers=[*kept, ("x-amz-checksum-crc32", wrong)])
-        return replace(reply, body=json.dumps({"crc32c": wrong}).encode()) if wrong else reply
+        return replace(reply, body=json.dumps(json.loads(reply.body) | {"crc32c": wrong}).encode()) if wrong else reply
 
     monkeypatch.setattr(cloud.gate, "pass_on", pass_on)
     storage.put("data/a", [b"what is there"])

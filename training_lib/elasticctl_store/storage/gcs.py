@@ -91,7 +91,8 @@ class Gcs:
         return self._place.url
 
     def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
-        about = {"name": self._place.prefix + key}
+        name = self._place.prefix + key
+        about = {"name": name}
         if google_crc32c.implementation == "c":  # in Python it would take minutes
             about["crc32c"] = _crc32c(body)
         boundary = f"elasticctl-{secrets.token_hex(16)}"
@@ -102,7 +103,10 @@ class Gcs:
         sent = about.get("crc32c", "") if not if_absent else ""
 
         def doubt(answer: HttpResponse) -> str:
-            told = gcs_responses.stored_crc32c(answer)
+            try:
+                told = gcs_responses.stored_crc32c(answer, name)
+            except StorageError as e:
+                return str(e)
             return "what it has stored is not what was sent" if sent and told and told != sent else ""
 
         action = (gcs_responses.WRITE, key)
@@ -110,6 +114,10 @@ class Gcs:
         if if_absent and reply.answer.status == 412:
             return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
         self._raise_unless(reply, gcs_responses.WRITE, key, 200)
+        try:
+            gcs_responses.stored_crc32c(reply.answer, name)
+        except StorageError as e:
+            raise StorageError(f"cannot write {key} to {self.url}: {e}") from e
         return Outcome.STORED
 
     def get(self, key: str) -> bytes:

@@ -59,12 +59,15 @@ def names(listing: Mapping[str, Any]) -> list[str]:
         raise StorageError("the endpoint answers with something that is not GCS's listing: check its URL") from e
 
 
-def stored_crc32c(answer: HttpResponse) -> str:
-    """The checksum of an object that has just been written, base64; "" when it is not told."""
-    try:
-        return str(parse(answer).get("crc32c") or "")
-    except StorageError:
-        return ""
+def stored_crc32c(answer: HttpResponse, name: str) -> str:
+    """Return the CRC-32C (base64) of the object `name` from the response to its upload; "" if it is not given.
+
+    Raises StorageError if the response does not describe that object: then nothing shows that it was stored.
+    """
+    found = parse(answer)
+    if found.get("name") != name:
+        raise StorageError("the response to a write does not describe the object that was written: check its URL")
+    return str(found.get("crc32c") or "")
 
 
 def judge(answer: HttpResponse) -> Verdict:

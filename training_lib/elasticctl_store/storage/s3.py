@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
@@ -55,6 +55,7 @@ from elasticctl_store.storage.http import (
 from elasticctl_store.storage.waiting import Patience, Waiter, Waits
 
 log = logging.getLogger("elasticctl_train")
+T = TypeVar("T")
 
 OPTIONS = ("endpoint", "region")
 PART_BYTES = 16 << 20
@@ -129,9 +130,9 @@ class S3:
             return self._put_in_parts(key, body, if_absent)
         headers = {"if-none-match": "*"} if if_absent else {}
         headers |= self._checksum_headers(body)
-        doubt = _doubt_write(headers) if not if_absent else lambda answer: ""
+        doubt = _doubt_write({} if if_absent else headers)
         reply = self._call("PUT", key, {}, s3_responses.WRITE, doubt=doubt, headers=headers, body=body.views)
-        return self._outcome(reply, key, if_absent)
+        return self._outcome(reply, key, if_absent, s3_responses.check_write)
 
     def get(self, key: str) -> bytes:
         headers = {"x-amz-checksum-mode": "ENABLED"}
@@ -209,7 +210,8 @@ class S3:
             ):  # completed by a try that was not answered, or expired
                 unsure |= reply.unsure
                 continue
-            outcome = self._outcome(Reply(reply.answer, reply.unsure or unsure), key, if_absent)
+            reply = Reply(reply.answer, reply.unsure or unsure)
+            outcome = self._outcome(reply, key, if_absent, s3_responses.check_completion)
             if outcome is not Outcome.STORED:
                 self._abort_quietly(key, upload)
             return outcome
@@ -219,9 +221,10 @@ class S3:
 
     def _begin(self, key: str) -> str:
         headers = {"x-amz-checksum-algorithm": "CRC32"} if self._signer.checksums else {}
-        reply = self._call("POST", key, {"uploads": ""}, s3_responses.WRITE, headers=headers)
+        doubt = _doubt(s3_responses.upload_id)
+        reply = self._call("POST", key, {"uploads": ""}, s3_responses.WRITE, doubt=doubt, headers=headers)
         self._raise_unless(reply, s3_responses.WRITE, key, 200)
-        return s3_responses.parse(reply.answer.body).findtext("UploadId", "")
+        return self._checked(reply, key, s3_responses.upload_id)
 
     def _send_parts(self, key: str, upload: str, body: Body) -> list[tuple[str, str]]:
         """Returns each part's ETag and checksum, in order."""
@@ -237,6 +240,7 @@ class S3:
             doubt = _doubt_write(headers)
             reply = self._call("PUT", key, query, s3_responses.WRITE, doubt=doubt, headers=headers, body=part.views)
             self._raise_unless(reply, s3_responses.WRITE, key, 200)
+            self._checked(reply, key, s3_responses.check_write)
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
         each(send, range(count), max(1, min(parallel.per_rank() - 1, MOST_SENDERS)))
@@ -254,7 +258,9 @@ class S3:
                 ElementTree.SubElement(part, "ChecksumCRC32").text = checksum
         body = Body.of([ElementTree.tostring(root)])
         headers = {"content-type": "application/xml"} | ({"if-none-match": "*"} if if_absent else {})
-        return self._call("POST", key, {"uploadId": upload}, s3_responses.WRITE, headers=headers, body=body.views)
+        doubt = _doubt(s3_responses.check_completion)
+        query = {"uploadId": upload}
+        return self._call("POST", key, query, s3_responses.WRITE, doubt=doubt, headers=headers, body=body.views)
 
     def _abort(self, key: str, upload: str, patience: Patience | None = None) -> None:
         reply = self._call("DELETE", key, {"uploadId": upload}, s3_responses.ABORT, patience)
@@ -268,11 +274,19 @@ class S3:
         except StorageError as e:
             log.info("%s", e)
 
-    def _outcome(self, reply: Reply, key: str, if_absent: bool) -> Outcome:
+    def _outcome(self, reply: Reply, key: str, if_absent: bool, check: Callable[[HttpResponse], None]) -> Outcome:
         if if_absent and reply.answer.status == 412:
             return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
         self._raise_unless(reply, s3_responses.WRITE, key, 200)
+        self._checked(reply, key, check)
         return Outcome.STORED
+
+    def _checked(self, reply: Reply, key: str, read: Callable[[HttpResponse], T]) -> T:
+        """Return what `read` finds in the response to a write; its StorageError gets the key and the URL."""
+        try:
+            return read(reply.answer)
+        except StorageError as e:
+            raise StorageError(f"cannot write {key} to {self.url}: {e}") from e
 
     def _checksum_headers(self, body: Body) -> dict[str, str]:
         if not self._signer.checksums:
@@ -391,12 +405,30 @@ def _is_passing(error: BaseException | None) -> bool:
 
 
 def _doubt_write(headers: Mapping[str, str]) -> Doubt:
-    """Says whether the service has stored something else than what was sent, where it tells a checksum."""
+    """Doubt responses that are not S3's, and those whose checksum is not that of the `headers` that were sent."""
     sent = headers.get("x-amz-checksum-crc32", "")
+    is_strange = _doubt(s3_responses.check_write)
 
     def doubt(answer: HttpResponse) -> str:
+        if strange := is_strange(answer):
+            return strange
         told = answer.headers.get("x-amz-checksum-crc32", "")
         return "what it has stored is not what was sent" if sent and told and told != sent else ""
+
+    return doubt
+
+
+def _doubt(read: Callable[[HttpResponse], object]) -> Doubt:
+    """Doubt the successful responses for which `read` raises StorageError; refusals with status 200 are no success."""
+
+    def doubt(answer: HttpResponse) -> str:
+        if s3_responses.code(answer):
+            return ""
+        try:
+            read(answer)
+        except StorageError as e:
+            return str(e)
+        return ""
 
     return doubt
 

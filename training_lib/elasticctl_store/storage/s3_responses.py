@@ -68,6 +68,26 @@ def names(listing: ElementTree.Element) -> list[str]:
     return [item.findtext("Key", "") for kind in kinds for item in listing.iter(kind)]
 
 
+def check_write(answer: HttpResponse) -> None:
+    """Raise StorageError unless a successful response to the write of an object or a part has the ETag of S3."""
+    if not answer.headers.get("etag"):
+        raise StorageError("the response to a write has no ETag, so it is not from S3: check the URL")
+
+
+def check_completion(answer: HttpResponse) -> None:
+    """Raise StorageError unless a successful response says that a multipart upload has been completed."""
+    if parse(answer.body).tag != "CompleteMultipartUploadResult":
+        raise StorageError("the response to the end of a multipart upload is not from S3: check the URL")
+
+
+def upload_id(answer: HttpResponse) -> str:
+    """Return the id of the multipart upload that was started. Raises StorageError if the response has none."""
+    found = parse(answer.body).findtext("UploadId", "")
+    if not found:
+        raise StorageError("the response to the start of a multipart upload is not from S3: check the URL")
+    return found
+
+
 def code(answer: HttpResponse) -> str:
     """The error code of a refusal; also of one that comes with status 200, as the end of an upload in parts may."""
     return _field(answer, "Code")
