@@ -96,6 +96,13 @@ def test_an_upload_that_cannot_go_on_is_aborted(s3: Cloud, boto: Any) -> None:
     assert s3.open().list("") == []
 
 
+def test_an_upload_whose_completion_is_refused_is_aborted(s3: Cloud, boto: Any) -> None:
+    s3.gate.faults = first(Fault(status=403, code="AccessDenied"), **COMPLETE)
+    with pytest.raises(StorageError, match=r"cannot write data/large to .*need s3:PutObject"):
+        s3.open().put("data/large", [LARGE])
+    assert uploads(boto, s3) == []
+
+
 @pytest.mark.parametrize("if_absent", [False, True])
 def test_the_end_of_an_upload_that_worked_without_telling_is_found_out(s3: Cloud, boto: Any, if_absent: bool) -> None:
     s3.gate.faults = first(Fault(lose="after"), **COMPLETE)

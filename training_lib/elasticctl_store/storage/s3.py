@@ -202,16 +202,13 @@ class S3:
             try:
                 parts = self._send_parts(key, upload, body)
                 reply = self._complete(key, upload, parts, if_absent)
+                unsure |= reply.unsure
+                if s3_responses.code(reply.answer) == "NoSuchUpload":
+                    continue  # completed by a request whose response was lost, or expired
+                outcome = self._outcome(Reply(reply.answer, unsure), key, if_absent, s3_responses.check_completion)
             except BaseException:
                 self._abort_quietly(key, upload)
                 raise
-            if (
-                s3_responses.code(reply.answer) == "NoSuchUpload"
-            ):  # completed by a try that was not answered, or expired
-                unsure |= reply.unsure
-                continue
-            reply = Reply(reply.answer, reply.unsure or unsure)
-            outcome = self._outcome(reply, key, if_absent, s3_responses.check_completion)
             if outcome is not Outcome.STORED:
                 self._abort_quietly(key, upload)
             return outcome
