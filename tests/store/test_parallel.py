@@ -21,6 +21,23 @@ def test_all_is_done_and_as_many_at_a_time_as_allowed() -> None:
     assert sorted(done) == list(range(9))
 
 
+def test_fewer_threads_than_wanted_do_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a container's limit on processes is reached."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    done: list[int] = []
+    each(done.append, range(9), threads=8)
+    assert sorted(done) == list(range(9))
+    assert not any(thread.is_alive() for thread in started)
+
+
 def test_nothing_is_nothing() -> None:
     each(lambda item: pytest.fail("called"), [], threads=3)
 

@@ -69,9 +69,14 @@ def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
                 if threading.current_thread() is caller and not isinstance(e, Exception):
                     raise
 
-    others = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(queue)) - 1)]
-    for thread in others:
-        thread.start()
+    others = []
+    for _ in range(min(threads, len(queue)) - 1):
+        thread = threading.Thread(target=run, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the container's limit on processes: fewer threads do the same
+            break
+        others.append(thread)
     run()
     for thread in others:
         thread.join()
