@@ -87,6 +87,21 @@ def test_a_save_that_was_never_committed_is_not_now(storage: LocalStorage) -> No
     }
 
 
+def test_a_start_lists_the_data_twice(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the run's own entry, for its generation, and after it, for lost entries: each costs a page per 1,000."""
+    commit(storage, Owner(storage), 1)
+    listed, plain = list[str](), LocalStorage.list
+
+    def list_and_note(self: LocalStorage, prefix: str, *, after: str = "") -> list[str]:
+        if not after:
+            listed.append(prefix)
+        return plain(self, prefix, after=after)
+
+    monkeypatch.setattr(LocalStorage, "list", list_and_note)
+    repair.rebuild(storage, CommitWriter.take_over(storage))
+    assert [prefix for prefix in listed if prefix != entries.JOURNAL] == [entries.DATA] * 2
+
+
 def test_what_has_been_deleted_stays_deleted(storage: LocalStorage) -> None:
     run = Owner(storage)
     for step in range(1, 5):

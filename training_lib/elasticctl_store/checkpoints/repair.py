@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,9 +59,10 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
     known = {commit.folder for commit in journal.commits}
     bound = max((_order(commit) for commit in journal.commits), default=(0, 0))
     found, rejected = list[Commit](), list[str]()
-    folders = ((key, entries.folder_of(key)) for key in save_keys(storage))
+    stored = list(all_keys(storage, entries.DATA))
+    folders = ((key, entries.folder_of(key)) for key in stored)
     marked = {folder for key, folder in folders if key == entries.marker_key(folder)}
-    for save, folder, keys in complete_saves(storage):
+    for save, folder, keys in _complete_among(stored):
         has_lost_all = save.generation > bound[0] and save.run_id not in journal.generations
         may_be_newest = save.order > bound and (folder in marked or has_lost_all)
         is_between = bool(journal.damaged) and (everything or save.order > bound)
@@ -89,8 +90,12 @@ def complete_saves(storage: Storage) -> Iterator[tuple[Save, str, list[str]]]:
 
     A save that was interrupted lacks some: a document is the last that its rank writes.
     """
+    return _complete_among(all_keys(storage, entries.DATA))
+
+
+def _complete_among(stored: Iterable[str]) -> Iterator[tuple[Save, str, list[str]]]:
     folders: dict[str, set[str]] = {}
-    for key in all_keys(storage, entries.DATA):
+    for key in stored:
         if key.endswith(".json"):
             folders.setdefault(entries.folder_of(key), set()).add(key)
     found = []
