@@ -179,7 +179,7 @@ def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> N
         (("rm", "{}", "10"), 2, "this would delete 1 checkpoint (step 10, 2."),
         (("rm", "{}", "ten"), 2, '"ten" is not a whole number'),
         (("prune", "{}", "--keep-best", "1"), 2, "--keep-best and --metric need each other"),
-        (("list", "ftp://x/y"), 3, "ftp:// is not a kind of storage"),
+        (("list", "ftp://x/y"), 3, "ftp:// is not a supported storage"),
         (("lst", "{}"), 2, 'there is no verb "lst" (did you mean "list"?)'),
     ],
 )

@@ -23,7 +23,7 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "says"),
-    [("ftp://x/y", "ftp:// is not a kind of storage"), ("", "the storage URL is empty"), ("/dev/null/x", "/dev/null")],
+    [("ftp://x/y", "is not a supported storage"), ("", "the storage URL is empty"), ("/dev/null/x", "/dev/null")],
 )
 def test_one_that_cannot_be_used_says_why(url: str, says: str) -> None:
     found = check_storage(url)

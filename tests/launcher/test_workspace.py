@@ -141,7 +141,7 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
     lab.add("a-0")
     lab.start("a-0", "python", "src/train.py", ELASTICCTL_WORKSPACE=reference)
     assert lab.wait("a-0") == 1
-    wanted = f"the workspace {digest[:12]} at {kept} is {'not there any more' if harm == 'gone' else 'damaged'}"
+    wanted = f"the workspace {digest[:12]} at {kept} {'no longer exists' if harm == 'gone' else 'is damaged'}"
     assert wanted in lab.output("a-0")
     assert lab.output("a-0").endswith("submit the job again from its folder\n")
     message = lab.message("a-0")
@@ -155,8 +155,8 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
     [
         ("file:///kept", "it must be URL#DIGEST, as submit sets it"),
         ("file:///kept#123", "it must be URL#DIGEST"),
-        (f"ftp://user:word@host/kept#{'0' * 64}", "ftp:// is not a kind of storage"),
-        (f"s3://key:word@bucket/kept#{'0' * 64}", "credentials belong in the environment"),
+        (f"ftp://user:word@host/kept#{'0' * 64}", "ftp:// is not a supported storage"),
+        (f"s3://key:word@bucket/kept#{'0' * 64}", "set credentials in the environment"),
     ],
 )
 def test_what_names_no_workspace_is_refused_and_no_password_shown(scratch: Path, reference: str, said: str) -> None:

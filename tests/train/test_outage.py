@@ -128,7 +128,7 @@ def test_training_goes_on_while_a_save_waits_and_what_is_newest_is_saved_then(
     for _ in range(50):
         run.step()
     assert steps_in(tmp_path) == []
-    assert any("a save came due while the last is still being written: skipped" in said for said in caplog.messages)
+    assert any("skipped a save, because the last one is still being written" in said for said in caplog.messages)
     server.until_s = 0.0
     wait_until(lambda: not run._session.busy)
     assert len(steps_in(tmp_path)) == 1

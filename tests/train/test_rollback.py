@@ -153,7 +153,7 @@ def test_a_note_is_read_as_it_was_written_and_anything_else_is_refused(tmp_path:
     assert rollbacks.read_all(storage) == [NOTE, replace(NOTE, generation=4)]
     for bad in (b"", b"[]", b'{"generation": "3"}', b"[" * 100_000):
         storage.put("rollbacks/000000000005.json", [bad])
-        with pytest.raises(DamagedError, match=r"rollbacks/000000000005\.json: this is no note"):
+        with pytest.raises(DamagedError, match=r"rollbacks/000000000005\.json: this is not a valid rollback note"):
             rollbacks.read_all(storage)
 
 

@@ -326,7 +326,7 @@ def test_a_checkpoint_whose_parameters_are_not_finite_says_so(tmp_path: Path, ca
                 time.sleep(0.001)
     found = {commit.step: commit.not_finite for commit in read_commits(LocalStorage(str(tmp_path)))}
     assert found == {1: (), 2: ("model/1.weight",), 3: ("model/1.weight",)}
-    assert "in the checkpoint of step 2 parameters are NaN or infinite: model/1.weight" in caplog.text
+    assert "the checkpoint of step 2 has parameters that are NaN or infinite: model/1.weight" in caplog.text
 
 
 def test_what_to_do_about_it_has_to_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""CRC-32 of bytes that were looked at in pieces: of several parts at a time, each part once.
+"""CRC-32 of large data, computed in pieces: several pieces in parallel, and each byte once.
 
-A CRC is linear over bits: appending n bytes multiplies it by a matrix that depends on n alone, and adds their own CRC.
-Matrices are 32 numbers, one a column; see zlib's crc32_combine, whose method this is.
+A CRC is linear over bits: appending n bytes multiplies it by a matrix that depends only on n, and adds the CRC of the
+appended bytes. A matrix is 32 numbers, one per column. The method is that of zlib's crc32_combine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Matrix = tuple[int, ...]
 
 
 def crc32(data: bytes | memoryview) -> int:
-    """The CRC-32 of bytes, of large ones with all processors of this rank: that of what was restored is waited for."""
+    """Return the CRC-32 of the data, computed on all of this rank's processors: a restore waits for it."""
     view = memoryview(data)
     pieces = [view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES)]
     crcs = [0] * len(pieces)
@@ -32,21 +32,23 @@ def crc32(data: bytes | memoryview) -> int:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """The CRC-32 of two byte strings in a row, from theirs and the length of the second one."""
-    return _times(_append_matrix(second_bytes), first) ^ second if first else second  # a matrix takes milliseconds
+    """Return the CRC-32 of two concatenated byte strings, from their CRC-32s and the length of the second."""
+    if not first:  # computing a matrix takes milliseconds
+        return second
+    return _times(_append_matrix(second_bytes), first) ^ second
 
 
 def combine_all(pieces: Iterable[tuple[int, int]]) -> int:
-    """The CRC-32 of byte strings in a row, each given as its CRC-32 and its length."""
+    """Return the CRC-32 of concatenated byte strings, each given as (CRC-32, length in bytes)."""
     crc = 0
     for piece, size_bytes in pieces:
         crc = combine(crc, piece, size_bytes)
     return crc
 
 
-@lru_cache(maxsize=64)  # parts have one length but for the last
+@lru_cache(maxsize=64)  # all parts but the last have the same length
 def _append_matrix(size_bytes: int) -> _Matrix:
-    """What `size_bytes` zero bytes do to a CRC."""
+    """Return the matrix by which `size_bytes` zero bytes change a CRC."""
     one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
     power = _square(_square(_square(one_bit)))
     result: _Matrix = tuple(1 << bit for bit in range(32))

@@ -1,21 +1,21 @@
-"""Every error this library raises on purpose, in one tree.
+"""The errors that this library raises on purpose, as one tree.
 
     TrainError
-    ├── DataError               the dataset or the batch size does not fit what is asked of it
-    ├── StateError              the state holds something a checkpoint cannot hold; names the path in the tree
-    ├── NotFiniteError          the loss is NaN or infinite, and the job was told to stop then
-    ├── RollbackError           the loss is NaN or infinite, and the next attempt goes on from before that
-    ├── RestoreError            a whole checkpoint was found, but it is not one of this model
-    └── StorageError            the storage refused or failed; what was committed before is untouched
-        ├── ExistsError             an object of that name is already there
-        ├── MissingError            no object of that name
+    ├── DataError               the dataset, the batch size or the use of the loader is wrong
+    ├── StateError              the state holds a value that a checkpoint cannot hold; names its path in the tree
+    ├── NotFiniteError          the loss is NaN or infinite, and the job is configured to stop then
+    ├── RollbackError           the loss is NaN or infinite, and the next attempt continues from before that
+    ├── RestoreError            an intact checkpoint was found, but it belongs to another model
+    └── StorageError            the storage cannot be reached, or refused; what was committed before is untouched
+        ├── ExistsError             an object of that name exists already
+        ├── MissingError            no object of that name exists
         ├── DamagedError            an object is not what was written: torn, truncated or altered
-        │   └── FormatError             it is whole, and written by another version of this library
+        │   └── FormatError             it is intact, but another version of this library wrote it
         ├── FullError               the storage has no room left
-        ├── NoMemoryError           this process has no memory for a checkpoint's bytes
+        ├── NoMemoryError           this process has no memory for the bytes of a checkpoint
         ├── SaveError               a checkpoint could not be written
         └── FencedError             a newer run has taken over this URL
-            └── MovedError              the job has been moved to another URL for good
+            └── MovedError              the job has moved to another URL for good
 
 Each message says what failed, the value, and what to do next, in one or two lines.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 
 class TrainError(Exception):
-    """Base of all errors shown to a user as one clear line."""
+    """Base class of all errors that are shown to the user as one message, without a traceback."""
 
 
 class DataError(TrainError):
@@ -36,27 +36,27 @@ class StateError(TrainError):
 
 
 class NotFiniteError(TrainError):
-    """The loss is no longer a finite number; nothing was saved since."""
+    """The loss is not a finite number; nothing has been saved since."""
 
 
 class RollbackError(TrainError):
-    """The loss is no longer a finite number; the next attempt continues from before that, without the batches since."""
+    """The loss is not a finite number; the next attempt continues from before that, and skips the batches since."""
 
 
 class RestoreError(TrainError):
-    """The checkpoint is whole but does not fit the objects it is to be put into."""
+    """The checkpoint is intact but does not fit the objects that are to be restored."""
 
 
 class StorageError(TrainError):
-    """The storage cannot be reached, refused a request or failed in it."""
+    """The storage cannot be reached, refused a request, or failed to carry it out."""
 
 
 class ExistsError(StorageError):
-    """The object was to be created and is already there."""
+    """The object was to be created, but exists already."""
 
 
 class MissingError(StorageError):
-    """The object is not there."""
+    """The object does not exist."""
 
 
 class DamagedError(StorageError):
@@ -64,23 +64,23 @@ class DamagedError(StorageError):
 
 
 class FormatError(DamagedError):
-    """The object is whole, but another version of this library wrote it."""
+    """The object is intact, but another version of this library wrote it."""
 
 
 class FullError(StorageError):
-    """The disk, or the quota on it, has no room for what was to be written."""
+    """The disk, or the quota on it, has no room for the data."""
 
 
 class NoMemoryError(StorageError):
-    """There is no memory to copy a share into, or to read one into."""
+    """There is not enough memory to copy a share into, or to read one into."""
 
 
 class SaveError(StorageError):
-    """A checkpoint was not committed; the last committed one stands."""
+    """A checkpoint was not committed; the last committed one remains valid."""
 
 
 class FencedError(StorageError):
-    """A newer run owns the URL: this one may neither commit nor delete any more."""
+    """A newer run owns the URL; this run may no longer commit or delete."""
 
 
 class MovedError(FencedError):

@@ -1,7 +1,7 @@
-"""Several pieces of work at once, on threads that never keep the process from ending.
+"""Run several pieces of work in parallel, on threads that never keep the process from exiting.
 
-A `ThreadPoolExecutor` is joined when the interpreter exits, so an upload that hangs would hold up a run that has to
-stop; these threads are daemons and last for one call.
+The interpreter joins the threads of a `ThreadPoolExecutor` at exit, so a hanging upload would hold up a run that has to
+stop. These threads are daemons and last for one call.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def bound() -> int:
-    """How many processors this process is bound to, where the system knows such a thing (Linux), else all there are."""
+    """Return the number of processors this process may run on (its affinity on Linux, elsewhere all of the machine)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available(cgroup: Path = CGROUP) -> int:
-    """Of those, no more than its container may use: threads beyond that only have all of them held up; at least 1."""
+    """Return the number of processors that can be used, at least 1: the affinity, capped by the container's CPU quota.
+
+    More threads than that would only be throttled.
+    """
     return max(1, int(min(bound(), quota(cgroup))))
 
 
 def quota(cgroup: Path = CGROUP) -> float:
-    """How many processors' time the control group of this container allows; infinity where it sets no limit."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # of version 2, and of version 1
-        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" is no number, and -1 no limit
+    """Return the CPU quota of this container's control group, in processors; infinity if there is no limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroup v2, then v1
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" is not a number, and -1 means no limit
             allowed, period = " ".join((cgroup / name).read_text() for name in names).split()
             if int(allowed) > 0:
                 return int(allowed) / int(period)
@@ -38,7 +41,7 @@ def quota(cgroup: Path = CGROUP) -> float:
 
 
 def per_rank() -> int:
-    """This rank's part of them, where the worker's ranks share them evenly; at least 1."""
+    """Return this rank's part of the available processors, if the worker's ranks share them evenly; at least 1."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     return max(1, available() // ranks)
 
@@ -47,10 +50,10 @@ T = TypeVar("T")
 
 
 def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
-    """Call `work` for every item, on this thread and up to `threads` - 1 others.
+    """Call `work` for every item, on this thread and on up to `threads` - 1 others.
 
-    After an error no further item is begun; the first error is raised when nothing runs any more. What is no error but
-    ends this thread, a signal's handler mostly, ends it at once.
+    After an error no further item is started; the first error is raised once nothing runs any more. An exception in the
+    calling thread that does not derive from Exception, such as that of a signal handler, is raised immediately.
     """
     queue, lock, errors = list(items), threading.Lock(), list[BaseException]()
     queue.reverse()
@@ -74,7 +77,7 @@ def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
         thread = threading.Thread(target=run, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the container's limit on processes: fewer threads do the same
+        except RuntimeError:  # the container's limit on processes; fewer threads do the same work
             break
         others.append(thread)
     run()

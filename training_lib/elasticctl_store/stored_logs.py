@@ -1,10 +1,10 @@
-"""What workers have printed, as objects of their job's storage: names and format. Pure, and without torch.
+"""The output of workers as objects in their job's storage: keys and format. Without torch.
 
     logs/<job uid>/<worker>/<start>-<pod uid>/000000000001.gz     the lines from number 1 on of one incarnation
 
-An object is text, a line each: `<number> <time> <rank> <text>`; the rank is `-` for what the launcher says itself.
-Numbers count all lines of an incarnation, so that one that is missing is noticed. The text is compressed as a series
-of gzip members, one for each time something was added: `zcat` reads it, and what is there already is not touched again.
+An object is text, one line each: `<number> <time> <rank> <text>`; the rank is `-` for output of the launcher. Numbers
+count all lines of an incarnation, so a missing line is noticed. The text is compressed as a series of gzip members, one
+for each time that lines were appended: `zcat` reads it, and existing bytes never change.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from elasticctl_store.storage import Storage, all_keys
 
 FOLDER = "logs/"
 SEGMENT_BYTES = 1 << 19
-"""Text in one object; it may be a line more."""
+"""The size of the text in one object; it may be one line more."""
 MAX_SEGMENT_BYTES = 16 * SEGMENT_BYTES
-"""More than that in one object was not written by us."""
+"""An object with more text than this was not written by this library."""
 _START = "%Y%m%dT%H%M%S"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 _KEY = re.compile(rf"{FOLDER}({_NAME})/({_NAME})/(\d{{8}}T\d{{6}})\.(\d{{3}})Z-({_NAME})/(\d{{12}})\.gz", re.ASCII)
@@ -34,7 +34,8 @@ _KEY = re.compile(rf"{FOLDER}({_NAME})/({_NAME})/(\d{{8}}T\d{{6}})\.(\d{{3}})Z-(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, without its end. `number` counts from 1; `at` in seconds since the epoch; `rank` None: the launcher."""
+    """One line, without its newline. `number` counts from 1; `at` is in seconds since the epoch; `rank` None: the
+    launcher."""
 
     number: int
     at: float
@@ -44,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One life of a worker; `started_at` in seconds since the epoch, as exact as its name tells."""
+    """One life of a worker; `started_at` is in seconds since the epoch, in milliseconds as in its folder's name."""
 
     job_uid: str
     worker: str
@@ -53,28 +54,29 @@ class Incarnation:
 
     @property
     def folder(self) -> str:
-        """The prefix of its objects; in order of names, a worker's incarnations are in order of time."""
+        """The prefix of its objects. In order of names, a worker's incarnations are in order of time."""
         micros = round(self.started_at * 1e6)
         start = f"{datetime.fromtimestamp(micros // 1_000_000, UTC):{_START}}.{micros % 1_000_000 // 1000:03d}Z"
         return f"{job_folder(self.job_uid)}{self.worker}/{start}-{self.uid}/"
 
     def key(self, first: int) -> str:
-        """The object whose first line has this number."""
+        """Return the key of the object whose first line has the number `first`."""
         return f"{self.folder}{first:012d}.gz"
 
 
 def job_folder(job_uid: str) -> str:
-    """The prefix of all that a job's workers have printed."""
+    """Return the prefix of the output of all workers of a job."""
     return f"{FOLDER}{job_uid}/"
 
 
 def is_name(text: str) -> bool:
-    """Can a worker or a uid be called so in a key?"""
+    """Return whether `text` can be the name of a worker, or a uid, in a key."""
     return re.fullmatch(_NAME, text, re.ASCII) is not None
 
 
 def parse_key(key: str) -> tuple[Incarnation, int] | None:
-    """Whose object this is, and its first line's number; None for a key that is none of ours (a partial file)."""
+    """Return the incarnation and the first line's number of an object; None for another key, such as a partial
+    file's."""
     found = _KEY.fullmatch(key)
     if found is None:
         return None
@@ -87,7 +89,7 @@ def parse_key(key: str) -> tuple[Incarnation, int] | None:
 
 
 def encode(lines: Iterable[Line]) -> bytes:
-    """Lines as text; whatever their text holds, each stays one line."""
+    """Return lines as text. Each stays one line, whatever it contains."""
     return "".join(
         f"{line.number} {_stamp(line.at)} {'-' if line.rank is None else line.rank} {line.text.replace(chr(10), ' ')}\n"
         for line in lines
@@ -95,12 +97,12 @@ def encode(lines: Iterable[Line]) -> bytes:
 
 
 def compress(text: bytes) -> bytes:
-    """One gzip member."""
+    """Return the text as one gzip member."""
     return gzip.compress(text, compresslevel=3, mtime=0)
 
 
 def decode(data: bytes) -> list[Line]:
-    """The lines of an object, in order. Raises DamagedError for what is no object of this format."""
+    """Return the lines of an object, in order. Raises DamagedError if it is not in this format."""
     lines = []
     for raw in decompress(data).split(b"\n")[:-1]:
         number, _, rest = raw.decode("utf-8", "replace").partition(" ")
@@ -115,7 +117,7 @@ def decode(data: bytes) -> list[Line]:
 
 
 def decompress(data: bytes) -> bytes:
-    """The text of a series of gzip members. Raises DamagedError."""
+    """Return the text of a series of gzip members. Raises DamagedError."""
     found = bytearray()
     while data:
         member = zlib.decompressobj(wbits=31)
@@ -124,15 +126,15 @@ def decompress(data: bytes) -> bytes:
         except zlib.error as e:
             raise DamagedError(f"not a compressed log: {e}") from e
         if not member.eof or len(found) > MAX_SEGMENT_BYTES:
-            raise DamagedError("a log that is torn, or larger than any that was written")
+            raise DamagedError("the log is truncated, or larger than any that was written")
         data = member.unused_data
     return bytes(found)
 
 
 def with_gaps(lines: Iterable[Line], expected: int | None) -> Iterator[Line]:
-    """The lines, and in the place of those that are missing a line that says so.
+    """Yield the lines, and in place of missing lines one that says so.
 
-    `expected` is the number that the first one should have; None: any.
+    `expected` is the number that the first line should have; None: any.
     """
     for line in lines:
         if expected is not None and line.number > expected:
@@ -154,9 +156,9 @@ _DELETED_AT_ONCE = 1000
 
 
 class StoredLog:
-    """One incarnation's lines; `firsts` are the numbers of its objects' first lines, in order.
+    """The lines of one incarnation; `firsts` are the numbers of its objects' first lines, in order.
 
-    Every method may raise StorageError. Not for two threads at once.
+    Every method may raise StorageError. Not thread-safe.
     """
 
     def __init__(self, storage: Storage, incarnation: Incarnation, firsts: tuple[int, ...]) -> None:
@@ -165,9 +167,10 @@ class StoredLog:
         self._segment = lru_cache(_KEPT_SEGMENTS)(self._read)
 
     def lines(self, *, since: float | None = None, tail: int | None = None) -> Iterator[Line]:
-        """All lines in order, or those from a time (seconds since the epoch) on, or the last ones, or both.
+        """Yield all lines in order; with `since` (seconds since the epoch) those from then on, with `tail` the last
+        ones.
 
-        Where lines are missing, one says so.
+        Missing lines are replaced by one that says so.
         """
         start, first = self._start(since, tail)
         wanted = (line for line in self._from(start) if line.number >= first)
@@ -175,11 +178,11 @@ class StoredLog:
         return with_gaps(young, 1 if since is None and tail is None else None)
 
     def prime(self, *, since: float | None = None, tail: int | None = None) -> None:
-        """Read ahead what `lines` will need first, so that many logs can be opened at once."""
+        """Read what `lines` will need first, so that many logs can be opened in parallel."""
         self._segment(self._start(since, tail)[0])
 
     def _start(self, since: float | None, tail: int | None) -> tuple[int, int]:
-        """The object to begin with, and the number of the first line that is wanted."""
+        """Return the index of the object to begin with, and the number of the first line that is wanted."""
         start, first = 0, 0
         if tail is not None:
             first = self._last_number() - tail + 1
@@ -201,7 +204,7 @@ class StoredLog:
         return lines[-1].number if lines else self.firsts[-1]
 
     def _read(self, index: int) -> tuple[Line, ...]:
-        """The lines of an object; none of one that has been deleted since it was listed."""
+        """Return the lines of an object; none if it has been deleted since it was listed."""
         key = self.incarnation.key(self.firsts[index])
         try:
             return tuple(decode(self._storage.get(key)))
@@ -212,7 +215,7 @@ class StoredLog:
 
 
 def find(storage: Storage, job_uid: str, worker: str = "") -> list[StoredLog]:
-    """What there is of a job's workers, or of one, in order of worker and time. Raises StorageError."""
+    """Return the logs of a job's workers, or of one worker, in order of worker and time. Raises StorageError."""
     firsts: dict[Incarnation, list[int]] = {}
     for key in all_keys(storage, job_folder(job_uid) + (f"{worker}/" if worker else "")):
         found = parse_key(key)
@@ -222,12 +225,12 @@ def find(storage: Storage, job_uid: str, worker: str = "") -> list[StoredLog]:
 
 
 def prime(logs: list[StoredLog], *, since: float | None = None, tail: int | None = None) -> None:
-    """Open several logs at once."""
+    """Open several logs in parallel. Raises StorageError."""
     each(lambda log: log.prime(since=since, tail=tail), logs, threads=_AT_ONCE)
 
 
 def delete(storage: Storage, job_uid: str) -> int:
-    """Delete all that a job's workers have printed; returns how many objects that were. Raises StorageError."""
+    """Delete the output of all workers of a job; return the number of deleted objects. Raises StorageError."""
     keys = list(all_keys(storage, job_folder(job_uid)))
     for start in range(0, len(keys), _DELETED_AT_ONCE):
         storage.delete(keys[start : start + _DELETED_AT_ONCE])

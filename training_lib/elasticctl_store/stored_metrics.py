@@ -1,9 +1,10 @@
-"""Every value that a job's scripts have reported, as objects of its storage beside its logs: names and format. Pure.
+"""The values that a job's scripts have reported, as objects in its storage beside its logs: keys and format.
 
     logs/<job uid>/<worker>/<start>-<pod uid>/metrics-000000000001.jsonl.gz     the rows from number 1 on
 
-An object is JSON lines, `{"step": 120, "at": 1767225600.5, "loss": 0.21}`, a series of gzip members: `zcat` and
-`pandas.read_json(path, lines=True)` read it. What is not a finite number is "NaN", "Infinity" or "-Infinity".
+An object is JSON lines, `{"step": 120, "at": 1767225600.5, "loss": 0.21}`, compressed as a series of gzip members:
+`zcat` and `pandas.read_json(path, lines=True)` read it. Values that are not finite are "NaN", "Infinity" or
+"-Infinity".
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ Row = dict[str, Any]
 
 
 def key(incarnation: Incarnation, first: int) -> str:
-    """The object whose first row has this number."""
+    """Return the key of the object whose first row has the number `first`."""
     return f"{incarnation.folder}metrics-{first:012d}.jsonl.gz"
 
 
 def encode(rows: Iterable[Line]) -> bytes:
-    """Rows as text, a line each."""
+    """Return rows as text, one line each."""
     return "".join(f"{row.text}\n" for row in rows).encode()
 
 
 def keys_of(storage: Storage, job_uid: str) -> Iterator[tuple[str, str]]:
-    """(incarnation's folder, key) of a job's objects, in order of folder and number. Raises StorageError."""
+    """Yield (folder of the incarnation, key) of a job's objects, in order of folder and number. Raises StorageError."""
     for name in all_keys(storage, job_folder(job_uid)):
         found = _KEY.fullmatch(name)
         if found is not None:
@@ -42,7 +43,7 @@ def keys_of(storage: Storage, job_uid: str) -> Iterator[tuple[str, str]]:
 
 
 def decode(data: bytes) -> list[Row]:
-    """The rows of an object. Raises DamagedError for what is none of ours."""
+    """Return the rows of an object. Raises DamagedError if it is not in this format."""
     try:
         found = json.loads(b"[" + b",".join(decompress(data).splitlines()) + b"]")
     except (ValueError, RecursionError) as e:

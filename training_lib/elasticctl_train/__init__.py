@@ -1,8 +1,9 @@
-"""Makes the state of a PyTorch training script outlive the machine it runs on.
+"""Keep the state of a PyTorch training script beyond the machine that it runs on.
 
     from elasticctl_train import Run
 
-`Run` is for ordinary loops; `Checkpointer`, `ElasticSampler` and `storage.open` are its parts, each usable alone.
+`Run` is for ordinary training loops. `Checkpointer`, `ElasticSampler` and `storage.open` are its parts, and can be used
+on their own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use, so that importing one module of this package does not import torch for all."""
+    """Import on first use, so that importing one module of this package does not import torch."""
     if name == "storage":
         return importlib.import_module("elasticctl_store.storage")
     if name not in _HOMES:

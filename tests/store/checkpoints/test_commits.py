@@ -111,7 +111,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path) -> None:
     refusing = Refusing(tmp_path, 99, kind=b"generation")
-    with pytest.raises(StorageError, match="next entry of its journal was refused 4 times as being there already"):
+    with pytest.raises(StorageError, match="refused the next entry of the journal 4 times"):
         CommitWriter.take_over(refusing)
     assert refusing.refused == 4
     writer = CommitWriter.take_over(Refusing(tmp_path, 99, kind=b"commit"))

@@ -296,7 +296,7 @@ def test_nothing_goes_while_nothing_newer_is_whole(
     assert steps(storage) == [3, 2, 1]
     assert stray in list(all_keys(storage, entries.DATA))
     assert "the checkpoint of step 3 is damaged" in caplog.text
-    assert "no checkpoint there is whole: nothing is deleted" in caplog.text
+    assert "no checkpoint there is intact: nothing is deleted" in caplog.text
     commit(storage, run, 4)
     run.retire(Retention(1))
     assert steps(storage) == [4]

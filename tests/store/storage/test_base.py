@@ -49,11 +49,11 @@ def test_names_are_encoded_for_a_request() -> None:
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        ("", "not the name of a bucket"),
-        ("/a", "not the name of a bucket"),
-        ("b ucket/a", "not the name of a bucket"),
-        ("key:hunter2@bkt/a", "credentials belong in the environment"),
-        ("key:/hunter2@bkt/a", "credentials belong in the environment"),
+        ("", "not a valid bucket name"),
+        ("/a", "not a valid bucket name"),
+        ("b ucket/a", "not a valid bucket name"),
+        ("key:hunter2@bkt/a", "set credentials in the environment"),
+        ("key:/hunter2@bkt/a", "set credentials in the environment"),
         ("bkt/a//b", "not a prefix"),
         ("bkt/a/../b", "not a prefix"),
         ("bkt/a\nb", "not a prefix"),
@@ -71,6 +71,6 @@ def test_a_wrong_url_is_refused_and_no_secret_repeated(scheme: str, rest: str, w
 
 
 def test_an_unknown_scheme_repeats_no_secret() -> None:
-    with pytest.raises(StorageError, match="is not a kind of storage") as refused:
+    with pytest.raises(StorageError, match="is not a supported storage") as refused:
         storages.open("https://me:hunter2@host/x?sig=hunter2")
     assert "hunter2" not in str(refused.value)

@@ -136,7 +136,7 @@ def test_a_token_that_expires_in_mid_save_is_renewed_once(gs: Cloud, with_accoun
     with_account.put("b", [b"x"])
     assert [seen.headers["authorization"] for seen in gs.gate.seen] == [f"Bearer token-{n}" for n in (1, 1, 2)]
     gs.gate.faults = lambda seen: Fault(status=401, code="authError")
-    with pytest.raises(StorageError, match="the Google credentials are not accepted, and new ones were not either"):
+    with pytest.raises(StorageError, match="the Google credentials were refused, and refreshed ones too"):
         with_account.put("c", [b"x"])
     assert TokenService.given == 3
 

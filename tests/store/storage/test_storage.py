@@ -38,7 +38,7 @@ def test_a_url_a_path_and_a_home_name_the_same_folder(tmp_path: Path, monkeypatc
     ("url", "why"),
     [
         ("", "is empty"),
-        ("ftp://host/x", "ftp:// is not a kind"),
+        ("ftp://host/x", "ftp:// is not a supported storage"),
         ("file://host/x", "three slashes"),
         ("file://", "three"),
     ],

@@ -103,5 +103,5 @@ def test_an_endpoint_of_the_profile_is_good(tmp_path: Path, monkeypatch: pytest.
 def test_who_chose_what_is_asked_about_foreign_endpoints_alone(tmp_path: Path) -> None:
     for url in (tmp_path.as_uri(), str(tmp_path), "s3://bucket/p", "gs://bucket/p?endpoint=https://www.googleapis.com"):
         open_untrusted(url, Patience(tries=1), lambda: pytest.fail("asked"))
-    with pytest.raises(StorageError, match="is not a kind of storage"):
+    with pytest.raises(StorageError, match="is not a supported storage"):
         open_untrusted("S3://bucket/p?endpoint=https://thief.example", Patience(tries=1), nothing)

@@ -324,7 +324,7 @@ def test_damage_on_the_way_is_not_damage_in_the_storage(tmp_path: Path, caplog: 
     restored = Checkpointer(Unsteady(tmp_path)).restore()
     assert restored is not None
     assert same(restored.state, state_of(1))
-    assert "its checksum does not match; reading it once more" in caplog.text
+    assert "its checksum does not match; reading it again" in caplog.text
 
 
 def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def adam(*groups: int) -> torch.optim.Optimizer:
     [
         (adam(1), adam(1, 1), "it has 1 groups of parameters, this optimizer 2"),
         (adam(1, 2), adam(1, 3), r"numbers of parameters differ \(group 1: 2 in the checkpoint, 3 here\)"),
-        (torch.optim.lr_scheduler.StepLR(adam(1), 1), adam(1), "is no optimizer's state"),
+        (torch.optim.lr_scheduler.StepLR(adam(1), 1), adam(1), "is not the state of an optimizer"),
     ],
 )
 def test_an_optimizer_of_other_parameters_is_refused(saved: Any, live: torch.optim.Optimizer, said: str) -> None:
@@ -203,7 +203,7 @@ def test_all_differences_are_told_at_once_and_nothing_is_changed(choice: fitting
         "this critic: the checkpoint's is a SGD, this a Adagrad",
         "this schedule: the checkpoint's is a StepLR, this a ExponentialLR",
         "this run: the checkpoint has no 'ema', only",
-        "this run: the checkpoint also holds 'old', which is not given any more",
+        "this run: the checkpoint also holds 'old', which this run no longer passes",
         "FIX: restore the code, or use another storage URL",
     ):
         assert words in said
@@ -244,7 +244,7 @@ def test_a_vector_of_all_parameters_needs_their_order() -> None:
 
     _, state = described(**lbfgs("a", "b"))
     assert fitting.load(lbfgs("a", "b"), state, "here", "strict") == ""
-    with pytest.raises(RestoreError, match="come in another order, and LBFGS keeps them all in one vector"):
+    with pytest.raises(RestoreError, match="have another order, and LBFGS keeps them all in one vector"):
         fitting.load(lbfgs("b", "a"), state, "here", "strict")
 
 

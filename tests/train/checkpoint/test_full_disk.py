@@ -70,7 +70,7 @@ def test_the_oldest_goes_before_a_save_that_has_no_room(
         assert all(save(checkpoints, step) for step in range(1, 7))
     assert steps(disk) == [6, 5, 4]
     free = ", 0.5 MB are free" if tells else ""
-    assert f"MB{free}: the oldest of 3 checkpoints goes first (step 1), keeping 2 until there is room" in caplog.text
+    assert f"MB{free}: deleting the oldest of 3 checkpoints (step 1), keeping 2 until there is room" in caplog.text
 
 
 @pytest.mark.parametrize("tells", [True, False])

@@ -241,7 +241,7 @@ def test_whatever_is_saved_comes_back_and_the_rest_is_refused(state: dict[str, A
 
 @pytest.mark.parametrize("name", ["$own", "$rank", "$"])
 def test_a_name_that_is_taken_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
-    with pytest.raises(StateError, match="needs another name: those that start with"):
+    with pytest.raises(StateError, match="needs another name: names that start with"):
         Run(str(tmp_path), model=nn.Linear(1, 1), **{name: nn.Linear(1, 1)})
     with pytest.raises(StateError, match="needs a name that is text"):
         Checkpointer(LocalStorage(tmp_path)).save({3: 1}, Label(1))  # type: ignore[dict-item]

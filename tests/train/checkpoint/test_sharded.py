@@ -122,7 +122,7 @@ def test_states_of_other_shapes_than_their_parameters_are_spread_over_another_nu
 def test_meshes_that_differ_from_rank_to_rank_are_refused(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.save_over_meshes, 4, url, outcome) == [0] * 4
-    assert "a sharded one needs the same mesh of ranks on all of them" in Path(f"{outcome}-0").read_text()
+    assert "a sharded tensor needs the same mesh on all ranks" in Path(f"{outcome}-0").read_text()
     assert list(read_commits(LocalStorage(tmp_path / "state"))) == []
 
 

@@ -185,7 +185,7 @@ def test_what_lies_in_itself_is_refused() -> None:
     cycle: list[Any] = []
     cycle.append({"again": cycle})
     with pytest.raises(
-        StateError, match=r"state/0/again/0/again/0.*: a checkpoint cannot hold what is more than 100 lev"
+        StateError, match=r"state/0/again/0/again/0.*: a checkpoint cannot hold more than 100 nested lev"
     ):
         Flattener().encode(cycle, "state")
 

@@ -1,7 +1,7 @@
-"""Boxes of tensors: which part of a tensor lies where, and which rank writes which part. Pure: no torch, no I/O.
+"""Boxes of tensors: which part of a tensor is where, and which rank writes which part. Pure: no torch, no I/O.
 
 A tensor that is sharded over ranks, or that is too large for one rank to write, is stored as boxes: an offset in the
-whole tensor and a shape. Everything that asks who has, writes or wants what is arithmetic on boxes.
+whole tensor and a shape. Who holds, writes or needs which elements is computed with boxes.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from dataclasses import dataclass
 from math import prod
 
 CUT_BYTES = 1 << 20
-"""Tensors up to this size are written whole: to balance less than that is not worth another entry."""
+"""Tensors up to this size are written whole: balancing less than that is not worth another entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The elements of a tensor from `offset`, `shape` many in each dimension."""
+    """The elements of a tensor from `offset` on; `shape` has their number in each dimension."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def elements(self) -> int:
-        """How many elements lie in it."""
+        """The number of elements in it."""
         return prod(self.shape)
 
     def within(self, outer: Box) -> Box:
-        """The same elements, counted from the corner of `outer`."""
+        """The same elements, with an offset relative to the corner of `outer`."""
         return Box(tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True)), self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A box of the tensor `name`, `size_bytes` large, and the ranks that hold it alike, in ascending order."""
+    """A box of the tensor `name`, its size in bytes, and the ranks that hold identical copies of it, in ascending
+    order."""
 
     name: str
     box: Box
@@ -42,13 +43,13 @@ class Holding:
 
 
 def whole(shape: Iterable[int]) -> Box:
-    """The box that is all of a tensor."""
+    """Return the box that covers a whole tensor."""
     shape = tuple(shape)
     return Box((0,) * len(shape), shape)
 
 
 def overlap(a: Box, b: Box) -> Box | None:
-    """The elements in both of two boxes of one tensor; None when there are none."""
+    """Return the elements that are in both of two boxes of one tensor; None if there are none."""
     offset = tuple(max(x, y) for x, y in zip(a.offset, b.offset, strict=True))
     ends = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
     shape = tuple(min(x + n, y + m) - start for start, (x, n, y, m) in zip(offset, ends, strict=True))
@@ -56,7 +57,7 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def are_disjoint(found: Iterable[Box]) -> bool:
-    """Do no two of these boxes of one tensor have an element in common?"""
+    """Return whether no two of these boxes of one tensor have an element in common."""
     filled = [box for box in found if box.elements]
     if len(filled) < 2 or not filled[0].shape:
         return len(filled) < 2
@@ -71,9 +72,10 @@ def are_disjoint(found: Iterable[Box]) -> bool:
 
 
 def shard(shape: Sequence[int], splits: Iterable[tuple[int, int, int]]) -> Box:
-    """One rank's box of a tensor that is split as `torch.chunk` splits: equal chunks, the last ones shorter or empty.
+    """Return one rank's box of a tensor that is split like `torch.chunk`: equal chunks, the last ones shorter or empty.
 
-    `splits` are (dimension, number of chunks, which chunk), one after the other: the next splits what the last left.
+    `splits` are (dimension, number of chunks, index of the chunk), applied in order: each splits what the last one
+    left.
     """
     offset, left = [0] * len(shape), list(shape)
     for dim, chunks, index in splits:
@@ -85,7 +87,7 @@ def shard(shape: Sequence[int], splits: Iterable[tuple[int, int, int]]) -> Box:
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor that lies in memory row by row, in elements."""
+    """Return the strides, in elements, of a row-major tensor."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
@@ -93,22 +95,22 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def row_dimension(shape: Sequence[int]) -> int | None:
-    """The dimension along which a box can be cut so that its parts are contiguous; None: it cannot be cut."""
+    """Return the dimension along which a box can be cut into contiguous parts; None if it cannot be cut."""
     return next((dim for dim, length in enumerate(shape) if length > 1), None)
 
 
 def cut(box: Box, rows: int) -> tuple[Box, Box]:
-    """Cut off the first `rows` rows (more than none, fewer than all), along `row_dimension`."""
+    """Cut off the first `rows` rows along `row_dimension`. Raises ValueError unless both parts have rows."""
     dim = row_dimension(box.shape)
     if dim is None or not 0 < rows < box.shape[dim]:
-        raise ValueError(f"{box} has no {rows} rows and more")
+        raise ValueError(f"{box} cannot be cut after {rows} rows")
     head, tail, offset = list(box.shape), list(box.shape), list(box.offset)
     head[dim], tail[dim], offset[dim] = rows, box.shape[dim] - rows, box.offset[dim] + rows
     return Box(box.offset, tuple(head)), Box(tuple(offset), tuple(tail))
 
 
 def cut_at(box: Box, size_bytes: int, at_bytes: int) -> tuple[Box, Box] | None:
-    """Cut a box of `size_bytes` behind about its first `at_bytes`; None where that leaves one side empty."""
+    """Cut a box of `size_bytes` after about its first `at_bytes`; return None if one part would be empty."""
     dim = row_dimension(box.shape)
     if dim is None or not size_bytes:
         return None
@@ -117,9 +119,9 @@ def cut_at(box: Box, size_bytes: int, at_bytes: int) -> tuple[Box, Box] | None:
 
 
 def share_out(holdings: Iterable[Holding], world_size: int) -> list[list[tuple[str, Box]]]:
-    """Which rank writes which boxes: every element once, balanced by bytes; the same on ranks that pass the same.
+    """Return which rank writes which boxes: every element once, balanced by bytes, identical for identical arguments.
 
-    What one rank alone holds is its own. The rest fills the ranks that hold it to one level, in the order given; a
+    What only one rank holds is written by it. The rest fills the ranks that hold it to one level, in the given order; a
     tensor larger than `CUT_BYTES` is cut where one rank is full.
     """
     shares: list[list[tuple[str, Box]]] = [[] for _ in range(world_size)]
@@ -135,7 +137,7 @@ def share_out(holdings: Iterable[Holding], world_size: int) -> list[list[tuple[s
 def _fill(
     shares: list[list[tuple[str, Box]]], load_bytes: list[int], ranks: tuple[int, ...], group: list[Holding]
 ) -> None:
-    """Give the holdings of `ranks` to these, the first one first, each until it is at the common level."""
+    """Distribute the holdings of `ranks` to them, in order, each until it reaches the common level."""
     level = _level([load_bytes[rank] for rank in ranks], sum(holding.size_bytes for holding in group))
     todo = [(holding.name, holding.box, holding.size_bytes) for holding in reversed(group)]
     position = 0
@@ -146,7 +148,7 @@ def _fill(
         is_last = position == len(ranks) - 1
         if not is_last and room < size_bytes:
             parts = cut_at(box, size_bytes, room) if size_bytes > CUT_BYTES else None
-            if parts is None and room * 2 < size_bytes:  # it belongs rather to the next one
+            if parts is None and room * 2 < size_bytes:  # less than half fits: leave it to the next rank
                 todo.append((name, box, size_bytes))
                 position += 1
                 continue
@@ -160,7 +162,7 @@ def _fill(
 
 
 def _level(loads: list[int], added: int) -> int:
-    """How full everyone is once `added` is spread over them so that the fullest gets least."""
+    """Return the common load once `added` is distributed so that those with the highest load get least."""
     total = added
     ordered = sorted(loads)
     for count, load in enumerate(ordered, start=1):

@@ -1,4 +1,4 @@
-"""The journal in a storage: take over, append commits, find the newest. See `entries` for the rules."""
+"""The journal in a storage: take over, append commits, find the newest. `entries` describes the rules."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from elasticctl_store.storage.waiting import JITTER
 log = logging.getLogger("elasticctl_train")
 
 PATIENCE = Patience(tries=10, longest_pause_s=2.0)
-"""Of who is told that an entry is there already: another run's that was faster, or none at all."""
+"""For a create that is refused because the entry exists: another run was faster, or the service is mistaken."""
 
 
 def read_entries(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError]]:
-    """Yield (position, entry) newest first, as far as asked; an entry that is damaged is yielded as its error."""
+    """Yield (position, entry), newest first, reading only as far as asked; a damaged entry is yielded as its error."""
     for position, entry in _scan(storage):
-        if entry is not None:  # retired since the page was listed
+        if entry is not None:  # otherwise it was deleted after the page was listed
             yield position, entry
 
 
 def read_commits(storage: Storage) -> Iterator[Commit]:
-    """Yield the commits newest first; damaged entries are logged and passed over."""
+    """Yield the commits, newest first; damaged entries are logged and skipped."""
     for _, entry in read_entries(storage):
         if isinstance(entry, DamagedError):
             log.warning("%s: %s; skipped", storage.url, entry)
@@ -48,13 +48,14 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
 
 
 def delete_commit(storage: Storage, commit: Commit, others: Iterable[Commit] = ()) -> None:
-    """Delete a commit: the entry first, then its data, so that what is listed is whole; but its marker before all, so
-    that nobody takes it for one that has lost its entry.
+    """Delete a commit: the marker, then the entry, then the data.
 
-    Of the `others` one may be of the same data: an entry that was made again for one that could not be read just then.
+    With the entry gone first, every commit that is listed is complete. With the marker gone before it, nobody takes the
+    save for one that has lost its entry. One of the `others` may refer to the same data, if an entry was restored for
+    one that could not be read at that time; then only the entry is deleted.
 
-    Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
-    between two runs is that this never happens. Raises StorageError.
+    Never call this for the newest entry of a journal that a run still appends to: its position would be used again, and
+    the fence between two runs relies on that never happening. Raises StorageError.
     """
     if any(other.folder == commit.folder and other.position != commit.position for other in others):
         storage.delete([entries.key_of(commit.position)])
@@ -64,14 +65,15 @@ def delete_commit(storage: Storage, commit: Commit, others: Iterable[Commit] = (
 
 
 def delete_bases(storage: Storage, deleted: Iterable[Commit], remaining: Iterable[Commit]) -> None:
-    """Delete the base files of deleted commits that none of the `remaining`, all that there are, needs too."""
+    """Delete the base files of deleted commits that none of the `remaining` commits needs. `remaining` must be
+    complete."""
     needed = {base for commit in remaining for base in commit.bases}
     for base in sorted({base for commit in deleted for base in commit.bases} - needed):
         storage.delete(list(all_keys(storage, base)))
 
 
 class CommitWriter:
-    """The one run that may append, until another takes over. Used by rank 0 alone, by one thread at a time."""
+    """The one run that may append, until another one takes over. Used by rank 0 only, by one thread at a time."""
 
     def __init__(self, storage: Storage, mine: Generation, commits_so_far: int) -> None:
         self._storage = storage
@@ -82,7 +84,8 @@ class CommitWriter:
 
     @classmethod
     def take_over(cls, storage: Storage) -> CommitWriter:
-        """Append a new generation, which fences every older run. Raises StorageError, MovedError where closed."""
+        """Append a new generation, which fences every older run. Raises StorageError; MovedError if the journal is
+        closed."""
         run_id, host = secrets.token_hex(4), socket.gethostname()
         for _ in _count_tries(storage):
             position, generation, number = _newest(storage)
@@ -91,7 +94,7 @@ class CommitWriter:
             try:
                 storage.put(entries.key_of(mine.position), [entries.encode(mine)], if_absent=True)
             except ExistsError:
-                continue  # another run was faster: take over from that one
+                continue  # another run was faster: take over from it
             if _is_outrun(storage, mine):
                 continue
             _check_precondition(storage, mine)
@@ -106,13 +109,13 @@ class CommitWriter:
 
     @property
     def appended(self) -> Sequence[Commit]:
-        """The commits of this run, oldest first, those that have been deleted since too."""
+        """The commits of this run, oldest first, including those that have been deleted since."""
         return self._appended
 
     def append(self, commit: Commit) -> Commit:
-        """Make a checkpoint visible, behind this run's last entry; returns it with the position and number it got.
+        """Make a checkpoint visible, after this run's last entry; return it with its position and number.
 
-        Raises FencedError when another run has taken over.
+        Raises FencedError if another run has taken over.
         """
         while True:
             commit = replace(commit, position=self._tail + 1, number=self._number + 1)
@@ -123,12 +126,13 @@ class CommitWriter:
             self._add(earlier)
             if earlier.folder == commit.folder:
                 return earlier
-            # It is of a save that failed because the storage never said that it had worked.
+            # The entry belongs to a save that failed because the response to its commit was lost.
 
     def adopt(self, commit: Commit, position: int | None = None) -> Commit:
-        """Make a whole checkpoint whose entry is lost visible again: at the `position` of its damaged entry, or now.
+        """Make a complete checkpoint whose entry is lost visible again: at the `position` of its damaged entry, or as
+        the newest.
 
-        Raises FencedError when another run has taken over.
+        Raises FencedError if another run has taken over.
         """
         self.check_fence()
         if position is not None:
@@ -143,21 +147,21 @@ class CommitWriter:
         return commit
 
     def close(self, to: str) -> None:
-        """Append that the job continues at the URL `to`: no run can take over or commit here any more.
+        """Append that the job continues at the URL `to`. After that, no run can take over or commit here any more.
 
-        Raises FencedError, with nothing closed, when another run has taken over.
+        Raises FencedError if another run has taken over; the journal is not closed then.
         """
         entry = Moved(self._tail + 1, self._mine.generation, to, time.time())
         if not self._create(entry):
             raise self._fenced()
 
     def check_fence(self) -> None:
-        """Raise FencedError when another run has taken over: this one may delete nothing any more."""
+        """Raise FencedError if another run has taken over: this one may no longer delete anything."""
         if self._is_followed():
             raise self._fenced()
 
     def look_for_younger(self) -> None:
-        """Raise FencedError when another run has taken over; another thread may ask while this run appends."""
+        """Raise FencedError if another run has taken over. Another thread may call this while this run appends."""
         for _, entry in read_entries(self._storage):
             if not isinstance(entry, DamagedError):
                 if isinstance(entry, Moved) or entry.generation > self._mine.generation:
@@ -169,7 +173,7 @@ class CommitWriter:
         self._appended.append(commit)
 
     def _own_commit(self, position: int) -> Commit | None:
-        """The entry at `position`, if it is a commit of this very run."""
+        """Return the entry at `position` if it is a commit of this very run."""
         try:
             entry = read_entry(self._storage, position)
         except (DamagedError, MissingError):
@@ -179,7 +183,8 @@ class CommitWriter:
         return None
 
     def _create(self, entry: Commit | Moved) -> bool:
-        """Create the entry behind this run's last; False where one is there. A refusal alone does not show that."""
+        """Create the entry after this run's last; return False if another run's is there. A refusal alone does not
+        prove that."""
         for _ in _count_tries(self._storage):
             try:
                 self._storage.put(entries.key_of(entry.position), [entries.encode(entry)], if_absent=True)
@@ -191,7 +196,8 @@ class CommitWriter:
         return True
 
     def _is_followed(self) -> bool:
-        """Is there an entry behind this run's last? Also where that has been deleted: then others have begun anew."""
+        """Return whether there is an entry after this run's last, or whether that has been deleted: then others have
+        started over."""
         newest = next(positions(self._storage), 0)
         if newest >= self._tail:
             return newest > self._tail
@@ -213,7 +219,7 @@ class CommitWriter:
 
 
 def _count_tries(storage: Storage) -> Iterator[int]:
-    """Count tries to append, with pauses between them. Raises StorageError when another is asked for than the last."""
+    """Count tries to append, with pauses between them. Raises StorageError after the last one."""
     tries = 1
     yield tries
     while tries < PATIENCE.tries:
@@ -221,13 +227,13 @@ def _count_tries(storage: Storage) -> Iterator[int]:
         tries += 1
         yield tries
     raise StorageError(
-        f"{storage.url}: the next entry of its journal was refused {tries} times as being there already; "
-        "check that the service lists what is there, and that no other job uses this URL"
+        f"{storage.url}: the service refused the next entry of the journal {tries} times because it exists, but does"
+        " not list it. FIX: check the service, and that no other job uses this URL"
     )
 
 
 def moved_to(storage: Storage) -> Moved | None:
-    """Where the job continues, if its journal is closed: that is its newest entry. Raises StorageError."""
+    """Return where the job continues, if its journal is closed, which its newest entry says. Raises StorageError."""
     for position in positions(storage):
         try:
             entry = read_entry(storage, position)
@@ -238,7 +244,8 @@ def moved_to(storage: Storage) -> Moved | None:
 
 
 def read_entry(storage: Storage, position: int) -> entries.Entry:
-    """Read an entry. Raises MissingError, or DamagedError if it is damaged where it lies, not only on its way here."""
+    """Read an entry, twice if it looks damaged. Raises MissingError, or DamagedError if it is damaged in the
+    storage."""
     key = entries.key_of(position)
     try:
         return entries.decode(storage.get(key), position)
@@ -247,9 +254,9 @@ def read_entry(storage: Storage, position: int) -> entries.Entry:
 
 
 def _scan(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError | None]]:
-    """Every position that is listed, newest first, and what is there; None if it is gone by now.
+    """Yield every listed position, newest first, with its entry, its damage, or None if it has been deleted since.
 
-    The newest is mostly all that is asked for, so the first is read alone, and ever more at a time behind it.
+    Most callers only need the newest, so that is read alone, and then more and more entries in parallel.
     """
     upcoming, at_a_time = positions(storage), 1
     while batch := list(islice(upcoming, at_a_time)):
@@ -269,17 +276,18 @@ def _scan(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError 
 
 
 def _newest(storage: Storage) -> tuple[int, int, int]:
-    """The newest position, generation and number of a commit; 0 if there is none.
+    """Return the newest position, generation and number of a commit; 0 for those that do not exist.
 
-    Raises MovedError where it is closed, and StorageError where another version has written what this one cannot read.
+    Raises MovedError if the journal is closed, and StorageError if another version has written an entry that this one
+    cannot read.
     """
     top, generation = 0, 0
     for position, entry in _scan(storage):
         if isinstance(entry, Moved) and not top:
             raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and continues only there")
-        if isinstance(entry, FormatError):  # to pass over it would be to start afresh, and to delete its data
-            raise StorageError(f"{storage.url}: {entry}. FIX: continue with that version, or give another storage URL")
-        top = top or position  # even if it is retired before it can be read: then the one behind it is taken
+        if isinstance(entry, FormatError):  # skipping it would mean to start over, and to delete its data
+            raise StorageError(f"{storage.url}: {entry}. FIX: continue with that version, or use another storage URL")
+        top = top or position  # even if it is deleted before it can be read: the position after it is taken then
         if entry is None or isinstance(entry, DamagedError):
             continue
         generation = generation or entry.generation
@@ -289,9 +297,9 @@ def _newest(storage: Storage) -> tuple[int, int, int]:
 
 
 def _stored_generation(storage: Storage) -> int:
-    """The highest generation that has saved anything here; 0 for none.
+    """Return the highest generation that has saved anything here; 0 if none has.
 
-    The journal may have lost it. What a later run saves has to be the newest by its name too, for `repair` to tell.
+    The journal may have lost that generation. What a later run saves must have the newest name too, for `repair`.
     """
     saves = (entries.save_of(entries.folder_of(key)) for key in all_keys(storage, entries.DATA))
     found = (save.generation for save in saves if save is not None and save.generation < entries.MOST_GENERATIONS)
@@ -299,7 +307,7 @@ def _stored_generation(storage: Storage) -> int:
 
 
 def _is_outrun(storage: Storage, mine: Generation) -> bool:
-    """Has an older run committed behind `mine`? Then it had filled that position before, and freed it by retiring."""
+    """Return whether an older run has committed after `mine`: then it had used that position before, and freed it."""
     for position, entry in read_entries(storage):
         if position <= mine.position:
             break
@@ -309,9 +317,10 @@ def _is_outrun(storage: Storage, mine: Generation) -> bool:
 
 
 def _check_precondition(storage: Storage, mine: Generation) -> None:
-    """Raise StorageError for a storage that creates what is there: commits and the fence rest on its refusal.
+    """Raise StorageError if the storage ignores the precondition of a create: commits and the fence rely on it.
 
-    It is tried with the entry just written, in bytes that differ and mean the same: nothing is lost where it fails.
+    It tries to create the entry that it has just written, in bytes that differ but mean the same, so nothing is lost if
+    the service accepts.
     """
     try:
         storage.put(entries.key_of(mine.position), [entries.encode(mine), b"\n"], if_absent=True)
@@ -324,15 +333,15 @@ def _check_precondition(storage: Storage, mine: Generation) -> None:
 
 
 def _discard_unfinished(storage: Storage) -> None:
-    """Clean up behind killed runs, which are all fenced now; a storage that refuses costs space only."""
+    """Clean up after killed runs, which are all fenced now. If the storage refuses, that only costs space."""
     try:
         storage.discard_unfinished(lambda key: entries.number_of(entries.folder_of(key)) is not None)
     except StorageError as e:
-        log.info("uploads that killed runs may have left were not deleted: %s", e)
+        log.info("unfinished uploads of killed runs could not be deleted: %s", e)
 
 
 def positions(storage: Storage) -> Iterator[int]:
-    """The positions of the journal's entries, newest first."""
+    """Yield the positions of the journal's entries, newest first."""
     for key in all_keys(storage, entries.JOURNAL):
         position = entries.position_of(key)
         if position is not None:

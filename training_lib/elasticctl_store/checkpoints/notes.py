@@ -1,6 +1,6 @@
-"""What a run notes beside its checkpoints, and takes along when it moves: what it knows of losses, its rollbacks.
+"""What a run stores beside its checkpoints and takes along when it moves.
 
-interruptions.json     how often its work was lost (see `elasticctl_train.interruptions`); only a help
+interruptions.json     how often its work was lost (see `elasticctl_train.interruptions`); only an optimization
 rollbacks/…            see `rollbacks`
 """
 
@@ -14,7 +14,7 @@ INTERRUPTIONS = "interruptions.json"
 
 
 def copy(source: Storage, target: Storage) -> None:
-    """Have the target know what the source does. Raises StorageError; DamagedError for a rollback that is none."""
+    """Copy the source's notes to the target. Raises StorageError; DamagedError for an invalid rollback note."""
     for note in rollbacks.read_all(source):
         rollbacks.write(target, note)
     try:

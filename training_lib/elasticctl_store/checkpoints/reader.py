@@ -1,4 +1,4 @@
-"""Reads checkpoints: the one place that knows what a checkpoint must be to be whole. Needs neither torch nor numpy.
+"""Read checkpoints: the one module that defines when a checkpoint is intact. Needs neither torch nor numpy.
 
 Each rank has written a share: a tensor file (see `tensor_files`) and a share document, which is JSON. The tensor file
 holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
@@ -6,16 +6,17 @@ holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
     {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
      "tensors": {"key": …, "size_bytes": …, "checksum": …},
      "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …],
-     "bases": [{"file": {"key": …, "size_bytes": …, "checksum": …}, "pieces": …}]}     left out where there are none
+     "bases": [{"file": {"key": …, "size_bytes": …, "checksum": …}, "pieces": …}]}     absent if there are none
 
-A document also has a `label`, what its checkpoint says about itself (step, epoch, metrics, time), and ends with a
-digest of itself, its *seal*: so the entry of the journal can be made again out of the documents (see `repair`).
+A document also has a `label`, which describes its checkpoint (step, epoch, metrics, time), and ends with a digest of
+itself, its *seal*. So the entry of the journal can be restored from the documents (see `repair`).
 
-`bases` are tensor files too, which an earlier save of the same job may have written: pieces that have not changed since
-lie there (see `entries`). `state` is the state tree (see `state_trees`), which rank 0 writes, `local` the rank's own.
+`bases` are tensor files, too, which an earlier save of the same job may have written: they hold the pieces that have
+not changed since (see `entries`). `state` is the state tree (see `state_trees`), which rank 0 writes; `local` is the
+rank's own.
 
-`verify` and a restore both read through this module, so what one accepts the other accepts. Nothing is believed before
-it has been checked: checksums, the types and ranges of all numbers, that the documents belong together, that the pieces
+`verify` and a restore both read through this module, so each accepts what the other does. Nothing is trusted before it
+has been checked: checksums, the types and ranges of all numbers, that the documents belong together, that the pieces
 fill their file without gaps, and that they hold every element of every tensor exactly once.
 """
 
@@ -42,7 +43,7 @@ log = logging.getLogger("elasticctl_train")
 T = TypeVar("T")
 
 OWN = "$rank"
-"""The first part of the names of a rank's own tensors: no part of the state can be called that."""
+"""The first part of the names of a rank's own tensors. No part of the state can have this name."""
 
 _AT_ONCE = 16
 _FOLDER = re.compile(rf"{entries.DATA}[A-Za-z0-9._-]{{1,200}}/", re.ASCII)
@@ -54,7 +55,7 @@ _FIELDS = ("rank", "world_size", "fingerprint", "state", "local", "tensors", "pi
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of the tensor `name`, and the first byte in the tensor file at which it lies, row by row."""
+    """A box of the tensor `name`, and the byte of the tensor file at which it starts, in row-major order."""
 
     name: str
     dtype: str
@@ -63,23 +64,23 @@ class Piece:
 
     @property
     def item_bytes(self) -> int:
-        """The size of one element."""
+        """The size of one element in bytes."""
         return DTYPES[self.dtype].item_bytes
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes it has."""
+        """The size of the piece in bytes."""
         return self.box.elements * DTYPES[self.dtype].item_bytes
 
     @property
     def is_own(self) -> bool:
-        """Is it of a tensor that is the rank's own?"""
+        """Whether its tensor is the rank's own."""
         return self.name.startswith(f"{OWN}/")
 
 
 @dataclass(frozen=True, slots=True)
 class ShareContents:
-    """A tensor file, the pieces in it in order of their places, and the own state of its rank as JSON."""
+    """A tensor file, the pieces in it in the order of their positions, and the own state of its rank as JSON."""
 
     file: ObjectRef
     pieces: tuple[Piece, ...]
@@ -87,13 +88,13 @@ class ShareContents:
 
     @property
     def header_bytes(self) -> int:
-        """Where the header of the file ends, and its first tensor starts."""
+        """The size of the file's header in bytes: its first tensor starts there."""
         return self.pieces[0].start if self.pieces else self.file.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a checkpoint consists of: the state tree as JSON, its tensors by name, and its tensor files.
+    """The contents of a checkpoint: the state tree as JSON, its tensors by name, and its tensor files.
 
     The first `world_size` of the `shares` are those of the ranks, in order; the base files follow.
     """
@@ -110,9 +111,9 @@ def read_contents(storage: Storage, commit: Commit) -> Contents:
 
 
 def fetch_documents(storage: Storage, commit: Commit) -> list[Any]:
-    """Read the share documents as JSON data. Raises DamagedError or MissingError unless they are what was committed."""
+    """Read the share documents as JSON. Raises DamagedError or MissingError unless they are what was committed."""
     if not _FOLDER.fullmatch(commit.folder) or ".." in commit.folder:
-        raise DamagedError(f"{commit.folder!r:.100} is not a folder that a checkpoint is stored in")
+        raise DamagedError(f"{commit.folder!r:.100} is not a folder of a checkpoint")
     for rank, ref in enumerate(commit.shares):
         if ref.key != entries.share_key(commit.folder, rank, len(commit.shares)):
             raise DamagedError(f"{ref.key!r:.100} is not the share of rank {rank} of {len(commit.shares)}")
@@ -127,27 +128,29 @@ def fetch_documents(storage: Storage, commit: Commit) -> list[Any]:
 
 
 def fetch_document(storage: Storage, ref: ObjectRef) -> Any:
-    """Read one share document as JSON data. Raises DamagedError or MissingError unless it is what was committed."""
+    """Read one share document as JSON. Raises DamagedError or MissingError unless it is what was committed."""
     data = storage.get(ref.key)
     check_bytes(ref, data)
     return load_document(ref.key, data)
 
 
 def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
-    """Make sense of share documents. Raises DamagedError unless they are a whole checkpoint: see the module."""
+    """Return the contents that share documents describe. Raises DamagedError unless they form a complete checkpoint."""
     state = documents[0].get("state") if isinstance(documents[0], dict) else None
     if not isinstance(state, dict):
-        raise DamagedError(f"{commit.shares[0].key}: it holds no state")
+        raise DamagedError(f"{commit.shares[0].key}: it contains no state")
     tensors = _tensors_of(state)
     if any(name.startswith(f"{OWN}/") for name in tensors):
-        raise DamagedError(f"{commit.shares[0].key}: a tensor of the state has a name that is a rank's own")
+        raise DamagedError(
+            f"{commit.shares[0].key}: a tensor of the state has a name that is reserved for a rank's own tensors"
+        )
     boxes: dict[str, list[Box]] = {}
     shares, bases = [], list[ShareContents]()
     for rank, (ref, document) in enumerate(zip(commit.shares, documents, strict=True)):
         _check_document(ref.key, document, documents, rank)
         own_tensors, own_boxes = _tensors_of(document["local"]), dict[str, list[Box]]()
         if any(not name.startswith(f"{OWN}/") for name in own_tensors):
-            raise DamagedError(f"{ref.key}: a tensor of the rank's own has a name of the state's")
+            raise DamagedError(f"{ref.key}: one of the rank's own tensors has a name of the state's")
         file = _parse_file(ref.key, document["tensors"])
         pieces = _parse_pieces(file, document["pieces"], {**tensors, **own_tensors})
         for piece in pieces:
@@ -165,13 +168,13 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
-    """A share document as it is stored: JSON that ends with a digest of what is before it."""
+    """Return a share document in its stored form: JSON that ends with a digest of everything before it."""
     body = json.dumps(document).encode()[:-1]
     return body + _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
 def is_sealed(data: bytes) -> bool:
-    """Is this a document to the byte as it was sealed?"""
+    """Return whether this is a document exactly as it was sealed."""
     body = data[:-_SEAL_BYTES]
     return data[-_SEAL_BYTES:] == _SEAL % hashlib.sha256(body).hexdigest().encode()
 
@@ -192,16 +195,16 @@ def check_header(share: ShareContents, header: bytes) -> None:
 
 
 def retry_damaged(read: Callable[[], T]) -> T:
-    """What `read` returns; read once more after damage, which may only have happened on the way from storage."""
+    """Return what `read` returns; read again after damage, which may only have happened in transit."""
     try:
         return read()
     except DamagedError as e:
-        log.warning("%s; reading it once more", e)
+        log.warning("%s; reading it again", e)
         return read()
 
 
 def load_document(key: str, data: bytes) -> Any:
-    """A share document as JSON data. Raises DamagedError."""
+    """Parse a share document as JSON. Raises DamagedError."""
     try:
         return json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as e:
@@ -211,7 +214,7 @@ def load_document(key: str, data: bytes) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key of an object is there twice")
+        raise ValueError("an object has the same key twice")
     return found
 
 
@@ -220,22 +223,22 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _check_document(key: str, document: Any, documents: Sequence[Any], rank: int) -> None:
-    """Raise DamagedError unless it has all fields, and those that tie it to the others do."""
+    """Raise DamagedError unless the document has all fields, and those that relate it to the others match."""
     if not isinstance(document, dict) or any(name not in document for name in _FIELDS):
         raise DamagedError(f"{key}: not a share document")
     for name, expected in (("rank", rank), ("world_size", len(documents))):
         if type(document[name]) is not int or document[name] != expected:
             raise DamagedError(f"{key}: its {name} is not {expected}")
     if type(document["fingerprint"]) is not str or document["fingerprint"] != documents[0]["fingerprint"]:
-        raise DamagedError(f"{key}: it is of another state than the share of rank 0")
+        raise DamagedError(f"{key}: its state is not that of the share of rank 0")
     if rank and document["state"] is not None:
-        raise DamagedError(f"{key}: it holds a state, which is rank 0's to write")
+        raise DamagedError(f"{key}: it contains a state, which only rank 0 writes")
     if not isinstance(document["local"], dict):
-        raise DamagedError(f"{key}: it holds nothing of its rank's own")
+        raise DamagedError(f"{key}: it contains no state of its rank's own")
 
 
 def _tensors_of(tree: dict[str, Any]) -> dict[str, TensorType]:
-    """The tensors that a tree refers to, by name. Raises DamagedError for what is not the tree of a dict."""
+    """Return the tensors that a tree refers to, by name. Raises DamagedError if it is not the tree of a dict."""
     found: dict[str, TensorType] = {}
 
     def note(name: str, tensor: TensorType) -> None:
@@ -248,28 +251,29 @@ def _tensors_of(tree: dict[str, Any]) -> dict[str, TensorType]:
 
 
 def _parse_file(key: str, fields: Any) -> ObjectRef:
-    """What a share document says of the tensor file beside it."""
+    """Return the reference to the tensor file that belongs to a share document."""
     file = entries.parse_ref(fields)
     if file is None or file.key != entries.tensors_key(key) or file.size_bytes < _MIN_FILE_BYTES:
-        raise DamagedError(f"{key}: it does not say which tensor file belongs to it")
+        raise DamagedError(f"{key}: it does not name the tensor file that belongs to it")
     return file
 
 
 def _parse_bases(key: str, rows: Any, tensors: Mapping[str, TensorType]) -> Iterator[ShareContents]:
-    """The base files that a share document refers to."""
+    """Yield the base files that a share document refers to."""
     if not isinstance(rows, list) or any(not isinstance(row, dict) or row.keys() != {"file", "pieces"} for row in rows):
-        raise DamagedError(f"{key}: its base files are not listed as such")
+        raise DamagedError(f"{key}: its list of base files is invalid")
     for row in rows:
         file = entries.parse_ref(row["file"])
         if file is None or not entries.is_base_file(file.key) or file.size_bytes < _MIN_FILE_BYTES:
-            raise DamagedError(f"{key}: what it says is a base file is none")
+            raise DamagedError(f"{key}: it refers to a base file that is not one")
         yield ShareContents(file, _parse_pieces(file, row["pieces"], tensors), {})
 
 
 def _parse_pieces(file: ObjectRef, rows: Any, tensors: Mapping[str, TensorType]) -> tuple[Piece, ...]:
-    """The pieces of a tensor file in order of their places. Raises DamagedError unless they fill it up to its end."""
+    """Return the pieces of a tensor file in the order of their positions. Raises DamagedError unless they fill the
+    file."""
     if not isinstance(rows, list):
-        raise DamagedError(f"{file.key}: what lies in it is not listed")
+        raise DamagedError(f"{file.key}: its pieces are not listed")
     pieces = [_parse_piece(file, row, tensors) for row in rows]
     pieces.sort(key=lambda piece: (piece.start, piece.size_bytes, piece.name))
     end = pieces[0].start if pieces else file.size_bytes
@@ -284,26 +288,26 @@ def _parse_pieces(file: ObjectRef, rows: Any, tensors: Mapping[str, TensorType])
 
 def _parse_piece(file: ObjectRef, row: Any, tensors: Mapping[str, TensorType]) -> Piece:
     if type(row) is not list or len(row) != 5 or type(row[0]) is not str or type(row[4]) is not int:
-        raise DamagedError(f"{file.key}: what lies in it is not listed as pieces")
+        raise DamagedError(f"{file.key}: its list of pieces is invalid")
     name, dtype, offset, shape, start = row
     tensor = tensors.get(name)
     if tensor is None or dtype != tensor.dtype:
-        raise DamagedError(f"tensor {name!r:.100}: a piece of it is of another kind")
+        raise DamagedError(f"tensor {name!r:.100}: a piece of it has another type")
     box = Box(state_trees.parse_lengths(name, offset), state_trees.parse_lengths(name, shape))
     if len(box.offset) != len(tensor.shape) or len(box.shape) != len(tensor.shape):
-        raise DamagedError(f"tensor {name!r:.100}: a piece of it is of another kind")
+        raise DamagedError(f"tensor {name!r:.100}: a piece of it has another type")
     if any(at + n > whole for at, n, whole in zip(box.offset, box.shape, tensor.shape, strict=True)):
-        raise DamagedError(f"tensor {name!r:.100}: a piece lies outside of it")
+        raise DamagedError(f"tensor {name!r:.100}: a piece is outside of it")
     piece = Piece(name, tensor.dtype, box, start)
     if piece.is_own and box.shape != tensor.shape:
-        raise DamagedError(f"tensor {name!r:.100}: it is a rank's own, and yet in pieces")
+        raise DamagedError(f"tensor {name!r:.100}: it is a rank's own, but stored in several pieces")
     if start < _MIN_FILE_BYTES or start % piece.item_bytes or start + piece.size_bytes > file.size_bytes:
-        raise DamagedError(f"{file.key}: a piece lies outside its file, or not where its elements can")
+        raise DamagedError(f"{file.key}: a piece is outside its file, or not aligned to its elements")
     return piece
 
 
 def _check_complete(tensors: Mapping[str, TensorType], boxes: Mapping[str, Collection[Box]]) -> None:
-    """Raise DamagedError unless the boxes have every element of every tensor exactly once."""
+    """Raise DamagedError unless the boxes contain every element of every tensor exactly once."""
     for name, tensor in tensors.items():
         found = boxes.get(name, ())
         stored = sum(box.elements for box in found)

@@ -1,10 +1,10 @@
-"""Makes lost entries of the journal again, out of the share documents: a checkpoint is not gone with its entry.
+"""Restore lost journal entries from the share documents, so that a checkpoint does not get lost with its entry.
 
-Each document says of which save it is, in how many shares, and what the checkpoint says about itself; its seal shows
-that it is as it was written. So a save whose documents are all there can be committed again, by who owns the URL: in
-place of a damaged entry where the order of the saves leaves no doubt, or, if it is newer than every commit that can be
-read, as the newest one. For that its marker has to be there, or the entry of its whole generation be lost as well: a
-save without a marker may be one that was never committed, by a run that was killed or fenced just then.
+Each document says which save it belongs to, how many shares that has, and the checkpoint's label; its seal shows that
+it is unchanged. So the owner of the URL can commit a save again if all of its documents exist: in place of a damaged
+entry, where the order of the saves determines the position, or as the newest commit, if it is newer than every commit
+that can be read. The latter requires its marker, or that the entry of its whole generation is lost as well: a save
+without a marker may never have been committed, by a run that was killed or fenced at that moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("elasticctl_train")
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The commits that are there again, oldest first, and of the saves that cannot be, why not, one line each."""
+    """The restored commits, oldest first, and one line for each save that cannot be restored, which says why."""
 
     commits: tuple[Commit, ...]
     rejected: tuple[str, ...]
@@ -35,7 +35,10 @@ class Rebuilt:
 
 @dataclass(slots=True)
 class Journal:
-    """The commits that can be read, the ids of the runs, and the positions at which there is damage."""
+    """The commits that can be read, the ids of the runs, and the positions of damaged entries.
+
+    `has_more`: entries older than the newest commit were not read.
+    """
 
     commits: list[Commit] = field(default_factory=list)
     generations: set[str] = field(default_factory=set)
@@ -44,16 +47,17 @@ class Journal:
 
 
 def label(step: int, epoch: int, metrics: Mapping[str, float], at: float) -> dict[str, Any]:
-    """What a share document has to say of its checkpoint. Of the metrics, those that JSON can hold."""
+    """Return what a share document states about its checkpoint. Metrics that JSON cannot represent are left out."""
     finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
     return {"step": step, "epoch": epoch, "metrics": finite, "at": at}
 
 
 def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False) -> Rebuilt:
-    """Commit again what is whole and has lost its entry.
+    """Commit again what is intact and has lost its entry.
 
-    What is newer than the newest commit that can be read, as a run has to know at its start; with `everything`, the
-    older ones too, which takes reading the whole journal. Raises StorageError, FencedError.
+    By default this restores saves that are newer than the newest commit that can be read, which a run needs at its
+    start; with `everything` also older ones, which requires reading the whole journal. Raises StorageError,
+    FencedError.
     """
     journal = _read_journal(storage, everything)
     known = {commit.folder for commit in journal.commits}
@@ -67,9 +71,9 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
         may_be_newest = save.order > bound and (folder in marked or has_lost_all)
         is_between = bool(journal.damaged) and (everything or save.order > bound)
         if folder in known or not (may_be_newest or is_between or (everything and save.order > bound)):
-            continue  # a run does not stop for one that nothing says was committed
+            continue  # nothing shows that it was committed
         if not everything and journal.has_more:
-            journal = _read_journal(storage, True)  # an older one, perhaps, whose name says that it is newer
+            journal = _read_journal(storage, True)  # it may be an older commit with the name of a newer one
             known = {commit.folder for commit in journal.commits}
             if folder in known:
                 continue
@@ -81,14 +85,14 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
         adopted = _adopt(storage, writer, journal, commit, may_be_newest=may_be_newest)
         if adopted is not None:
             found.append(adopted)
-            log.warning("%s: step %d had lost its journal entry, which is there again", storage.url, save.step)
+            log.warning("%s: the journal entry of step %d was lost, and has been restored", storage.url, save.step)
     return Rebuilt(tuple(found), tuple(rejected))
 
 
 def complete_saves(storage: Storage) -> Iterator[tuple[Save, str, list[str]]]:
-    """The saves whose share documents are all there, oldest first: (save, folder, keys of the documents by rank).
+    """Yield the saves whose share documents all exist, oldest first: (save, folder, keys of the documents by rank).
 
-    A save that was interrupted lacks some: a document is the last that its rank writes.
+    An interrupted save lacks some: the document is the last object that its rank writes.
     """
     return _complete_among(all_keys(storage, entries.DATA))
 
@@ -108,7 +112,7 @@ def _complete_among(stored: Iterable[str]) -> Iterator[tuple[Save, str, list[str
 
 
 def bases_of_complete(storage: Storage, but_for: Collection[str]) -> set[str] | None:
-    """The folders of base files that complete saves need, those of the folders `but_for` left out; None: unknown."""
+    """Return the folders of base files that complete saves need, except those in `but_for`; None if that is unknown."""
     found = set[str]()
     for _, folder, keys in complete_saves(storage):
         if folder in but_for:
@@ -121,18 +125,19 @@ def bases_of_complete(storage: Storage, but_for: Collection[str]) -> set[str] | 
 
 
 def tensor_bytes(document: Mapping[str, Any]) -> int:
-    """The size of all tensor files that a share document refers to. Raises KeyError or TypeError for what is none."""
+    """Return the size of all tensor files that a share document refers to. Raises KeyError or TypeError for other
+    data."""
     files = [document["tensors"], *(base["file"] for base in document.get("bases", ()))]
     return int(sum(file["size_bytes"] for file in files))
 
 
 def holds_saves(storage: Storage) -> bool:
-    """Is there anything that a save has written?"""
+    """Return whether the storage holds anything that a save has written."""
     return next(save_keys(storage), None) is not None
 
 
 def start_over(storage: Storage, writer: CommitWriter) -> None:
-    """Delete all checkpoints and what is left of any, so that the job starts at step 0. Raises StorageError."""
+    """Delete all checkpoints and all leftovers, so that the job starts at step 0. Raises StorageError."""
     for position, entry in read_entries(storage):
         if position != writer.generation.position and not isinstance(entry, Generation | Moved):
             writer.check_fence()
@@ -142,7 +147,7 @@ def start_over(storage: Storage, writer: CommitWriter) -> None:
 
 
 def save_keys(storage: Storage) -> Iterator[str]:
-    """The keys of all that saves have written, whole or not, base files included."""
+    """Yield the keys of everything that saves have written, complete or not, including base files."""
     for prefix in (entries.DATA, entries.BASE):
         for key in all_keys(storage, prefix):
             if entries.save_of(entries.folder_of(key)) is not None:
@@ -165,12 +170,13 @@ def _read_journal(storage: Storage, everything: bool) -> Journal:
 
 
 def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
-    """The commit that the documents of a save tell of. Raises DamagedError or MissingError unless it looks whole."""
+    """Return the commit that the documents of a save describe. Raises DamagedError or MissingError if it does not look
+    intact."""
     refs, documents = [], []
     for key in keys:
         data = storage.get(key)
         if not is_sealed(data):
-            raise DamagedError(f"{key}: not a share document as it was written")
+            raise DamagedError(f"{key}: not an unchanged share document")
         documents.append(load_document(key, data))
         refs.append(ObjectRef(key, len(data), entries.checksum([data])))
     try:
@@ -189,8 +195,8 @@ def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
             bases=entries.bases_of(documents),
         )
     except (KeyError, TypeError, AttributeError) as e:
-        raise DamagedError(f"{keys[0]}: it does not say what it is of") from e
-    entries.decode_commit(entries.encode(made), 0)  # raises for what no entry can hold
+        raise DamagedError(f"{keys[0]}: it does not describe its checkpoint") from e
+    entries.decode_commit(entries.encode(made), 0)  # raises if no entry can hold it
     verify.glance(storage, made)
     return made
 
@@ -198,7 +204,8 @@ def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
 def _adopt(
     storage: Storage, writer: CommitWriter, journal: Journal, commit: Commit, *, may_be_newest: bool
 ) -> Commit | None:
-    """Commit again, at the position of a damaged entry or as the newest; None where it seems not to be missing."""
+    """Commit again, at the position of a damaged entry or as the newest; return None if it does not seem to be
+    missing."""
     position = _position_for(journal, commit)
     if position is not None:
         below = [other.number for other in journal.commits if other.position < position]
@@ -206,7 +213,7 @@ def _adopt(
             adopted = writer.adopt(replace(commit, number=max(below, default=0) + 1), position)
         except FencedError:
             raise
-        except StorageError as e:  # a folder in its place, perhaps
+        except StorageError as e:  # for example a folder in its place
             log.warning("%s: journal entry %d cannot be replaced: %s", storage.url, position, e)
         else:
             journal.damaged.remove(position)
@@ -225,7 +232,7 @@ def _order(commit: Commit) -> tuple[int, int]:
 
 
 def _position_for(journal: Journal, commit: Commit) -> int | None:
-    """The lowest position of a damaged entry that lies between the commits of older saves and those of younger ones."""
+    """Return the lowest position of a damaged entry between the commits of older saves and those of newer ones."""
     order = _order(commit)
     for position in sorted(journal.damaged):
         if all((_order(other) < order) == (other.position < position) for other in journal.commits):

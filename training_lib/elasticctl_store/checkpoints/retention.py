@@ -1,7 +1,7 @@
-"""`Keeper`: deletes the commits that a run no longer keeps, and what killed runs have left.
+"""`Keeper`: delete the commits that a run does not keep, and what killed runs have left.
 
-Nothing goes before a commit that stays, and is newer, has been read and compared with its checksums. So whatever the
-storage has made of what was written to it, the newest checkpoint that is whole is never deleted.
+Nothing is deleted before a newer commit that stays has been read and its checksums verified. So whatever the storage
+has made of the data that was written to it, the newest intact checkpoint is never deleted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ log = logging.getLogger("elasticctl_train")
 
 
 def take_over(storage: Storage) -> CommitWriter:
-    """As `CommitWriter.take_over`, also where an interrupted save has left the disk too full for a single entry.
+    """Take over like `CommitWriter.take_over`, even if an interrupted save has left the disk too full for a single
+    entry.
 
-    Then saves that were interrupted go first. If one is still being written, it is by a run that is about to be fenced.
+    In that case interrupted saves are deleted first. One that is still being written belongs to a run that is about to
+    be fenced.
     """
     try:
         return CommitWriter.take_over(storage)
@@ -40,13 +42,13 @@ def take_over(storage: Storage) -> CommitWriter:
         ]
         if not leftovers:
             raise
-        log.warning("%s: it is full: deleting what interrupted saves have left", storage.url)
+        log.warning("%s: the storage is full: deleting the data of interrupted saves", storage.url)
         storage.delete(leftovers)
         return CommitWriter.take_over(storage)
 
 
 def delete_unneeded_bases(storage: Storage, deleted: Sequence[Commit]) -> None:
-    """Delete the base files that only these commits, deleted by hand, have needed, where all others can be read.
+    """Delete the base files that only these commits, deleted by hand, needed, if all other entries can be read.
 
     Raises StorageError.
     """
@@ -57,10 +59,12 @@ def delete_unneeded_bases(storage: Storage, deleted: Sequence[Commit]) -> None:
 
 
 class Keeper:
-    """Deletes for the run that owns the URL. Used by rank 0 alone, by one thread at a time, after its appends."""
+    """Deletes on behalf of the run that owns the URL. Used by rank 0 only, by one thread at a time, after its
+    appends."""
 
     def __init__(self, storage: Storage, writer: CommitWriter, on_bytes: OnBytes = lambda count: None) -> None:
-        """`on_bytes` is called with how many more bytes were read as proof; it may raise StorageError to end that."""
+        """`on_bytes` is called with the number of bytes just read to verify a checkpoint; it may raise StorageError to
+        stop that."""
         self._storage, self._writer, self._on_bytes = storage, writer, on_bytes
         self._commits: list[Commit] | None = None
         self._seen = 0
@@ -72,13 +76,15 @@ class Keeper:
         self._marked: Commit | None = None
 
     def retire(self, keep: Retention) -> None:
-        """Mark the newest commit, and delete the commits that `keep` does not keep: the entry first, then its data.
+        """Mark the newest commit, and delete the commits that `keep` does not keep: the entry first, then the data.
 
-        Damaged ones do not count as kept, and go as if they did. The first call also deletes what killed runs left:
-        data no commit refers to, entries half-written; but no save that is complete, where an entry of the journal
-        cannot be read, or where it is newer than what is proven. Where no commit is whole, nothing is deleted. Raises
-        FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
-        that goes. Raises StorageError, after the others have gone, where one of them cannot be deleted.
+        Damaged commits do not count as kept, and are deleted when they would be if they were intact. The first call
+        also deletes what killed runs have left: data that no commit refers to, and half-written entries. It leaves a
+        complete save alone if an entry of the journal cannot be read, or if the save is newer than the verified commit.
+        If no commit is intact, nothing is deleted.
+
+        Raises FencedError if another run has taken over, and deletes nothing more; that is checked before each commit
+        that is deleted. Raises StorageError, after deleting the others, if one of them cannot be deleted.
         """
         self._mark()
         found = self._known()
@@ -89,27 +95,28 @@ class Keeper:
             self._writer.check_fence()
             try:
                 delete_commit(self._storage, old, found)
-            except StorageError as e:  # one that may not be deleted keeps no other one there
+            except StorageError as e:  # one that cannot be deleted does not keep the others
                 refused = e
             else:
                 found.remove(old)
         self._drop_bases(doomed, found)
         stale = self._stale(strays)
         if strays and self._proven is not None:
-            self._writer.check_fence()  # they were listed before it: nothing is among them that a newer run stores
+            self._writer.check_fence()  # they were listed before this, so none belongs to a newer run
             self._storage.delete(stale)
         self._swept = len(stale) == len(strays)
         if not self._swept:
-            self._proven = None  # next time, of a newer one
+            self._proven = None  # verify a newer one next time
         if refused is not None:
             raise refused
 
     def make_room(self, needed_bytes: int, number: int, *, is_full: bool = False) -> bool:
-        """Before this run's save number `number` is written: delete, while room is short, what can go; did anything go?
+        """Delete what can go if there is too little room for this run's save `number`; return whether anything was
+        deleted.
 
-        First what interrupted saves have left, then the oldest commits, one after the other; never the newest one that
-        is whole, or anything newer. Room is short where the storage says so, or where it has just refused a write
-        (`is_full`): then one step is taken. Raises FencedError, StorageError.
+        Interrupted saves are deleted first, then the oldest commits, one after the other, but never the newest intact
+        one or anything newer. Room is short if the storage says so, or if it has just refused a write (`is_full`); in
+        that case, one step is taken. Raises FencedError, StorageError.
         """
         if not (is_full or self._is_short(needed_bytes)):
             return False
@@ -123,9 +130,7 @@ class Keeper:
             strays = [key for key in strays if not key.startswith(kept)]
         if strays:
             self._writer.check_fence()
-            log.warning(
-                "%s: %s: deleting what interrupted saves have left", self._storage.url, self._need(needed_bytes)
-            )
+            log.warning("%s: %s: deleting the data of interrupted saves", self._storage.url, self._need(needed_bytes))
             self._storage.delete(strays)
             if is_full:
                 return True
@@ -137,7 +142,7 @@ class Keeper:
                 break
             self._writer.check_fence()
             log.warning(
-                "%s: %s: the oldest of %d checkpoints goes first (step %d), keeping %d until there is room",
+                "%s: %s: deleting the oldest of %d checkpoints (step %d), keeping %d until there is room",
                 self._storage.url,
                 self._need(needed_bytes),
                 len(found),
@@ -152,20 +157,20 @@ class Keeper:
 
     @property
     def damaged(self) -> int:
-        """How many commits have been found damaged so far."""
+        """The number of commits found to be damaged so far."""
         return len(self._damaged)
 
     def _drop_bases(self, deleted: Sequence[Commit], found: Sequence[Commit]) -> None:
-        """Delete the base files that only deleted commits have needed; they stay where an entry cannot be read.
+        """Delete the base files that only deleted commits needed, unless an entry cannot be read.
 
-        What is being saved meanwhile needs none but those of the newest commit, which is never deleted.
+        A save in progress needs only base files of the newest commit, which is never deleted.
         """
         if self._is_readable and any(commit.bases for commit in deleted):
             self._writer.check_fence()
             delete_bases(self._storage, deleted, found)
 
     def _stale(self, strays: Sequence[str]) -> list[str]:
-        """Those of the strays that may go: no complete save that is newer than the commit that is proven."""
+        """Return the strays that may be deleted: all but complete saves that are newer than the verified commit."""
         proven, mine = self._proven, self._writer.generation
         if proven is None:
             return []
@@ -191,28 +196,28 @@ class Keeper:
         return needs if free_bytes is None else f"{needs}, {free_bytes / 1e6:.1f} MB are free"
 
     def sweep_again(self) -> None:
-        """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
+        """Have the next `retire` look for leftovers once more: a save of this run has failed midway."""
         self._swept = False
 
     def _mark(self) -> None:
-        """Have the newest commit known as one by its data too, in case its entry gets lost."""
+        """Write the newest commit's entry next to its data, too, in case the entry gets lost."""
         newest = self._writer.appended[-1] if self._writer.appended else None
         if newest is not None and newest != self._marked:
             self._marked = newest
             try:
                 self._storage.put(entries.marker_key(newest.folder), [entries.encode(newest)])
             except StorageError as e:
-                log.info("%s: the commit of step %d is not marked: %s", self._storage.url, newest.step, e)
+                log.info("%s: could not write the copy of the entry of step %d: %s", self._storage.url, newest.step, e)
 
     def _known(self) -> list[Commit]:
-        """All commits, as far as they are not deleted."""
+        """Return all commits that have not been deleted."""
         own = self._writer.appended
         if self._commits is None:
             read = list(read_entries(self._storage))
             found = [entry for _, entry in read]
             listed = {position for position, _ in read}
             self._commits = [entry for entry in found if isinstance(entry, Commit)]
-            self._commits += [commit for commit in own if commit.position not in listed]  # a listing may lag behind
+            self._commits += [commit for commit in own if commit.position not in listed]  # a listing may lag
             self._is_readable = not any(isinstance(entry, DamagedError) for entry in found)
         else:
             self._commits += own[self._seen :]
@@ -220,7 +225,7 @@ class Keeper:
         return self._commits
 
     def _choose(self, found: list[Commit], keep: Retention, strays: Collection[str]) -> list[Commit]:
-        """The commits to delete, oldest first, all of them older than one that is proven."""
+        """Return the commits to delete, oldest first, all of them older than a verified one."""
         while True:
             doomed = self._by_rule(found, keep)
             if not doomed and not strays:
@@ -228,23 +233,23 @@ class Keeper:
             known_damaged = len(self._damaged)
             self._prove(found, doomed)
             if self._proven is None:
-                log.warning("%s: no checkpoint there is whole: nothing is deleted", self._storage.url)
+                log.warning("%s: no checkpoint there is intact: nothing is deleted", self._storage.url)
                 return []
             if len(self._damaged) == known_damaged:
                 proven = self._proven.position
                 return [commit for commit in doomed if commit.position < proven]
 
     def _by_rule(self, found: list[Commit], keep: Retention) -> list[Commit]:
-        """What `keep` does not keep, where it counts the commits that are not known to be damaged."""
+        """Return what `keep` does not keep, counting only commits that are not known to be damaged."""
         good = [commit for commit in found if commit.position not in self._damaged]
         doomed = entries.commits_to_delete(good, keep)
         doomed += [commit for commit in entries.commits_to_delete(found, keep) if commit not in good]
         return sorted(doomed, key=lambda commit: commit.position)
 
     def _prove(self, found: list[Commit], doomed: Collection[Commit]) -> None:
-        """Have `_proven` be a commit that stays: the one it was, or the newest whole.
+        """Set `_proven` to an intact commit that stays: the former one, or else the newest intact one.
 
-        The one that it was is good enough if it is newer than all that goes, and a glance finds it whole.
+        The former one is sufficient if it is newer than all that are deleted, and a quick check finds it intact.
         """
         known, self._proven = self._proven, None
         newest_doomed = max((commit.position for commit in doomed), default=-1)
@@ -261,13 +266,13 @@ class Keeper:
         verify.verify(storage, commit, self._on_bytes, self._bases_proven)
 
     def _is_whole(self, commit: Commit, check: Callable[[Storage, Commit], None]) -> bool:
-        """Is nothing wrong with it? What is, is said once."""
+        """Return whether `check` finds nothing wrong with a commit. Damage is logged once."""
         try:
             check(self._storage, commit)
         except (DamagedError, MissingError) as e:
             self._damaged.add(commit.position)
             log.warning(
-                "%s: the checkpoint of step %d is damaged (%s): an older one is kept for it",
+                "%s: the checkpoint of step %d is damaged (%s): keeping an older one in its place",
                 self._storage.url,
                 commit.step,
                 e,
@@ -276,16 +281,15 @@ class Keeper:
         return True
 
     def _strays(self, known: Collection[Commit], before: int = 0) -> list[str]:
-        """What saves have left that no known commit needs, but for later saves of this run: ranks may be at one.
+        """Return the keys of data that no known commit needs, and of entries that older runs left half-written.
 
-        Where number `before` is next, they are not at one before that.
-
-        And entries that older runs were killed at.
+        Later saves of this run are left out, because ranks may be writing one; if save `before` is the next, they are
+        not writing an earlier one.
         """
         found = []
         kept = {folder for commit in known for folder in (commit.folder, *commit.bases)}
         prefixes = [entries.DATA, entries.BASE]
-        if not self._is_readable:  # an entry that cannot be read may stand for any save that is complete
+        if not self._is_readable:  # an unreadable entry may stand for any complete save
             bases = repair.bases_of_complete(self._storage, but_for=kept)
             kept |= {folder for _, folder, _ in repair.complete_saves(self._storage)} | (bases or set())
             prefixes = prefixes[:1] if bases is None else prefixes
@@ -300,6 +304,6 @@ class Keeper:
                 found.append(key)
         for key in all_keys(self._storage, entries.JOURNAL):
             position = entries.position_of_partial(key)
-            if position is not None and position <= mine.position:  # those behind it are newer runs' or our own
+            if position is not None and position <= mine.position:  # later ones belong to newer runs or to this one
                 found.append(key)
         return found

@@ -1,8 +1,8 @@
-"""Notes that a run has gone back to an earlier checkpoint, and what of its data it leaves out from there on.
+"""Notes that a run has gone back to an earlier checkpoint, and which of its data it skips from there on.
 
-    rollbacks/<generation>.json     written by the run of that generation, before its processes end
+    rollbacks/<generation>.json     written by the run of that generation, before its processes exit
 
-A note counts until a younger generation has committed: what that one commits has left those batches out already.
+A note is valid until a newer generation has committed: what that commits was trained without those batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREFIX = "rollbacks/"
 class Rollback:
     """The run `generation` met a loss of `value` ("NaN", "inf", "-inf") at `step`.
 
-    `skip_to` is where it was in its data behind the batch of that step, in the words of whoever wrote the note.
+    `skip_to` is its position in its data after the batch of that step, in the format of whoever wrote the note.
     """
 
     generation: int
@@ -33,26 +33,26 @@ class Rollback:
     skip_to: Mapping[str, Any] = field(default_factory=dict)
 
     def allows(self, commit: Commit) -> bool:
-        """May training go on from this checkpoint?"""
+        """Return whether training may continue from this checkpoint."""
         return commit.generation > self.generation or (commit.step < self.step and not commit.not_finite)
 
     def is_past(self, commit: Commit) -> bool:
-        """Was this checkpoint made after the run had gone back?"""
+        """Return whether this checkpoint was made after the run had gone back."""
         return commit.generation > self.generation
 
 
 def write(storage: Storage, note: Rollback) -> None:
-    """Keep the note. Raises StorageError."""
+    """Store the note. Raises StorageError."""
     storage.put(f"{PREFIX}{note.generation:012d}.json", [json.dumps(asdict(note)).encode()])
 
 
 def read_all(storage: Storage) -> list[Rollback]:
-    """Every note of a URL, oldest first. Raises StorageError, DamagedError for what is none."""
+    """Return all notes of a URL, oldest first. Raises StorageError; DamagedError for an invalid note."""
     return [_decode(storage.get(key), f"{storage.url}: {key}") for key in all_keys(storage, PREFIX)]
 
 
 def pending(storage: Storage) -> Rollback | None:
-    """The note of a run that has gone back, if nothing has been committed since. Raises as `read_all` does."""
+    """Return the note of a run that has gone back, if nothing has been committed since. Raises like `read_all`."""
     notes = read_all(storage)
     newest = next(read_commits(storage), None) if notes else None
     return None if not notes or (newest is not None and notes[-1].is_past(newest)) else notes[-1]
@@ -65,4 +65,4 @@ def _decode(data: bytes, where: str) -> Rollback:
                 return Rollback(generation, step, value, skip_to)
     except (ValueError, RecursionError):
         pass
-    raise DamagedError(f"{where}: this is no note of a run that has gone back. FIX: delete it")
+    raise DamagedError(f"{where}: this is not a valid rollback note. FIX: delete it")

@@ -1,9 +1,9 @@
-"""State trees as they are stored: JSON <-> dicts, lists, numbers, text, None and tensors, which this never looks into.
+"""State trees in their stored form: JSON <-> dicts, lists, numbers, text, None and tensors. Tensors are opaque here.
 
-What JSON lacks is an object with a key that starts with `$`:
+What JSON lacks is represented by an object with a key that starts with `$`:
 
     {"$tensor": NAME, "dtype": …, "shape": […]}     two references to one name are one shared tensor
-        and, where it is so: "stride": […] if it does not lie row by row, "requires_grad": true, "parameter": true
+        and, where it applies: "stride": […] unless it is row-major, "requires_grad": true, "parameter": true
     {"$map": [[KEY, VALUE], …]}                     a dict with keys that are not text (optimizer states), in order
     {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}  {"$bytes": BASE64}
 
@@ -23,19 +23,20 @@ from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
 from elasticctl_store.errors import DamagedError
 
 MAX_DEPTH = 100
-"""How deep dicts, lists and tuples may lie in each other."""
+"""The maximum nesting depth of dicts, lists and tuples."""
 MAX_TENSOR_BYTES = 1 << 62
-"""More than any memory; up to here sizes and strides are numbers that torch can take."""
+"""More than any memory; up to this limit, torch accepts sizes and strides."""
 
 OnTensor = Callable[[str, TensorType], Any]
-"""Returns what takes the place of a reference to the tensor of this name."""
+"""Returns the object to use in place of a reference to the tensor of this name."""
 
 _REFERENCE, _SPECIALS = {"$tensor", "dtype", "shape"}, {"stride", "requires_grad", "parameter"}
 _FLOATS = {"nan", "inf", "-inf"}
 
 
 def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
-    """Rebuild a tree from JSON data; `on_tensor` supplies each tensor. DamagedError for what is not such a tree."""
+    """Rebuild a tree from JSON data; `on_tensor` supplies each tensor. Raises DamagedError if the data is not a valid
+    tree."""
     if depth > MAX_DEPTH:
         raise DamagedError(f"not a state tree: it is more than {MAX_DEPTH} levels deep")
     if type(data) is list:
@@ -48,12 +49,12 @@ def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
     if marker == "$tensor":
         return on_tensor(*parse_reference(data))
     if len(data) > 1:
-        raise DamagedError(f"not a state tree: something stands beside {marker!r:.40}")
+        raise DamagedError(f"not a state tree: an object has other keys beside {marker!r:.40}")
     return _decode_marked(marker, data[marker], on_tensor, depth)
 
 
 def parse_reference(data: dict[str, Any]) -> tuple[str, TensorType]:
-    """The name and the type of the tensor that `{"$tensor": …}` refers to. Raises DamagedError."""
+    """Return the name and the type of the tensor that `{"$tensor": …}` refers to. Raises DamagedError."""
     name = data["$tensor"]
     if not _REFERENCE <= data.keys() <= _REFERENCE | _SPECIALS or type(name) is not str:
         raise DamagedError("not a state tree: $tensor is not a reference to a tensor")
@@ -62,10 +63,10 @@ def parse_reference(data: dict[str, Any]) -> tuple[str, TensorType]:
 
 
 def _parse_special(name: str, kind: TensorType, data: dict[str, Any]) -> TensorType:
-    """The type with what only some references say. Raises DamagedError for what no tensor can have."""
+    """Return the type with the optional fields of a reference. Raises DamagedError for what no tensor can have."""
     stride = parse_lengths(name, data["stride"]) if "stride" in data else None
     if stride is not None and not _is_dense(kind.shape, stride):
-        raise DamagedError(f"tensor {name!r:.100}: its stride is not one of a tensor of its shape without gaps")
+        raise DamagedError(f"tensor {name!r:.100}: its stride does not fit its shape without gaps")
     flags = [data[flag] for flag in ("requires_grad", "parameter") if flag in data]
     if any(flag is not True for flag in flags):
         raise DamagedError("not a state tree: $tensor is not a reference to a tensor")
@@ -75,7 +76,7 @@ def _parse_special(name: str, kind: TensorType, data: dict[str, Any]) -> TensorT
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Are these the strides, in elements, of a tensor that fills its memory and has each element once?"""
+    """Return whether these are the strides, in elements, of a tensor without gaps or overlaps."""
     if len(stride) != len(shape) or 0 in shape or any(step > MAX_TENSOR_BYTES for step in stride):
         return False
     expected = 1
@@ -87,7 +88,8 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def parse_type(name: str, dtype: Any, shape: Any) -> TensorType:
-    """A tensor's type from JSON data. Raises DamagedError, with the tensor's name, for what no tensor can have."""
+    """Return a tensor's type from JSON data. Raises DamagedError, with the tensor's name, for what no tensor can
+    have."""
     if type(dtype) is not str or dtype not in DTYPES:
         raise DamagedError(f"tensor {name!r:.100}: its dtype is not one that a checkpoint can hold")
     lengths = parse_lengths(name, shape)
@@ -97,14 +99,15 @@ def parse_type(name: str, dtype: Any, shape: Any) -> TensorType:
 
 
 def parse_lengths(name: str, lengths: Any) -> tuple[int, ...]:
-    """A shape or an offset from JSON data. Raises DamagedError unless it is a list of integers, none below 0."""
+    """Return a shape or an offset from JSON data. Raises DamagedError unless it is a list of integers >= 0."""
     if type(lengths) is not list or any(type(length) is not int or length < 0 for length in lengths):
         raise DamagedError(f"tensor {name!r:.100}: its shape or offset is not a list of lengths")
     return tuple(lengths)
 
 
 def tensors_by_path(tree: Any, path: str = "") -> Iterator[tuple[str, str, TensorType]]:
-    """The tensors of a valid tree as (path, name, type); the path is joined by dots, as names in a `state_dict()`."""
+    """Yield the tensors of a valid tree as (path, name, type); a path is joined by dots, like names in a
+    `state_dict()`."""
     if isinstance(tree, list):
         for index, item in enumerate(tree):
             yield from tensors_by_path(item, f"{path}.{index}" if path else str(index))
@@ -132,7 +135,7 @@ def _decode_marked(marker: str, content: Any, on_tensor: OnTensor, depth: int) -
         case "$bytes" if type(content) is str:
             return _decode_bytes(content)
         case "$tuple" | "$float" | "$bytes":
-            raise DamagedError(f"not a state tree: {marker} holds something else")
+            raise DamagedError(f"not a state tree: {marker} has an invalid value")
     raise DamagedError(f"not a state tree: {marker!r:.40} is unknown to this version")
 
 
@@ -140,18 +143,18 @@ def _decode_bytes(content: str) -> bytes:
     try:
         return binascii.a2b_base64(content, strict_mode=True)
     except ValueError as e:
-        raise DamagedError(f"not a state tree: $bytes holds something else: {e}") from e
+        raise DamagedError(f"not a state tree: $bytes has an invalid value: {e}") from e
 
 
 def _decode_pairs(content: Any, on_tensor: OnTensor, depth: int) -> dict[Any, Any]:
     if type(content) is not list or any(type(pair) is not list or len(pair) != 2 for pair in content):
-        raise DamagedError("not a state tree: it has a dict that is not pairs of keys and values")
+        raise DamagedError("not a state tree: it has a dict that is not a list of pairs")
     try:
         found = {decode(key, _refuse_tensor, depth + 1): decode(value, on_tensor, depth + 1) for key, value in content}
     except TypeError as e:
-        raise DamagedError("not a state tree: a key of a dict is a list or a dict itself") from e
+        raise DamagedError("not a state tree: a key of a dict is a list or a dict") from e
     if len(found) != len(content):
-        raise DamagedError("not a state tree: a key of a dict is there twice")
+        raise DamagedError("not a state tree: a dict has the same key twice")
     return found
 
 

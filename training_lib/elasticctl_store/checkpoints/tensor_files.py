@@ -1,9 +1,10 @@
-"""Tensor files: the safetensors format, laid out so that a tensor is copied once, straight to its place in the file.
+"""Tensor files: the safetensors format, laid out so that a tensor is copied once, directly to its place in the file.
 
-The format (https://github.com/huggingface/safetensors) is eight bytes of header length, a JSON header, and the tensors'
-bytes without gaps. Tensors whose size is a multiple of 64 bytes come first, so that they start where torch would put
-them; the others follow in order of falling element size, so that each is aligned. Complex numbers are stored as pairs
-of floats: older readers of the format have no complex type. Dtypes go by name, because torch is not needed here.
+The format (https://github.com/huggingface/safetensors) is eight bytes with the length of the header, a JSON header, and
+the tensors' bytes without gaps. Tensors whose size is a multiple of 64 bytes come first, so that they are aligned like
+torch's own allocations; the others follow by decreasing element size, so that each is aligned to its elements. Complex
+numbers are stored as pairs of floats, because older readers of the format have no complex type. Dtypes are given by
+name, because this module does not need torch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """`code` is what safetensors files call it; `item_bytes` is the size of one element."""
+    """`code` is the name in safetensors files; `item_bytes` is the size of one element in bytes."""
 
     code: str
     item_bytes: int
@@ -44,20 +45,20 @@ DTYPES: Mapping[str, Dtype] = {
     "complex128": Dtype("F64", 16, is_complex=True),
     "complex64": Dtype("F32", 8, is_complex=True),
 }
-"""The dtypes a checkpoint can hold, by the names that share documents and torch use for them."""
+"""The dtypes that a checkpoint can hold, by the names that share documents and torch use for them."""
 
 PREFIX_BYTES = 8
 """A file begins with the length of its header, in this many bytes."""
 ALIGNMENT = 64
-"""Where the bytes of tensors start, in bytes."""
+"""The alignment of tensors in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """A tensor's dtype, one of `DTYPES`, and its shape.
 
-    `stride` is how it lies in memory where it is used, None: row by row; in the file it always lies row by row. The
-    rest belongs to a reference to the tensor: torch's `requires_grad`, and whether it is an `nn.Parameter`.
+    `stride` is its memory layout where it is used, in elements; None: row-major. In the file it is always row-major.
+    The rest belongs to a reference to the tensor: torch's `requires_grad`, and whether it is an `nn.Parameter`.
     """
 
     dtype: str
@@ -68,18 +69,18 @@ class TensorType:
 
     @property
     def elements(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes its elements take."""
+        """The size of its elements in bytes."""
         return prod(self.shape) * DTYPES[self.dtype].item_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A tensor file before it is filled: its finished header and the byte of the file at which each tensor starts."""
+    """A tensor file before it is filled: its complete header, and the byte of the file at which each tensor starts."""
 
     header: bytes
     starts: Mapping[str, int]
@@ -87,7 +88,7 @@ class Layout:
 
 
 def lay_out(tensors: Mapping[str, TensorType]) -> Layout:
-    """Lay out a file for these tensors."""
+    """Return the layout of a file for these tensors."""
     starts: dict[str, int] = {}
     entries: dict[str, Any] = {}
     end = 0
@@ -108,7 +109,7 @@ def _place(named: tuple[str, TensorType]) -> tuple[bool, int, str]:
 
 
 def is_header_of(header: bytes, tensors: Mapping[int, list[TensorType]]) -> bool:
-    """Does a header say just this: at these bytes of the file start tensors of these types, under whatever names?"""
+    """Return whether a header describes exactly these tensors: byte of the file -> their types; names do not matter."""
     expected = []
     for start, types in tensors.items():
         for tensor in types:
@@ -126,6 +127,6 @@ def is_header_of(header: bytes, tensors: Mapping[int, list[TensorType]]) -> bool
 
 
 def _entry(tensor: TensorType) -> tuple[str, tuple[int, ...]]:
-    """The dtype and the shape under which a tensor is in the header."""
+    """Return the dtype and the shape of a tensor in the header."""
     dtype = DTYPES[tensor.dtype]
     return dtype.code, (*tensor.shape, 2) if dtype.is_complex else tensor.shape

@@ -1,8 +1,8 @@
-"""Copies a checkpoint from one storage to another, so that its job can continue there. Without torch.
+"""Copy a checkpoint from one storage to another, so that its job can continue there. Without torch.
 
-Data first, the commit last, under its own position: what is listed at the target is whole. Each object is checked
-against the checksum that was committed, on the way and, where an earlier try has left it, in place; so a copy that
-was interrupted continues where it stopped. Memory is bounded: a large object is buffered in an
+The data is copied first, and the commit last, under its own position, so every commit listed at the target is complete.
+Each object is checked against the checksum that was committed: in transit and, if an earlier try has copied it, at the
+target. An interrupted copy therefore continues where it stopped. Memory is bounded: a large object is buffered in an
 unnamed temporary file.
 """
 
@@ -33,20 +33,20 @@ SMALL_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CheckpointObjects:
-    """A whole checkpoint and all that belongs to it."""
+    """An intact checkpoint and all objects that belong to it."""
 
     commit: Commit
     objects: tuple[ObjectRef, ...]
 
     @property
     def size_bytes(self) -> int:
-        """All objects together."""
+        """The size of all objects in bytes."""
         return sum(ref.size_bytes for ref in self.objects)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyResult:
-    """How many objects were sent, and how many were there already, whole."""
+    """How many objects were sent, and how many were already intact at the target."""
 
     sent: int
     found: int
@@ -55,9 +55,9 @@ class CopyResult:
 def newest_first(
     source: Storage, on_damage: Callable[[CheckedCommit], None] = lambda finding: None
 ) -> Iterator[CheckpointObjects]:
-    """The checkpoints that look whole, newest first; `on_damage` is called with each that is passed over.
+    """Yield the checkpoints that look intact, newest first; `on_damage` is called with each one that is skipped.
 
-    Where the run has gone back and committed nothing since, those that it may go on from.
+    If the run has gone back and committed nothing since, only those from which it may continue are yielded.
     """
     back = rollbacks.pending(source)
     for finding in verify.findings(source):
@@ -71,16 +71,17 @@ def newest_first(
 
 
 def find_newest(source: Storage) -> CheckpointObjects | None:
-    """The newest checkpoint that looks whole, from which a job would resume; None if there is none."""
+    """Return the newest checkpoint that looks intact, from which a job would resume; None if there is none."""
     return next(newest_first(source), None)
 
 
 def copy_checkpoint(
     source: Storage, target: Storage, checkpoint: CheckpointObjects, on_bytes: OnBytes = lambda count: None
 ) -> CopyResult:
-    """Copy a checkpoint's objects to the target and commit it there; `on_bytes` counts what is there by then.
+    """Copy a checkpoint's objects to the target and commit it there; `on_bytes` is called with the size of each copied
+    object.
 
-    Raises StorageError; DamagedError or MissingError for a checkpoint that is not what was committed.
+    Raises StorageError; DamagedError or MissingError if the checkpoint is not what was committed.
     """
     arrival.check(source, target)
     folders = (checkpoint.commit.folder, *checkpoint.commit.bases)
@@ -96,7 +97,7 @@ def copy_checkpoint(
             sent += new
         on_bytes(ref.size_bytes)
 
-    # The largest first, so that none is waited for at the end.
+    # The largest objects first, so that none is left alone at the end.
     each(copy, sorted(checkpoint.objects, key=lambda ref: -ref.size_bytes), AT_ONCE)
     _commit(target, checkpoint.commit)
     return CopyResult(sent, len(checkpoint.objects) - sent)
@@ -108,11 +109,12 @@ def _send(source: Storage, target: Storage, ref: ObjectRef) -> None:
     data = _fetch(source, ref)
     crc = target.put(ref.key, [data])
     if entries.as_checksum(crc) != ref.checksum:
-        raise DamagedError(f"{ref.key}: it has changed on its way to {target.url}")
+        raise DamagedError(f"{ref.key}: it was damaged in transit to {target.url}")
 
 
 def _copy_within_service(source: Storage, target: Storage, ref: ObjectRef) -> bool:
-    """Have the service, if it is the same at both ends, copy the object itself; False if it has not, or not well."""
+    """Have the service copy the object itself, if both ends are on one service. Return False if it did not, or not
+    intact."""
     if not (isinstance(source, CloudStorage) and isinstance(target, CloudStorage)):
         return False
     crc = target.copy_from(source, ref.key, ref.size_bytes)
@@ -122,7 +124,7 @@ def _copy_within_service(source: Storage, target: Storage, ref: ObjectRef) -> bo
 
 
 def _fetch(source: Storage, ref: ObjectRef) -> memoryview:
-    """Read an object into memory, or into an unnamed file that is mapped. Raises StorageError, also for a full disk."""
+    """Read an object into memory, or into a mapped unnamed file. Raises StorageError, also if the disk is full."""
     if ref.size_bytes <= SMALL_BYTES:
         data = memoryview(bytearray(ref.size_bytes))
         if ref.size_bytes:
@@ -140,7 +142,7 @@ def _fetch(source: Storage, ref: ObjectRef) -> memoryview:
 
 
 def _download(source: Storage, ref: ObjectRef, descriptor: int) -> int:
-    """Write an object to a file, a piece at a time; returns its CRC-32."""
+    """Write an object to a file, one piece at a time; return its CRC-32."""
     buffer, crc = memoryview(bytearray(SMALL_BYTES)), 0
     for start in range(0, ref.size_bytes, SMALL_BYTES):
         piece = buffer[: min(SMALL_BYTES, ref.size_bytes - start)]
@@ -153,7 +155,7 @@ def _download(source: Storage, ref: ObjectRef, descriptor: int) -> int:
 
 
 def _is_whole(target: Storage, ref: ObjectRef) -> bool:
-    """Is the object in the target, in full length and to the bit, what was committed?"""
+    """Return whether the object at the target is exactly what was committed."""
     buffer, crc = memoryview(bytearray(min(SMALL_BYTES, ref.size_bytes + 1))), 0
     try:
         for start in range(0, ref.size_bytes, SMALL_BYTES):
@@ -166,7 +168,7 @@ def _is_whole(target: Storage, ref: ObjectRef) -> bool:
 
 
 def _ends_there(target: Storage, ref: ObjectRef) -> bool:
-    """Does the object in the target end where it should?"""
+    """Return whether the object at the target has no more bytes than it should."""
     try:
         target.read_into(ref.key, ref.size_bytes, memoryview(bytearray(1)))
     except DamagedError:
@@ -180,11 +182,11 @@ def _check(ref: ObjectRef, crc: int) -> None:
 
 
 def _commit(target: Storage, commit: Commit) -> None:
-    """Make it visible; an earlier try may have done so."""
+    """Make the checkpoint visible; an earlier try may have done so."""
     data = entries.encode(commit)
     key = entries.key_of(commit.position)
     try:
         target.put(key, [data], if_absent=True)
     except ExistsError as e:
         if target.get(key) != data:
-            raise StorageError(f"{target.url}: another checkpoint is there already. FIX: choose an empty target") from e
+            raise StorageError(f"{target.url}: there is another checkpoint already. FIX: choose an empty target") from e

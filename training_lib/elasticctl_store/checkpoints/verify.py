@@ -1,7 +1,7 @@
-"""Verifies checkpoints and pulls their tensors into one file, without torch: what `elasticctl checkpoints` does.
+"""Verify checkpoints, and extract their tensors into one file, without torch: for `elasticctl checkpoints`.
 
-`findings` takes a glance at every checkpoint, `verify` reads every byte of one. Both accept exactly what a restore
-accepts, because both go through `reader`.
+`findings` checks every checkpoint quickly, `verify` reads every byte of one. Both accept exactly what a restore
+accepts, because both use `reader`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _AT_ONCE = 4
 _GLANCES_AT_ONCE = 16
 
 OnBytes = Callable[[int], None]
-"""Is called with how many more bytes have been read; from several threads."""
+"""Called with the number of bytes that have just been read; from several threads."""
 
 OnPiece = Callable[[Piece, int, memoryview], None]
-"""Is called with some bytes of a piece, and where in the piece they start; from several threads."""
+"""Called with some bytes of a piece and their offset in the piece; from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedCommit:
-    """An entry of the journal that is, or should be, a commit. `damage` says what is wrong with it; empty: nothing."""
+    """An entry of the journal that is, or should be, a commit. `damage` describes what is wrong with it; empty:
+    nothing."""
 
     position: int
     commit: Commit | None
@@ -48,9 +49,9 @@ class CheckedCommit:
 
 
 def findings(storage: Storage) -> Iterator[CheckedCommit]:
-    """The commits, newest first, each after a glance: its documents are read and checked, its files looked for.
+    """Yield the commits, newest first, each after a quick check: its documents are verified, its files must exist.
 
-    Many are looked at ahead of the one that is yielded, because each takes some round trips. Raises StorageError.
+    Several are checked ahead of the one that is yielded, because each takes some round trips. Raises StorageError.
     """
     pool = ThreadPoolExecutor(_GLANCES_AT_ONCE)
     try:
@@ -62,9 +63,9 @@ def findings(storage: Storage) -> Iterator[CheckedCommit]:
 
 
 def verify(storage: Storage, commit: Commit, on_bytes: OnBytes, proven: set[ObjectRef] | None = None) -> None:
-    """Read every byte of a checkpoint. Raises DamagedError or MissingError unless all is there as it was written.
+    """Read every byte of a checkpoint. Raises DamagedError or MissingError unless everything exists as it was written.
 
-    With `proven`, base files among these are only looked for, and those that were read whole are added.
+    With `proven`, base files in that set must only exist, and those that have been read are added to it.
     """
     contents = read_contents(storage, commit)
     bases = {share.file for share in contents.shares[contents.world_size :]}
@@ -79,7 +80,8 @@ def verify(storage: Storage, commit: Commit, on_bytes: OnBytes, proven: set[Obje
 
 
 def check(storage: Storage, finding: CheckedCommit, on_bytes: OnBytes) -> CheckedCommit | None:
-    """The finding after every byte has been read; None where its job has deleted it meanwhile. Raises StorageError."""
+    """Return the finding after every byte has been read; None if its job has deleted it meanwhile. Raises
+    StorageError."""
     if finding.commit is None or finding.damage:
         return finding
     try:
@@ -90,10 +92,10 @@ def check(storage: Storage, finding: CheckedCommit, on_bytes: OnBytes) -> Checke
 
 
 def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: OnBytes) -> int:
-    """Write the tensors of one part of the state to a safetensors file, bit by bit; returns how many.
+    """Write the tensors of one part of the state to a safetensors file, bit for bit; return how many there are.
 
-    The file appears when it is complete, and replaces another of that name. Raises TrainError for a part that the
-    checkpoint does not have, DamagedError, MissingError and OSError.
+    The file appears once it is complete, and replaces an existing one. Raises TrainError for a part that the checkpoint
+    does not have, DamagedError, MissingError and OSError.
     """
     contents = read_contents(storage, commit)
     if part not in contents.state:
@@ -124,7 +126,7 @@ def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: On
 
 
 def is_listed(storage: Storage, position: int) -> bool:
-    """True unless the entry has been deleted: what was missed of its data went with it. Raises StorageError."""
+    """Return whether the entry still exists. If not, its data may have been deleted with it. Raises StorageError."""
     try:
         commits.read_entry(storage, position)
     except MissingError:
@@ -135,7 +137,7 @@ def is_listed(storage: Storage, position: int) -> bool:
 
 
 def glance(storage: Storage, commit: Commit) -> None:
-    """Read and check a checkpoint's documents, and look for its files. Raises DamagedError or MissingError."""
+    """Verify a checkpoint's documents, and that its files exist. Raises DamagedError or MissingError."""
     for share in read_contents(storage, commit).shares:
         _look_for(storage, share)
 
@@ -145,13 +147,13 @@ def _look_for(storage: Storage, share: ShareContents) -> None:
 
 
 def _look_at(storage: Storage, position: int) -> CheckedCommit | None:
-    """What is wrong with a commit as far as a glance tells; None for an entry that is none."""
+    """Return what a quick check finds about a commit; None for an entry that is not one."""
     try:
         entry = commits.read_entry(storage, position)
     except DamagedError as e:
         return CheckedCommit(position, None, str(e))
     except MissingError:
-        return None  # deleted since it was listed
+        return None  # deleted after it was listed
     if not isinstance(entry, Commit):
         return None
     try:
@@ -162,7 +164,7 @@ def _look_at(storage: Storage, position: int) -> CheckedCommit | None:
 
 
 def _read_all(storage: Storage, contents: Contents, on_piece: OnPiece, on_bytes: OnBytes) -> None:
-    """Read and check all tensor files from end to end."""
+    """Read and verify all tensor files completely."""
 
     def read(share: ShareContents) -> None:
         retry_damaged(lambda: _read_file(storage, share, on_piece, on_bytes))
@@ -194,9 +196,10 @@ def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_byt
 
 
 def runs(piece: Piece, shape: tuple[int, ...], at: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Where bytes of a piece, from its byte `at` on, lie in the whole tensor, as (first byte, bytes) in one piece each.
+    """Yield where bytes of a piece, from its byte `at` on, belong in the whole tensor, as (first byte, contiguous
+    bytes).
 
-    A run goes through all dimensions that the box spans, and through the one before them.
+    A run spans all dimensions that the box covers entirely, and the one before them.
     """
     box, item_bytes = piece.box, piece.item_bytes
     strides = [prod(shape[d + 1 :]) * item_bytes for d in range(len(shape))]

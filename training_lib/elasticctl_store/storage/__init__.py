@@ -1,4 +1,4 @@
-"""Where checkpoints live, chosen by URL."""
+"""Open the storage of a URL."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from elasticctl_store.storage.waiting import AT_A_TERMINAL, Patience, Waits
 __all__ = ["AT_A_TERMINAL", "Patience", "Storage", "Waits", "all_keys", "modules", "open"]
 
 _CLOUDS = {"s3": "s3", "gs": "gcs"}
-"""Scheme -> the module that knows it, which is also the name of its extra; imported on use."""
+"""Scheme -> the module that implements it, which is also the name of its extra; imported on use."""
 
 
 def open(url: str, patience: Patience = Patience(), waits: Waits | None = None) -> Storage:  # noqa: B008 - frozen
-    """Return the storage a URL names: `file:///path` or a plain path, `s3://bucket/prefix`, `gs://bucket/prefix`.
+    """Return the storage that a URL names: `file:///path` or a plain path, `s3://bucket/prefix`, `gs://bucket/prefix`.
 
-    Touches and sends nothing yet. `patience` bounds waiting for a storage that is away: nothing does, unless it is
-    given. `waits` is told of such waits. Raises StorageError for a URL or scheme that is not known, or when the
-    packages it takes are not installed.
+    Sends no request and creates nothing yet. `patience` bounds how long requests wait for a storage that is
+    unavailable; by default there is no bound. `waits` records such waits. Raises StorageError for an invalid URL, an
+    unknown scheme, or if the packages that the scheme needs are not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not url:
@@ -33,15 +33,17 @@ def open(url: str, patience: Patience = Patience(), waits: Waits | None = None) 
         return _cloud(scheme, url, patience, waits or Waits())
     shown = without_secrets(url)
     if scheme != "file":
-        raise StorageError(f"{shown}: {scheme}:// is not a kind of storage. FIX: use a folder, file://, s3:// or gs://")
+        raise StorageError(
+            f"{shown}: {scheme}:// is not a supported storage. FIX: use a folder, file://, s3:// or gs://"
+        )
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
-        raise StorageError(f"{shown}: a file URL has three slashes and an absolute path: file:///path")
+        raise StorageError(f"{shown}: a file URL needs three slashes and an absolute path: file:///path")
     return LocalStorage(Path("/" + unquote(path)), patience, waits)
 
 
 def modules(url: str) -> list[str]:
-    """What `open` imports for a URL, which takes a second for some: for who wants to have it done ahead."""
+    """Return the modules that `open` imports for a URL, so that they can be imported ahead: some take a second."""
     scheme, separator, _ = url.partition("://")
     return [f"{__name__}.{_CLOUDS[scheme]}"] if separator and scheme in _CLOUDS else []
 

@@ -1,7 +1,8 @@
-"""What all object stores have in common: `Storage` over the few requests of a `Service`.
+"""What all object stores have in common: `Storage` on top of the few requests of a `Service`.
 
-Objects are read in ranges, several at a time and straight into the caller's memory. That is also how an answer that got
-lost is settled: "already there", said to a repeated create, is success if what is there is what was to be written.
+Objects are read in ranges, several in parallel and directly into the caller's memory. Reading back is also how a lost
+response is resolved: if a repeated create is refused because the key exists, it succeeded if the object has the bytes
+that were to be written.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from elasticctl_store.storage.base import is_key, most_bytes
 from elasticctl_store.storage.http import Doubt, HttpResponse
 
 RANGE_BYTES = 16 << 20
-"""Size of the ranges an object is read in: S3 advises 8 to 16 MiB."""
+"""The size of the ranges in which an object is read: S3 recommends 8 to 16 MiB."""
 THREADS = 8
-"""Requests at a time: one connection to S3 moves some 90 MB/s, a fraction of what a machine can take."""
+"""Requests in parallel: one connection to S3 transfers some 90 MB/s, a fraction of what a machine can receive."""
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
 
 
 @dataclass(slots=True)
 class Body:
-    """An object's bytes, in the caller's memory. `crc`: their CRC-32, once it is known."""
+    """An object's bytes, in the caller's memory. `crc` is their CRC-32, once it is known."""
 
     views: tuple[memoryview, ...]
     size_bytes: int
@@ -35,12 +36,12 @@ class Body:
 
     @classmethod
     def of(cls, parts: Sequence[bytes | memoryview]) -> Body:
-        """Look at the parts as bytes."""
+        """Return the parts as views of bytes."""
         views = tuple(memoryview(part).cast("B") for part in parts if len(part))
         return cls(views, sum(len(view) for view in views))
 
     def crc32(self) -> int:
-        """The CRC-32, found once: it costs as much as half of the sending."""
+        """Return the CRC-32, computed once: it costs half as much processor time as sending."""
         if self.crc is None:
             self.crc = 0
             for view in self.views:
@@ -48,7 +49,7 @@ class Body:
         return self.crc
 
     def cut(self, start: int, stop: int) -> Body:
-        """The bytes from `start` up to `stop`, or to the end."""
+        """Return the bytes from `start` to `stop`, or to the end."""
         taken, offset = [], 0
         for view in self.views:
             piece = view[max(0, start - offset) : max(0, stop - offset)]
@@ -60,7 +61,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is being done, in words, and the permission that takes."""
+    """What is being done, in words, and the permission that it needs."""
 
     verb: str
     preposition: str
@@ -68,7 +69,7 @@ class Action:
 
 
 class Outcome(enum.Enum):
-    """How a create went. UNSURE: the key is taken, maybe by a try of our own that was never answered."""
+    """The result of a create. UNSURE: the key exists, and an earlier try of our own may have created it."""
 
     STORED = enum.auto()
     TAKEN = enum.auto()
@@ -76,36 +77,37 @@ class Outcome(enum.Enum):
 
 
 class Service(Protocol):
-    """The requests that differ between object stores. Every method may raise StorageError, explained."""
+    """The requests that differ between object stores. Every method may raise StorageError with an explanation."""
 
     @property
     def url(self) -> str:
         """See Storage.url."""
 
     def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
-        """Write an object; without `if_absent` always STORED."""
+        """Write an object; without `if_absent` the result is always STORED."""
 
     def get(self, key: str) -> bytes:
-        """Read a whole object; MissingError."""
+        """Read a whole object. Raises MissingError."""
 
     def read(self, key: str, start: int, into: memoryview) -> int:
-        """Read a range and return the size of the whole object; MissingError. Past its end `into` stays as it is."""
+        """Read a range and return the size of the whole object. Raises MissingError. Beyond its end, `into` is left
+        unchanged."""
 
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
-        """A page of keys in order, from `after` on or behind it, and whether it is the last one."""
+        """Return a page of keys in order, from `after` on (it may be included), and whether it is the last page."""
 
     def copy(self, origin: Service, key: str, size_bytes: int) -> str | None:
         """See CloudStorage.copy_from."""
 
     def remove(self, key: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object, if it exists."""
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """See Storage.discard_unfinished."""
 
 
 class CloudStorage:
-    """A bucket as storage."""
+    """A `Storage` on a bucket."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -139,10 +141,11 @@ class CloudStorage:
         each(read, range(0, len(into), RANGE_BYTES), THREADS)
 
     def copy_from(self, origin: CloudStorage, key: str, size_bytes: int) -> str | None:
-        """Have the service copy an object of another storage, under the same key, without its bytes coming by here.
+        """Have the service copy an object of another storage to the same key, without transferring its bytes through
+        this host.
 
-        Returns its CRC-32 in hexadecimal as the service tells it, "" where it does not, and None where it cannot or
-        will not copy: then nothing is said of what is there.
+        Returns its CRC-32 in hexadecimal if the service reports one, "" if it does not. Returns None if the service
+        cannot or will not copy; the object may or may not exist then.
         """
         self._check(key)
         return self._service.copy(origin._service, key, size_bytes)
@@ -150,7 +153,7 @@ class CloudStorage:
     def list(self, prefix: str, *, after: str = "") -> list[str]:
         while True:
             keys, last = self._service.page(prefix, after)
-            # What a console or a stranger left under other names cannot be ours, and could not be deleted either.
+            # Names that are not keys, such as those that a console creates for folders, are not ours.
             found = [key for key in keys if key > after and is_key(key)]
             if found or last or not keys:
                 return found
@@ -171,7 +174,7 @@ class CloudStorage:
             raise StorageError(f"{key!r} is not a key: it must be names separated by single slashes")
 
     def _holds(self, key: str, body: Body) -> bool:
-        """Is the object, to the byte, this one?"""
+        """Return whether the object exists with exactly these bytes."""
         buffer = memoryview(bytearray(min(RANGE_BYTES, max(1, body.size_bytes))))
         try:
             for start in range(0, max(1, body.size_bytes), RANGE_BYTES):
@@ -190,7 +193,7 @@ class CloudStorage:
 
 
 def doubt_range(answer: HttpResponse, start: int, into: memoryview) -> str:
-    """What is wrong with the answer to a request for a range; blank: nothing."""
+    """Return what is implausible about the response to a request for a range; "" if nothing is."""
     try:
         total_bytes(answer, start, into)
     except StorageError as e:
@@ -199,13 +202,16 @@ def doubt_range(answer: HttpResponse, start: int, into: memoryview) -> str:
 
 
 def refuse_too_large(answer: HttpResponse, url: str, key: str) -> None:
-    """Raise DamagedError for an object that is larger than what is read in one go."""
+    """Raise DamagedError for an object that is too large to be read in one request."""
     if answer.is_too_large:
         raise DamagedError(f"{url}: {key} has more than {most_bytes(key)} bytes: more than is read in one go")
 
 
 def doubt_listing(parsed: Callable[[HttpResponse], Sequence[str]], prefix: str) -> Doubt:
-    """What says that an answer is no page of a listing below `prefix`; `parsed` gives its names, or StorageError."""
+    """Return a check of whether a response is a page of a listing below `prefix`.
+
+    `parsed` returns the names in a response, or raises StorageError.
+    """
 
     def doubt(answer: HttpResponse) -> str:
         try:
@@ -218,14 +224,14 @@ def doubt_listing(parsed: Callable[[HttpResponse], Sequence[str]], prefix: str) 
 
 
 def total_bytes(answer: HttpResponse, start: int, into: memoryview) -> int:
-    """The size of the object that a range was asked of, once the answer is seen to be that range.
+    """Return the size of the object that a range was requested of, after checking that the response is that range.
 
-    Raises StorageError when it is another one, or none.
+    Raises StorageError if it is another range, or none.
     """
     found = _RANGE.fullmatch(answer.headers.get("content-range", ""))
     total = int(found[2]) if found else 0
     if answer.status == 416:
-        return total  # 0 where it is not said how short the object is
+        return total  # 0 if the response does not say how short the object is
     wanted_bytes = max(0, min(len(into), total - start))
     if found is None or answer.filled_bytes != wanted_bytes or (wanted_bytes and int(found[1] or -1) != start):
         raise StorageError("the service does not answer range requests as HTTP requires: check the endpoint")

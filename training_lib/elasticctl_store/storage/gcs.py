@@ -1,9 +1,9 @@
 """Google Cloud Storage: `gs://bucket/prefix`.
 
-google-auth finds the credentials and keeps them fresh. Requests are those of the JSON API, and `wire` moves the bytes:
-Google's own client copies every object on its way. An object is one insert, because neither resumable uploads nor
-composition would make it faster from one machine, and only a single insert takes the precondition of a create. Its
-CRC-32C goes ahead of it, so that the service refuses what was damaged on the way.
+google-auth finds the credentials and refreshes them. Requests use the JSON API, and the module `http` transfers the
+bytes, because Google's own client copies every object. An object is one insert: neither resumable uploads nor
+composition would be faster from one machine, and only a single insert supports the precondition of a create. The
+CRC-32C is sent before the data, so that the service refuses what was damaged in transit.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from elasticctl_store.storage.waiting import Patience, Waiter, Waits
 OPTIONS = ("endpoint",)
 ORIGIN = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_CRC_CHUNK_BYTES = 1 << 18  # google_crc32c takes nothing but `bytes`: copied in pieces that stay in the cache
+_CRC_CHUNK_BYTES = 1 << 18  # google_crc32c accepts only `bytes`: copy in pieces that stay in the cache
 
 
 def connect(url: str, patience: Patience, waits: Waits) -> CloudStorage:
-    """The storage a gs:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
+    """Return the storage that a gs:// URL names; no request is sent yet. Raises StorageError for an invalid URL."""
     place = base.parse(url, OPTIONS)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     origin = place.options.get("endpoint") or (emulator if "://" in emulator or not emulator else f"http://{emulator}")
     if origin:
         base.check_endpoint(origin, place.url)
-    # A token is worth more than the objects: it never goes over plain HTTP.
+    # A token gives access to more than these objects: it is never sent over plain HTTP.
     anonymous = urlsplit(origin).scheme == "http"
     credentials = google.auth.credentials.AnonymousCredentials() if anonymous else None  # type: ignore[no-untyped-call]
     return CloudStorage(Gcs(place, origin.rstrip("/") or ORIGIN, Waiter(place.url, patience, waits), credentials))
 
 
 class Gcs:
-    """A `Service`: requests to one bucket. Without `credentials` those of the environment are used."""
+    """A `Service`: requests to one bucket. Without `credentials`, those of the environment are used."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Gcs:
     def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
         name = self._place.prefix + key
         about = {"name": name}
-        if google_crc32c.implementation == "c":  # in Python it would take minutes
+        if google_crc32c.implementation == "c":  # the implementation in Python would take minutes
             about["crc32c"] = _crc32c(body)
         boundary = f"elasticctl-{secrets.token_hex(16)}"
         whole = Body.of([*gcs_responses.multipart_body(about, boundary, body.views)])
@@ -127,7 +127,7 @@ class Gcs:
         )
         self._raise_unless(reply, gcs_responses.READ, key, 200)
         refuse_too_large(reply.answer, self.url, key)
-        return reply.answer.body  # as it is: the reader has checksums of its own to judge it by
+        return reply.answer.body  # even if doubtful: readers verify it with checksums of their own
 
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
@@ -145,14 +145,14 @@ class Gcs:
             "fields": "kind,items(name),nextPageToken",
         }
         if after:
-            query["startOffset"] = self._place.prefix + after  # inclusive: the caller drops `after` itself
+            query["startOffset"] = self._place.prefix + after  # inclusive: the caller drops `after`
         while True:
             found = self._ask(query)
             names = gcs_responses.names(found)
             token = found.get("nextPageToken")
             if names or not token:
                 return [name.removeprefix(self._place.prefix) for name in names], not token
-            query["pageToken"] = token  # a page may be empty and not the last
+            query["pageToken"] = token  # a page may be empty without being the last
 
     def copy(self, origin: Service, key: str, size_bytes: int) -> str | None:
         if not isinstance(origin, Gcs) or origin._place.options != self._place.options:
@@ -163,10 +163,10 @@ class Gcs:
         while True:
             reply = self._call("POST", target, query, (gcs_responses.WRITE, key))
             if reply.answer.status != 200:
-                return None  # no right to read there with these credentials, perhaps: the long way may work
+                return None  # these credentials may lack the right to read there; reading and writing may still work
             said = gcs_responses.parse(reply.answer)
             if said.get("done"):
-                return ""  # it tells a CRC-32C
+                return ""  # GCS reports a CRC-32C, not a CRC-32
             if not said.get("rewriteToken"):
                 return None
             query = {"rewriteToken": str(said["rewriteToken"])}
@@ -178,13 +178,13 @@ class Gcs:
             self._raise_unless(reply, gcs_responses.DELETE, key, 200, 204)
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
-        """A single insert leaves nothing behind."""
+        """Do nothing: a single insert leaves nothing behind."""
 
     def _media(self, key: str) -> str:
         return f"/download/storage/v1/b/{self._bucket}/o/{quote(self._place.prefix + key, safe='')}"
 
     def _ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """A page of a listing; asked for again if it cannot be, or is not one."""
+        """Return a page of a listing; retried if the response cannot be parsed or is not a listing."""
 
         def names(answer: HttpResponse) -> list[str]:
             return gcs_responses.names(gcs_responses.parse_listing(answer))
@@ -236,7 +236,10 @@ class Tokens:
         return gcs_responses.reason(answer)
 
     def _with_credentials(self, use: Any) -> None:
-        """Raises StorageError, or WireError when the place that tokens come from is out of reach for now."""
+        """Call `use` with the credentials and a transport.
+
+        Raises StorageError, or WireError if the source of tokens is unavailable for now.
+        """
         with self._lock:
             try:
                 if self._credentials is None:
@@ -258,16 +261,16 @@ class Tokens:
 
 
 def _is_passing(error: google.auth.exceptions.GoogleAuthError) -> bool:
-    """Is the place that tokens come from busy or out of reach, rather than that it refuses?"""
+    """Return whether the source of tokens is overloaded or unreachable, as opposed to refusing."""
     cause = error.__cause__ if isinstance(error, google.auth.exceptions.RefreshError) else None
-    if isinstance(cause, google.auth.exceptions.TransportError):  # of the machine's metadata server
+    if isinstance(cause, google.auth.exceptions.TransportError):  # from the machine's metadata server
         status = getattr(cause.args[-1], "status", None) if cause.args else None
         return status is None or is_temporary(status)
     return bool(error.retryable)
 
 
 def _doubt_object(answer: HttpResponse) -> str:
-    """Does an object contradict its checksum, or is there nothing, without a checksum that says so?"""
+    """Return what is implausible: an object that does not match its checksum, or is empty and has none; else ""."""
     told = gcs_responses.crc32c(answer)
     if answer.is_too_large:
         return ""

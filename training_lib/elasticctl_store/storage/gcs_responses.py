@@ -1,4 +1,4 @@
-"""What Google Cloud Storage says: its JSON, its refusals, what they mean and what to do about them. Pure."""
+"""The responses of Google Cloud Storage: its JSON, its refusals, and what to do about them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEMPORARY_REASONS = {"rateLimitExceeded", "userRateLimitExceeded"}
 def multipart_body(
     about: Mapping[str, str], boundary: str, views: Sequence[memoryview]
 ) -> Iterator[bytes | memoryview]:
-    """An object with its metadata as the two parts of one multipart/related body."""
+    """Yield an object and its metadata as the two parts of one multipart/related body."""
     yield f"--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n".encode()
     yield json.dumps(about).encode()
     yield f"\r\n--{boundary}\r\ncontent-type: application/octet-stream\r\n".encode()
@@ -32,7 +32,7 @@ def multipart_body(
 
 
 def parse(answer: HttpResponse) -> Mapping[str, Any]:
-    """A JSON answer. Raises StorageError for what is none."""
+    """Return the JSON object of a response. Raises StorageError if it is not one."""
     try:
         found = json.loads(answer.body)
     except (ValueError, RecursionError) as e:
@@ -43,7 +43,7 @@ def parse(answer: HttpResponse) -> Mapping[str, Any]:
 
 
 def parse_listing(answer: HttpResponse) -> Mapping[str, Any]:
-    """A page of a listing. Raises StorageError for what is none: an empty one says at least of which kind it is."""
+    """Return a page of a listing. Raises StorageError if it is not one; even an empty page states its kind."""
     found = parse(answer)
     if not found:
         raise StorageError("the endpoint answers with nothing where a listing was asked for")
@@ -52,7 +52,7 @@ def parse_listing(answer: HttpResponse) -> Mapping[str, Any]:
 
 
 def names(listing: Mapping[str, Any]) -> list[str]:
-    """The names of the objects in a listing. Raises StorageError."""
+    """Return the names of the objects in a listing. Raises StorageError."""
     try:
         return [str(item["name"]) for item in listing.get("items", [])]
     except (TypeError, KeyError) as e:
@@ -71,26 +71,27 @@ def stored_crc32c(answer: HttpResponse, name: str) -> str:
 
 
 def judge(answer: HttpResponse) -> Verdict:
-    """Is it worth trying again?"""
+    """Decide whether the request is worth retrying."""
     if answer.status == 401:
         return Verdict.STALE_CREDENTIALS
     limited = answer.status == 403 and _reasons(answer) & _TEMPORARY_REASONS
-    damaged = answer.status == 400 and "crc32c" in _message(answer).lower()  # what arrived is not what was sent
+    damaged = answer.status == 400 and "crc32c" in _message(answer).lower()  # damaged in transit
     return Verdict.TEMPORARY if is_temporary(answer.status) or limited or damaged else Verdict.FINAL
 
 
 def reason(answer: HttpResponse) -> str:
-    """The refusal in a few words."""
+    """Describe the refusal in a few words."""
     return f"{answer.status} {' '.join(sorted(_reasons(answer)))}".strip()
 
 
 def is_missing(answer: HttpResponse) -> bool:
-    """Is it the object that is not there, rather than its bucket?"""
+    """Return whether it is the object that does not exist, rather than its bucket."""
     return answer.status == 404 and "bucket does not exist" not in _message(answer)
 
 
 def crc32c(answer: HttpResponse) -> str:
-    """The checksum of the whole object, base64; "" when it is not told, or not of the bytes that were sent."""
+    """Return the checksum of the whole object in base64; "" if it is not given, or not that of the bytes that were
+    sent."""
     if "x-goog-stored-content-encoding" in answer.headers and answer.headers.get("content-encoding"):
         return ""
     hashes = (part.strip().partition("=") for part in answer.headers.get("x-goog-hash", "").split(","))
@@ -98,7 +99,7 @@ def crc32c(answer: HttpResponse) -> str:
 
 
 def as_error(answer: HttpResponse, action: Action, key: str, place: Location) -> StorageError:
-    """A refusal as an error: what failed, why, and how to fix it."""
+    """Return the error for a refusal: what failed, why, and how to fix it."""
     if is_missing(answer) and action is READ:
         return MissingError(f"{place.url}: {key} is not there")
     what = f"cannot {action.verb} {key or 'the keys'} {action.preposition} {place.url}"
@@ -109,7 +110,7 @@ def _fix(answer: HttpResponse, action: Action, place: Location) -> str:
     if answer.status == 404:
         return f"there is no bucket {place.bucket!r}. FIX: create it, or correct the URL"
     if answer.status == 401:
-        return "the Google credentials are not accepted, and new ones were not either: renew them"
+        return "the Google credentials were refused, and refreshed ones too. FIX: renew them"
     message = _message(answer)[:200]
     if answer.status == 403:
         return f"no permission: the credentials in use need {action.permission}; GCS says: {message or 'nothing'}"
@@ -125,7 +126,7 @@ def _error(answer: HttpResponse) -> Mapping[str, Any]:
 
 
 def _message(answer: HttpResponse) -> str:
-    """What the service says about a refusal, on one line; reads of media are refused in plain text."""
+    """Return the service's message about a refusal, on one line; requests for media are refused in plain text."""
     said = _error(answer).get("message") or answer.body[:500].decode("utf-8", "replace")
     return " ".join(str(said).split())
 

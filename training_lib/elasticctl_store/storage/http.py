@@ -1,10 +1,10 @@
-"""HTTP for the object stores: connections without copies, and retries. Knows no particular cloud.
+"""HTTP for the object stores: connections that do not copy, and retries. Independent of any particular cloud.
 
-`http.client`, because it writes a memoryview to the socket, and reads into one, as they are; the clouds' own clients
-and urllib3's `readinto` copy, which costs more processor time than all the rest.
+It uses `http.client` because that writes a memoryview to the socket, and reads into one, without copying. The clouds'
+own clients, and urllib3's `readinto`, copy, which costs more processor time than everything else.
 
-`Caller` repeats requests, as patiently as `waiting` has it. A service's `Dialect` says what a refusal means. Nobody can
-say whether a request that got no answer was carried out: see `Reply.unsure`.
+`Caller` retries requests according to `waiting`. A service's `Dialect` interprets its refusals. Whether a request that
+got no response was carried out is unknown: see `Reply.unsure`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from elasticctl_store.storage.waiting import Patience, Waiter
 
 
 def has_ended(idle: socket.socket) -> bool:
-    """True when the other side has hung up: nothing else makes an idle connection readable."""
+    """Return whether the other side has closed an idle connection: nothing else makes it readable."""
     poll = select.poll()
     poll.register(idle, select.POLLIN)
     return bool(poll.poll(0))
 
 
-_CHUNK_BYTES = 1 << 20  # a socket's timeout is for a whole `sendall`, so it is given pieces that any network can take
-_IDLE_AGE_S = 15.0  # servers close idle connections after 5 to 60 s, some without a word
+_CHUNK_BYTES = 1 << 20  # a socket's timeout applies to a whole `sendall`, so send pieces that any network can take
+_IDLE_AGE_S = 15.0  # servers close idle connections after 5 to 60 s, some of them silently
 _KEPT_CONNECTIONS = 16
 MOST_ANSWER_BYTES = 16 << 20
-"""More than any page of a listing."""
+"""Larger than any page of a listing."""
 _MOST_DOUBTS = 5
-"""An answer that contradicts itself so often in a row is what the service has to say."""
+"""After this many implausible responses in a row, the response is taken for what the service has to say."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """`target` is path and query, percent-encoded. With `into`, the body of a success is written there.
+    """A request. `target` is path and query, percent-encoded. With `into`, the body of a success is written there.
 
-    Of a larger answer than `most_bytes` nothing is kept.
+    The body of a response that is larger than `most_bytes` is dropped.
     """
 
     method: str
@@ -62,9 +62,9 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What a server said. Header names are in lower case; `filled_bytes` were written into the request's `into`.
+    """A response. Header names are in lower case; `filled_bytes` were written into the request's `into`.
 
-    `is_too_large`: there was more than the request's `most_bytes`, and `body` is empty.
+    `is_too_large`: the body was larger than the request's `most_bytes`, and `body` is empty.
     """
 
     status: int
@@ -75,7 +75,7 @@ class HttpResponse:
 
 
 class WireError(Exception):
-    """There is no answer. `sent`: the request may have been carried out; `final`: no use in trying again."""
+    """There is no response. `sent`: the request may have been carried out; `final`: retrying is of no use."""
 
     def __init__(self, reason: str, *, sent: bool, final: bool = False) -> None:
         super().__init__(reason)
@@ -83,10 +83,10 @@ class WireError(Exception):
 
 
 class Connections:
-    """Connections to one origin (`https://host:port`), kept open between exchanges; for any number of threads."""
+    """Connections to one origin (`https://host:port`), kept open between requests. Thread-safe."""
 
     def __init__(self, origin: str, *, connect_s: float, silence_s: float, ca_file: str | None = None) -> None:
-        """`connect_s` bounds connecting, `silence_s` each wait for the server to take or send something."""
+        """`connect_s` bounds connecting, `silence_s` each wait for the server to receive or send something."""
         self._origin = urlsplit(origin)
         self._connect_s, self._silence_s = connect_s, silence_s
         self._tls = ssl.create_default_context(cafile=ca_file) if self._origin.scheme == "https" else None
@@ -96,7 +96,7 @@ class Connections:
         weakref.finalize(self, _close, self._idle)
 
     def exchange(self, request: HttpRequest) -> HttpResponse:
-        """Send a request and read the answer. Raises WireError when there is none, or not all of it."""
+        """Send a request and read the response. Raises WireError if there is none, or only a part of it."""
         connection = self._take() or self._connect()
         try:
             answer, reusable = _exchange(connection, request)
@@ -113,7 +113,7 @@ class Connections:
         return answer
 
     def _take(self) -> http.client.HTTPConnection | None:
-        """An idle connection that the server has not closed."""
+        """Return an idle connection that the server has not closed, or None."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -161,7 +161,7 @@ class Connections:
 
 
 def _exchange(connection: http.client.HTTPConnection, request: HttpRequest) -> tuple[HttpResponse, bool]:
-    """Send and receive; also whether the connection can be used again."""
+    """Send a request and receive the response; also return whether the connection can be reused."""
     whole = _send(connection, request)
     response = connection.getresponse()
     headers = {name.lower(): value for name, value in response.getheaders()}
@@ -175,7 +175,7 @@ def _exchange(connection: http.client.HTTPConnection, request: HttpRequest) -> t
 
 
 def _send(connection: http.client.HTTPConnection, request: HttpRequest) -> bool:
-    """Send a request; False when the server would not take all of it, and perhaps says why in an answer."""
+    """Send a request. Return False if the server refused to receive all of it; its response may say why."""
     connection.putrequest(request.method, request.target, skip_accept_encoding=True)
     for name, value in request.headers.items():
         connection.putheader(name, value)
@@ -191,7 +191,7 @@ def _send(connection: http.client.HTTPConnection, request: HttpRequest) -> bool:
 
 
 def _read(response: http.client.HTTPResponse, most_bytes: int) -> bytes | None:
-    """The whole body; None, and the connection is closed, where there is more than so many bytes."""
+    """Return the whole body; if it is larger than `most_bytes`, close the connection and return None."""
     if response.length is None or response.length <= most_bytes:
         body = response.read(most_bytes + 1) if response.length is None else response.read()
         if len(body) <= most_bytes:
@@ -202,7 +202,8 @@ def _read(response: http.client.HTTPResponse, most_bytes: int) -> bytes | None:
 
 
 def _fill(response: http.client.HTTPResponse, into: memoryview) -> int:
-    """Read the body to its end or until `into` is full. Raises IncompleteRead for a body that breaks off."""
+    """Read the body until its end, or until `into` is full; return the number of bytes. Raises IncompleteRead if it
+    breaks off."""
     expected = len(into) if response.length is None else min(response.length, len(into))
     done = 0
     while done < expected:
@@ -227,7 +228,7 @@ def _close(idle: Iterable[tuple[http.client.HTTPConnection, float]]) -> None:
 
 
 def _proxy_for(host: str) -> tuple[SplitResult, dict[str, str]] | None:
-    """The proxy that $HTTPS_PROXY and $NO_PROXY ask for, and the headers it wants. Plain HTTP takes none."""
+    """Return the proxy that $HTTPS_PROXY and $NO_PROXY specify, and the headers it needs. Plain HTTP uses no proxy."""
     proxy = urllib.request.getproxies().get("https")
     if not proxy or urllib.request.proxy_bypass(host):
         return None
@@ -252,16 +253,16 @@ def _describe(error: Exception) -> str:
 
 
 def is_temporary(status: int) -> bool:
-    """Does a status say that the same request may work later, whichever service says it?
+    """Return whether a status says that the same request may succeed later, whatever the service.
 
-    Proxies have ever more above 500 (Cloudflare's 520 to 530, 529). What is not implemented (501), not spoken (505) or
-    full (507) stays so.
+    Proxies use many statuses above 500 (Cloudflare: 520 to 530, and 529). Not implemented (501), unsupported version
+    (505) and full (507) are permanent.
     """
     return status in {408, 409, 425, 429} or (status >= 500 and status not in {501, 505, 507})
 
 
 class Verdict(enum.Enum):
-    """What to do about an answer."""
+    """What to do about a response."""
 
     FINAL = enum.auto()
     TEMPORARY = enum.auto()
@@ -270,33 +271,34 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A final answer. `unsure`: a try before this one may have been carried out without telling."""
+    """A final response. `unsure`: an earlier try of the same request may have been carried out."""
 
     answer: HttpResponse
     unsure: bool
 
 
 class Dialect(Protocol):
-    """What differs between services in signing requests and reading refusals."""
+    """What differs between services in signing requests and in interpreting refusals."""
 
     def sign(self, request: HttpRequest) -> Mapping[str, str]:
-        """All headers to send, credentials included. Raises StorageError, or WireError to be called again."""
+        """Return all headers to send, credentials included. Raises StorageError, or WireError if it is worth
+        retrying."""
 
     def renew(self) -> None:
-        """Get new credentials, because a request was refused as signed with stale ones."""
+        """Get new credentials, because a request was refused for stale ones."""
 
     def judge(self, answer: HttpResponse) -> Verdict:
-        """Is it worth trying again?"""
+        """Decide whether the request is worth retrying."""
 
     def reason(self, answer: HttpResponse) -> str:
-        """The refusal in a few words."""
+        """Describe the refusal in a few words."""
 
 
 Doubt = Callable[[HttpResponse], str]
 
 
 class Caller:
-    """Sends requests of one dialect over the connections to one origin, until there is a final answer."""
+    """Sends requests in one dialect over the connections to one origin, until the response is final."""
 
     def __init__(self, connections: Connections, dialect: Dialect, waiter: Waiter) -> None:
         self._connections, self._dialect, self._waiter = connections, dialect, waiter
@@ -304,11 +306,11 @@ class Caller:
     def call(
         self, request: HttpRequest, doing: str, patience: Patience | None = None, doubt: Doubt = lambda answer: ""
     ) -> Reply:
-        """Send until the answer is final; `doing` ("write data/x to s3://b") is for errors.
+        """Send until the response is final; `doing`, such as "write data/x to s3://b", is used in errors.
 
-        `doubt` says what is wrong with a success that contradicts itself (blank: nothing): that is asked for again,
-        like a refusal that is temporary, and returned as it is when it does not change. Raises StorageError when no
-        answer is final within the patience (by default the storage's own).
+        `doubt` says what is implausible about a successful response, or "". Such a response is treated like a temporary
+        refusal; if it does not change after several tries, it is returned as it is. Raises StorageError if no response
+        is final within the patience (by default the storage's own).
         """
         unsure, renew, renewed, doubts = False, False, False, 0
         with self._waiter.request(doing, patience) as tries:
@@ -338,7 +340,7 @@ class Caller:
                 if verdict is Verdict.FINAL or (renew and renewed):
                     return Reply(answer, unsure)
                 if not renew:
-                    renewed = False  # it may last longer than the credentials
+                    renewed = False  # an outage may last longer than the new credentials
                 unsure |= answer.status >= 500 or answer.status < 300
                 tries.failed(self._dialect.reason(answer), _retry_after_s(answer, time.time()))
 
@@ -347,7 +349,7 @@ class Caller:
 
 
 def _retry_after_s(answer: HttpResponse, now_s: float) -> float:
-    """The pause a server asks for, as seconds or as a date; 0 when it asks for none."""
+    """Return the pause in seconds that a server requests, as seconds or as a date; 0 if it requests none."""
     asked = answer.headers.get("retry-after", "").strip()
     if asked.isascii() and asked.isdigit():
         return float(asked)

@@ -1,10 +1,10 @@
-"""A folder as storage: `file:///path` or a plain path; also any shared filesystem that supports hard links.
+"""A folder as storage: `file:///path` or a plain path, also on a shared file system that supports hard links.
 
-An object is written under a `.partial` name, synced to disk and then renamed (or, to be created only if absent, hard
-linked: the one call that is atomic and refuses an existing name). Partial files left by a killed writer show up in
-listings like any object, so whoever sweeps unreferenced objects sweeps them too (`journal`: data and entries).
+An object is written under a `.partial` name, synced to disk and then renamed. To be created only if absent, it is hard
+linked instead: that is the one call that is atomic and refuses an existing name. Listings show the partial files of
+killed writers like any object, so whatever sweeps unreferenced objects sweeps them too (`retention`).
 
-A file server that is away for a while is waited for, as any storage (see `waiting`).
+A file server that is unavailable for a while is waited for, like any storage (see `waiting`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AWAY = {
     errno.ECONNABORTED,
     errno.ENOTCONN,
 }
-"""What a file system answers while its server, or in user space its process, is out of reach."""
+"""The errors of a file system whose server, or user-space process, is unreachable."""
 
 _UNREADABLE = {
     errno.EACCES,
@@ -58,10 +58,10 @@ _UNREADABLE = {
     errno.EINVAL,
     errno.EOVERFLOW,
 }
-"""What is refused of one object, while others may well be readable."""
+"""The errors that concern one object, while others may be readable."""
 
 _FILES = (".json", ".safetensors")
-"""What ends like this is meant to be a file: a folder in its place is listed, as an object that cannot be read."""
+"""A name with such a suffix belongs to a file: a folder of that name is listed, as an object that cannot be read."""
 
 _FIXES = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",
@@ -75,7 +75,7 @@ _FIXES = {
 
 
 class LocalStorage:
-    """Objects as files below `root`, which is made on the first write."""
+    """Objects as files below `root`, which is created on the first write."""
 
     def __init__(self, root: Path, patience: Patience = Patience(), waits: Waits | None = None) -> None:  # noqa: B008
         self._root = Path(os.path.abspath(root))
@@ -92,7 +92,7 @@ class LocalStorage:
         tries = itertools.count()
 
         def write() -> int:
-            unsure = next(tries) > 0  # an earlier try may have been carried out without telling
+            unsure = next(tries) > 0  # an earlier try may have succeeded although it failed
             _make_folder(path.parent)
             try:
                 crc = _write_and_sync(partial, parts)
@@ -102,7 +102,7 @@ class LocalStorage:
                     _link(partial, path)
                 _sync_folder(path.parent)
             finally:
-                with suppress(OSError):  # swept by a later run
+                with suppress(OSError):  # a later run sweeps it
                     partial.unlink(missing_ok=True)
             return crc
 
@@ -156,11 +156,11 @@ class LocalStorage:
                 continue
             self._patiently("delete", path, lambda path=path: _remove(path))  # type: ignore[misc]
             if path.parent != self._root:
-                with suppress(OSError):  # not empty yet, or somebody else was faster
+                with suppress(OSError):  # not empty yet, or another process was faster
                     path.parent.rmdir()
 
     def free_bytes(self) -> int | None:
-        """How much room the disk has left for this user, as far as it tells; a quota may leave less."""
+        """Return the free space of the disk for this user in bytes, or None if unknown; a quota may leave less."""
         folder = self._root
         while not folder.exists():
             folder = folder.parent
@@ -171,7 +171,7 @@ class LocalStorage:
         return disk.f_bavail * disk.f_frsize
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
-        """Partial files show up in listings; what does not are folders without any."""
+        """Delete empty folders, which listings do not show. Partial files appear in listings."""
         for above in ("data", "base"):
             with suppress(OSError), os.scandir(self._root / above) as found:
                 for folder in found:
@@ -180,13 +180,15 @@ class LocalStorage:
                             os.rmdir(folder)
 
     def _path(self, key: str) -> Path:
-        """The file of a key; refuses a key (from a forged manifest) that would lead out of the folder."""
+        """Return the file of a key. Raises StorageError for a key (of a forged manifest) that leads out of the
+        folder."""
         if not is_key(key):
             raise StorageError(f"{key!r} is not a key: it must be names separated by single slashes")
         return self._root.joinpath(*key.split("/"))
 
     def _patiently(self, verb: str, path: Path, work: Callable[[], T]) -> T:
-        """What `work` returns, done again while the file system is away. Raises StorageError, a read MissingError."""
+        """Return what `work` returns; retry while the file system is unreachable. Raises StorageError, for a read
+        MissingError."""
         with self._waiter.request(f"{verb} {path}") as tries:
             while True:
                 try:
@@ -194,7 +196,7 @@ class LocalStorage:
                 except OSError as e:
                     if verb == "read" and e.errno == errno.ENOENT:
                         raise MissingError(f"{path} is not there") from e
-                    # A kernel remounts a file system like that after errors of its disk: what was written to is away.
+                    # A kernel remounts a file system read-only after disk errors: one that was writable may be again.
                     if e.errno not in _AWAY and not (e.errno == errno.EROFS and self._has_written):
                         raise _as_error(verb, path, e) from e
                     tries.failed((e.strerror or "it does not answer").lower())
@@ -212,13 +214,13 @@ class LocalStorage:
                     except OSError as e:
                         if e.errno not in _UNREADABLE:
                             raise
-                        yield prefix + entry.name  # what lies in it is not gone: as an object that cannot be read
+                        yield prefix + entry.name  # its contents are not gone: list it as an object that cannot be read
                 else:
                     yield prefix + entry.name
 
 
 def _open(path: Path) -> io.FileIO:
-    """Open a file to be read. Raises DamagedError for what is none (a pipe, a device): it might never end."""
+    """Open a file for reading. Raises DamagedError for a pipe or a device, which might block or never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -227,16 +229,16 @@ def _open(path: Path) -> io.FileIO:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file, or an empty folder in a file's place."""
+    """Delete a file, or an empty folder in its place."""
     if path.is_dir() and not path.is_symlink():
-        with suppress(OSError):  # not empty: not ours
+        with suppress(OSError):  # not empty, so not ours
             path.rmdir()
     else:
         path.unlink(missing_ok=True)
 
 
 def _write_and_sync(path: Path, parts: Sequence[bytes | memoryview]) -> int:
-    """Returns the CRC-32 of all."""
+    """Write the parts to a file and sync it to disk; return their CRC-32."""
     crc = 0
     with path.open("wb", buffering=0) as file:
         for part in parts:
@@ -249,7 +251,8 @@ def _write_and_sync(path: Path, parts: Sequence[bytes | memoryview]) -> int:
 
 
 def _holds(path: Path, partial: Path) -> bool:
-    """Is it there, and this very object? Both are small: large ones are not created only if absent."""
+    """Return whether `path` exists with the contents of `partial`. Both are small: large objects are not created if
+    absent."""
     try:
         return path.read_bytes() == partial.read_bytes()
     except FileNotFoundError:
@@ -264,7 +267,7 @@ def _link(partial: Path, path: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder so that its own name survives a power cut too."""
+    """Create a folder so that its name survives a power failure, too."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -282,7 +285,7 @@ def _sync_folder(folder: Path) -> None:
 def _as_error(verb: str, path: Path, error: OSError) -> StorageError:
     fix = _FIXES.get(error.errno or 0, "check the path and the filesystem")
     kind = StorageError
-    if error.errno == errno.ENOENT:  # its folder, for one that is written: somebody has deleted it just now
+    if error.errno == errno.ENOENT:  # when writing, its folder: it has just been deleted
         kind = MissingError
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         kind = FullError

@@ -1,8 +1,8 @@
-"""Amazon S3, and what speaks its language (MinIO, R2, Ceph): `s3://bucket/prefix`.
+"""Amazon S3 and compatible services (MinIO, R2, Ceph): `s3://bucket/prefix`.
 
-boto3 finds the credentials, the endpoint and the addressing, and signs. It does not move the bytes: its client hashes
-and copies them, at five times the processor time of sending them (see `wire`). Payloads are unsigned; a CRC-32 in a
-header lets the service refuse what was damaged on the way.
+boto3 finds the credentials, the endpoint and the addressing style, and signs requests. It does not transfer the bytes:
+its client hashes and copies them, which takes five times the processor time of sending (see the module `http`).
+Payloads are unsigned; a CRC-32 in a header lets the service refuse what was damaged in transit.
 """
 
 from __future__ import annotations
@@ -60,31 +60,36 @@ T = TypeVar("T")
 OPTIONS = ("endpoint", "region")
 PART_BYTES = 16 << 20
 MOST_SENDERS = 8
-"""Parts at a time: as many as the rank has processors beside the one it trains on, 1 at least and up to this number."""
+"""The maximum number of parts in parallel. There are as many as the rank has processors besides the one it trains
+on."""
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _MOST_COPIED_BYTES = 5 << 30
 _BUSY = {"IDPCommunicationError", "RequestLimitExceeded", "TooManyRequestsException"}
-"""Refusals with status 400 by which the services that give credentials ask to be asked later."""
+"""Error codes with status 400 by which the services that issue credentials ask to be called later."""
 _UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError)
 _MACHINE = "iam-role"
-"""What botocore calls the role of a machine."""
+"""botocore's name for the role of a machine."""
 _RESTARTS = 3
 
 _descriptions = loaders.create_loader(os.environ.get("AWS_DATA_PATH"))
-for _kind in ("service-2", "endpoint-rule-set-1"):  # takes 0.1 s: here, so that a spare does it ahead of a restore
+for _kind in (
+    "service-2",
+    "endpoint-rule-set-1",
+):  # takes 0.1 s; done on import, so that a spare does it before a restore
     _descriptions.load_service_model("s3", _kind)
 
 
 def connect(url: str, patience: Patience, waits: Waits) -> CloudStorage:
-    """The storage an s3:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
+    """Return the storage that an s3:// URL names; no request is sent yet. Raises StorageError for an invalid URL."""
     place = base.parse(url, OPTIONS)
     return CloudStorage(S3(place, Waiter(place.url, patience, waits)))
 
 
 def endpoint_of_environment() -> str:
-    """The endpoint of a URL that names none: of the variables, of the profile, or Amazon's own. Sends nothing.
+    """Return the endpoint of a URL that names none: from environment variables, the profile, or Amazon's own. Sends
+    nothing.
 
-    Raises StorageError where the settings cannot be used.
+    Raises StorageError if the settings cannot be used.
     """
     try:
         return str(_client(None, None).meta.endpoint_url)
@@ -93,12 +98,15 @@ def endpoint_of_environment() -> str:
 
 
 def _client(region: str | None, endpoint: str | None) -> Any:
-    """boto3's client, which is only asked where the bucket is: credentials are found on the first request."""
+    """Return a boto3 client that is only used to find out where the bucket is.
+
+    It gets dummy credentials: the real ones are found on the first request.
+    """
     session = sessions.get_session()
     session.register_component("data_loader", _descriptions)
     return boto3.session.Session(botocore_session=session).client(
         "s3",
-        region_name=region or os.environ.get("AWS_REGION"),  # which boto3 itself ignores
+        region_name=region or os.environ.get("AWS_REGION"),  # boto3 itself ignores it
         endpoint_url=endpoint,
         config=Config(signature_version="s3v4"),
         aws_access_key_id="none",
@@ -141,7 +149,7 @@ class S3:
         )
         self._raise_unless(reply, s3_responses.READ, key, 200)
         refuse_too_large(reply.answer, self.url, key)
-        return reply.answer.body  # as it is: the reader has checksums of its own to judge it by
+        return reply.answer.body  # even if doubtful: readers verify it with checksums of their own
 
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
@@ -171,9 +179,9 @@ class S3:
             headers["x-amz-checksum-algorithm"] = "CRC32"
         reply = self._call("PUT", key, {}, s3_responses.WRITE, headers=headers)
         if reply.answer.status != 200 or s3_responses.code(reply.answer):
-            return None  # another account's, perhaps: the bytes may go the long way all the same
+            return None  # it may belong to another account; reading and writing may still work
         told = s3_responses.parse(reply.answer.body).findtext("ChecksumCRC32", "")
-        return "" if "-" in told else base64.b64decode(told).hex()  # with a dash: a checksum of parts' checksums
+        return "" if "-" in told else base64.b64decode(told).hex()  # with a dash: a checksum of the parts' checksums
 
     def remove(self, key: str) -> None:
         reply = self._call("DELETE", key, {}, s3_responses.DELETE)
@@ -181,7 +189,7 @@ class S3:
             self._raise_unless(reply, s3_responses.DELETE, key, 200, 204)
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
-        """Abort uploads in parts below our prefix: they are in no listing of objects, and cost money."""
+        """Abort multipart uploads below our prefix: listings of objects do not show them, and they cost money."""
         query = {"uploads": "", "prefix": self._place.prefix}
         while True:
             found = self._ask(query, s3_responses.UPLOADS)
@@ -195,7 +203,7 @@ class S3:
             query |= {"key-marker": uploads[-1][0], "upload-id-marker": uploads[-1][1]}
 
     def _put_in_parts(self, key: str, body: Body, if_absent: bool) -> Outcome:
-        """Upload parts at a time; once more from the start when the service has forgotten the upload."""
+        """Upload the parts in parallel; start again if the service no longer knows the upload."""
         unsure = False
         for _ in range(_RESTARTS):
             upload = self._begin(key)
@@ -213,7 +221,7 @@ class S3:
                 self._abort_quietly(key, upload)
             return outcome
         raise StorageError(
-            f"cannot {s3_responses.WRITE.verb} {key} in {self.url}: the service forgets uploads in parts"
+            f"cannot {s3_responses.WRITE.verb} {key} in {self.url}: the service has lost its multipart upload"
         )
 
     def _begin(self, key: str) -> str:
@@ -224,7 +232,7 @@ class S3:
         return self._checked(reply, key, s3_responses.upload_id)
 
     def _send_parts(self, key: str, upload: str, body: Body) -> list[tuple[str, str]]:
-        """Returns each part's ETag and checksum, in order."""
+        """Send the parts; return each part's ETag and checksum, in order."""
         part_bytes = max(PART_BYTES, -(-body.size_bytes // _MOST_PARTS))
         count = -(-body.size_bytes // part_bytes)
         pieces = [body.cut(index * part_bytes, (index + 1) * part_bytes) for index in range(count)]
@@ -265,7 +273,7 @@ class S3:
             self._raise_unless(reply, s3_responses.ABORT, key, 200, 204)
 
     def _abort_quietly(self, key: str, upload: str) -> None:
-        """Clean up behind a failure; what cannot be aborted now is found by `discard_unfinished`."""
+        """Clean up after a failure. `discard_unfinished` finds what cannot be aborted now."""
         try:
             self._abort(key, upload, Patience(tries=1))
         except StorageError as e:
@@ -291,7 +299,7 @@ class S3:
         return {"x-amz-checksum-crc32": _crc32(body), "x-amz-sdk-checksum-algorithm": "CRC32"}
 
     def _ask(self, query: Mapping[str, str], action: Action) -> ElementTree.Element:
-        """A listing; asked for again if it cannot be, or is not one."""
+        """Return a listing; retried if the response cannot be parsed or is not a listing."""
 
         def names(answer: HttpResponse) -> list[str]:
             return s3_responses.names(s3_responses.parse_listing(answer.body))
@@ -311,7 +319,7 @@ class S3:
         doubt: Doubt = lambda answer: "",
         **request: Any,
     ) -> Reply:
-        """Send a request about an object, or with `key` None about the bucket."""
+        """Send a request about an object, or about the bucket if `key` is None."""
         name = "" if key is None else self._place.path_of(key)
         target = self._signer.path + name
         if query:
@@ -334,7 +342,7 @@ class Signer:
         client = _client(place.options.get("region"), place.options.get("endpoint"))
         endpoint = urlsplit(client.meta.endpoint_url)
         example = urlsplit(client.generate_presigned_url("head_bucket", Params={"Bucket": place.bucket}))
-        in_host = example.netloc.startswith(f"{place.bucket}.")  # its host is no use: outside any region
+        in_host = example.netloc.startswith(f"{place.bucket}.")  # but not its host, which is outside any region
         self.origin = f"{endpoint.scheme}://{place.bucket + '.' if in_host else ''}{endpoint.netloc}"
         self.path = example.path.rstrip("/") + "/"
         self.checksums = client.meta.config.request_checksum_calculation != "when_required"
@@ -355,7 +363,7 @@ class Signer:
 
     def renew(self) -> None:
         with self._lock:
-            self._credentials = None  # found again wherever they come from: a file may have been written anew
+            self._credentials = None  # read again from their source: a file may have been rewritten
 
     def judge(self, answer: HttpResponse) -> Verdict:
         return s3_responses.judge(answer)
@@ -364,12 +372,15 @@ class Signer:
         return s3_responses.reason(answer)
 
     def _current_credentials(self) -> Any:
-        """Raises StorageError, or WireError when whoever gives out credentials is busy or out of reach for now."""
+        """Return the credentials, refreshed if they expire soon.
+
+        Raises StorageError, or WireError if their source is overloaded or unreachable for now.
+        """
         try:
             if self._credentials is None:
                 self._credentials = boto3.session.Session().get_credentials()
             if self._credentials is not None:
-                found = self._credentials.get_frozen_credentials()  # refreshed first if they expire soon
+                found = self._credentials.get_frozen_credentials()
                 self._had_credentials = True
                 return found
         except (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError, ValueError) as e:
@@ -378,7 +389,7 @@ class Signer:
                 raise WireError(f"no AWS credentials for now: {said}", sent=False) from e
             fix = "check the role, its token or the profile, and this machine's clock"
             raise StorageError(f"{self._place.url}: no new AWS credentials: {said}. FIX: {fix}") from e
-        if self._had_credentials:  # a machine's metadata service that is away looks like a machine without a role
+        if self._had_credentials:  # an unreachable metadata service looks like a machine without a role
             raise WireError("no AWS credentials for now where there were some", sent=False)
         raise StorageError(
             f"{self._place.url}: no AWS credentials found. FIX: give the machine a role, or set $AWS_ACCESS_KEY_ID and "
@@ -387,7 +398,7 @@ class Signer:
 
 
 def _is_passing(error: BaseException | None) -> bool:
-    """Is the service that gives credentials busy or out of reach, rather than that it refuses?"""
+    """Return whether the source of credentials is overloaded or unreachable, as opposed to refusing."""
     if isinstance(error, exceptions.ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         said = error.response.get("Error", {}).get("Code", "")
@@ -396,13 +407,13 @@ def _is_passing(error: BaseException | None) -> bool:
         return False
     if isinstance(error, exceptions.CredentialRetrievalError):
         if error.kwargs.get("provider") == _MACHINE:
-            return True  # it has given credentials before: its metadata service is away
-        error = error.__context__  # what a container's agent has said
+            return True  # it has issued credentials before: its metadata service is unreachable
+        error = error.__context__  # the response of a container's agent
     return isinstance(error, _UNREACHABLE)
 
 
 def _doubt_write(headers: Mapping[str, str]) -> Doubt:
-    """Doubt responses that are not S3's, and those whose checksum is not that of the `headers` that were sent."""
+    """Return a check of responses to a write: they must be S3's, and a checksum must be that of the sent `headers`."""
     sent = headers.get("x-amz-checksum-crc32", "")
     is_strange = _doubt(s3_responses.check_write)
 
@@ -416,7 +427,7 @@ def _doubt_write(headers: Mapping[str, str]) -> Doubt:
 
 
 def _doubt(read: Callable[[HttpResponse], object]) -> Doubt:
-    """Doubt the successful responses for which `read` raises StorageError; refusals with status 200 are no success."""
+    """Return a check of successful responses by `read`, which raises StorageError; skips refusals with status 200."""
 
     def doubt(answer: HttpResponse) -> str:
         if s3_responses.code(answer):
@@ -431,11 +442,11 @@ def _doubt(read: Callable[[HttpResponse], object]) -> Doubt:
 
 
 def _doubt_object(answer: HttpResponse) -> str:
-    """Does an object contradict its checksum, or is there nothing, without a checksum that says so?"""
+    """Return what is implausible: an object that does not match its checksum, or is empty and has none; else ""."""
     told = answer.headers.get("x-amz-checksum-crc32", "")
     if answer.is_too_large:
         return ""
-    if not told or "-" in told:  # with a dash: a checksum of parts' checksums
+    if not told or "-" in told:  # with a dash: a checksum of the parts' checksums
         return "" if answer.body else "its answer is empty"
     return "" if told == _crc32(Body.of([answer.body])) else "its answer does not match its checksum"
 

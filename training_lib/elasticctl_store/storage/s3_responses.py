@@ -1,4 +1,4 @@
-"""What S3 says: its XML, its error codes, what they mean and what to do about them. Pure."""
+"""The responses of S3: its XML, its error codes, and what to do about them. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UPLOADS = Action("list the uploads of", "to", "s3:ListBucketMultipartUploads")
 
 _STALE = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"}
 _TEMPORARY = {
-    "BadDigest",  # what arrived is not what was sent
+    "BadDigest",  # damaged in transit
     "ConditionalRequestConflict",
     "InternalError",
     "OperationAborted",
@@ -41,7 +41,7 @@ _FULL = {"EntityTooLarge", "QuotaExceeded", "XMinioStorageFull", "InsufficientCa
 
 
 def parse(body: bytes) -> ElementTree.Element:
-    """An XML answer without its namespaces. Raises StorageError for what is none."""
+    """Return the XML of a response without its namespaces. Raises StorageError if it is not XML."""
     try:
         root = ElementTree.fromstring(body.strip())  # noqa: S314 - from the service the state is entrusted to; expat bounds entities
     except ElementTree.ParseError as e:
@@ -52,18 +52,19 @@ def parse(body: bytes) -> ElementTree.Element:
 
 
 def parse_listing(body: bytes) -> ElementTree.Element:
-    """A page of a listing. Raises StorageError for what is none, or has not as many keys as it says."""
+    """Return a page of a listing. Raises StorageError if it is not one, or if its number of keys is not the one it
+    states."""
     found = parse(body)
     if found.tag not in ("ListBucketResult", "ListMultipartUploadsResult"):
         raise StorageError(f"the endpoint answers with {found.tag!r:.60}, which is no listing of S3's: check its URL")
     count = found.findtext("KeyCount")
     if count is not None and count != str(len(names(found))):
-        raise StorageError(f"its listing has {len(names(found))} keys, and says that there are {count[:20]}")
+        raise StorageError(f"its listing has {len(names(found))} keys, but states {count[:20]}")
     return found
 
 
 def names(listing: ElementTree.Element) -> list[str]:
-    """The names of the objects, or of the uploads in parts, in a listing."""
+    """Return the names of the objects, or of the multipart uploads, in a listing."""
     kinds = ("Contents", "Upload")
     return [item.findtext("Key", "") for kind in kinds for item in listing.iter(kind)]
 
@@ -89,12 +90,12 @@ def upload_id(answer: HttpResponse) -> str:
 
 
 def code(answer: HttpResponse) -> str:
-    """The error code of a refusal; also of one that comes with status 200, as the end of an upload in parts may."""
+    """Return the error code of a refusal; it may come with status 200, as at the end of a multipart upload."""
     return _field(answer, "Code")
 
 
 def judge(answer: HttpResponse) -> Verdict:
-    """Is it worth trying again?"""
+    """Decide whether the request is worth retrying."""
     said = code(answer)
     if said in _STALE:
         return Verdict.STALE_CREDENTIALS
@@ -103,12 +104,12 @@ def judge(answer: HttpResponse) -> Verdict:
 
 
 def reason(answer: HttpResponse) -> str:
-    """The refusal in a few words."""
+    """Describe the refusal in a few words."""
     return f"{answer.status} {code(answer)}".strip()
 
 
 def as_error(answer: HttpResponse, action: Action, key: str, place: Location) -> StorageError:
-    """A refusal as an error: what failed, why, and how to fix it."""
+    """Return the error for a refusal: what failed, why, and how to fix it."""
     said = code(answer)
     if said == "NoSuchKey" or (answer.status == 404 and not said):
         return MissingError(f"{place.url}: {key} is not there")
@@ -123,15 +124,15 @@ def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> s
         region = answer.headers.get("x-amz-bucket-region") or _field(answer, "Region") or "another region"
         return f"the bucket is in {region}: add ?region={region} to the URL, or set $AWS_REGION"
     if said in _STALE:
-        return "the AWS credentials have expired, and those found anew have too: renew them"
+        return "the AWS credentials have expired, and newly read ones too. FIX: renew them"
     if said == "RequestTimeTooSkewed":
         return f"this machine's clock is wrong (the service's says {answer.headers.get('date', 'otherwise')}): set it"
     if said in _REFUSED:
-        return f"the AWS credentials are not accepted ({said}): check the key, and that it is this endpoint's"
+        return f"the AWS credentials were refused ({said}). FIX: check the key, and that it is for this endpoint"
     if said in _FULL or answer.status == 507:
-        return f"no room ({said}): free some space or choose another storage URL"
+        return f"no room ({said}). FIX: free some space or choose another storage URL"
     if said == "NotImplemented":
-        return "the service does not know checksums: set $AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+        return "the service does not support checksums. FIX: set $AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
     if answer.status in (401, 403):
         return f"no permission: the credentials in use need {action.permission}"
     message = " ".join(_field(answer, "Message").split())[:200]
@@ -139,8 +140,8 @@ def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> s
 
 
 def _field(answer: HttpResponse, name: str) -> str:
-    """A field of an error document; "" in any other answer."""
-    if b"<Error" not in answer.body.lstrip()[:300]:  # behind spaces, with which S3 keeps a long request alive
+    """Return a field of an error document; "" for any other response."""
+    if b"<Error" not in answer.body.lstrip()[:300]:  # after spaces, which S3 sends to keep a long request alive
         return ""
     try:
         return parse(answer.body).findtext(name, "")

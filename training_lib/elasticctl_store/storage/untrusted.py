@@ -1,8 +1,8 @@
-"""Storage URLs that somebody else wrote, opened with this process's credentials.
+"""Open storage URLs that somebody else wrote, with this process's credentials.
 
-A URL may name an endpoint. In a job's own process that is the job's business; but whoever may write jobs must not be
-sent the tokens of everybody who looks at one. So the endpoint of such a URL has to be the provider's own, the one that
-this process's environment names, or that of a URL which the caller has chosen.
+A URL may name an endpoint. In a job's own process that is up to the job, but whoever may write jobs must not receive
+the tokens of everybody who looks at one. The endpoint of such a URL therefore has to be the provider's own, the one
+that this process's environment names, or that of a URL which the caller has chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elasticctl_store.storage.waiting import Patience
 
 _REGION = r"[a-z]{2}(?:-[a-z]+)+-\d+"
 _PROVIDERS_OWN = {
-    # Of amazonaws.com only what is S3: customers' load balancers and machines have names below it too.
+    # Only the S3 hosts below amazonaws.com: customers' load balancers and machines have names there too.
     "s3": re.compile(
         rf"s3(?:-fips|-accelerate)?(?:\.dualstack)?(?:[.-]{_REGION})?\.amazonaws\.com(?:\.cn)?"
         rf"|(?:bucket\.)?vpce-[a-z0-9-]+\.s3\.{_REGION}\.vpce\.amazonaws\.com(?:\.cn)?"
@@ -35,17 +35,18 @@ _VARIABLES = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}
 
 
 def open_untrusted(url: str, patience: Patience, chosen: Callable[[], Iterable[str]]) -> Storage:
-    """Like `storage.open`, for a URL of unknown origin.
+    """Open a URL of unknown origin; otherwise like `storage.open`.
 
-    `chosen` gives URLs that the caller has typed or configured; an endpoint that one of them names for the same scheme
-    is trusted, and it is asked only about a URL that names one. Raises StorageError for an endpoint that nobody named.
+    `chosen` returns URLs that the caller has typed or configured. An endpoint that one of them names for the same
+    scheme is trusted. It is only called for a URL that names an endpoint. Raises StorageError for an endpoint that is
+    not trusted.
     """
     check_endpoint(url, "job", chosen)
     return storage.open(url, patience)
 
 
 def check_endpoint(url: str, who: str, chosen: Callable[[], Iterable[str]]) -> None:
-    """Raise StorageError for a URL, written in a `who`, with an endpoint that is not trusted."""
+    """Raise StorageError for a URL, written in a `who` ("job"), whose endpoint is not trusted."""
     scheme, separator, _ = url.partition("://")
     if separator and scheme in _PROVIDERS_OWN:
         endpoint = _endpoint(url)
@@ -59,7 +60,7 @@ def check_endpoint(url: str, who: str, chosen: Callable[[], Iterable[str]]) -> N
 
 
 def _endpoint(url: str) -> str:
-    """The endpoint that a URL names; blank where it names none. Raises StorageError for a wrong URL."""
+    """Return the endpoint that a URL names, or "". Raises StorageError for an invalid URL."""
     return base.parse(url, ("endpoint", "region")).options.get("endpoint", "")
 
 
@@ -72,7 +73,7 @@ def _is_named(scheme: str, endpoint: str, chosen: Callable[[], Iterable[str]]) -
             try:
                 named = _endpoint(url)
             except StorageError:
-                continue  # what is wrong with it is said where it is used
+                continue  # reported where that URL is used
             if named and _origin(named) == wanted:
                 return True
     named = _of_environment(scheme)
@@ -85,12 +86,13 @@ def _origin(endpoint: str) -> tuple[str, str, int]:
 
 
 def _of_environment(scheme: str) -> str:
-    """The endpoint that the environment, or a file of settings in it, names."""
+    """Return the endpoint that the environment, or a configuration file that it refers to, names; "" if there is
+    none."""
     if scheme == "gs":
         emulator = os.environ.get(_VARIABLES["gs"], "")
         return emulator if "://" in emulator or not emulator else f"http://{emulator}"
     try:
         s3 = importlib.import_module("elasticctl_store.storage.s3")
     except ModuleNotFoundError:
-        return ""  # `storage.open` says what is not installed
+        return ""  # `storage.open` reports what is not installed
     return str(s3.endpoint_of_environment())

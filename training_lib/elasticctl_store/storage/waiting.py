@@ -1,9 +1,9 @@
-"""How long a storage that is away is waited for, and what is said of that meanwhile.
+"""How long to wait for a storage that is unavailable, and what is logged meanwhile.
 
-Away is a storage whose refusals are temporary: a service that is busy or down, a network, the place that credentials
-come from, a file server. It is tried again with exponential back-off and full jitter (the pause is drawn between
-nothing and a limit that doubles), so that ranks that were refused together do not come back together. Unless it is
-bounded, patience lasts for as long as it takes: nothing here may decide that a job ends.
+A storage is unavailable while its refusals are temporary: a service that is overloaded or down, a network, the source
+of credentials, a file server. Requests are retried with exponential backoff and full jitter (the pause is drawn between
+0 and a limit that doubles), so that ranks that were refused together do not return together. Without a bound, a request
+is retried for as long as it takes: nothing here may decide that a job ends.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from elasticctl_store.errors import StorageError
 log = logging.getLogger("elasticctl_train")
 
 TOLD_AFTER_S = 3.0
-"""A request that has failed for so long waits for its storage; what passes sooner is nothing to speak of."""
+"""A request that has failed for this long counts as waiting for its storage. Shorter failures are not reported."""
 JITTER = random.Random()  # noqa: S311 - no secret
-"""Of its own: a script draws the same random numbers whether its storage answers or not."""
+"""A generator of its own, so that a script draws the same random numbers whether or not its storage fails."""
 _SAID_AGAIN_S, _SAID_RARELY_S = 60.0, 1800.0
 _MOST_DOUBLINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for what, and how often to try: without end, unless it is bounded in time or in number.
+    """How long and how often to retry: without a limit, unless one is set in time or in number.
 
-    `total_s` counts from the first failure of a request: what a large one took before it failed is no sign that it
-    will fail again.
+    `total_s` counts from the first failure of a request: the time that a large request took before it failed does not
+    show that it will fail again. `connect_s` and `silence_s` are the timeouts of one try.
     """
 
     tries: float = math.inf
@@ -44,31 +44,33 @@ class Patience:
     silence_s: float = 60.0
 
     def pause_s(self, tries: int, chance: float) -> float:
-        """The pause after so many failed tries; `chance` in [0, 1) is where in the interval it falls."""
+        """Return the pause in seconds after this many failed tries; `chance` in [0, 1) is its place in the interval."""
         doublings = min(tries - 1, _MOST_DOUBLINGS)
         return chance * min(self.longest_pause_s, self.first_pause_s * 2.0**doublings)
 
 
 AT_A_TERMINAL = Patience(total_s=30.0)
-"""Of a command that somebody waits for."""
+"""For a command that a user waits for."""
 
 
 class Waits:
-    """The requests that wait for a storage at this moment, over all threads. Said once, then rarely, and when over."""
+    """The requests that wait for a storage right now, over all threads. Logged when the wait begins, rarely, and at its
+    end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[Tries, tuple[float, str]] = {}  # since when (monotonic), and why
+        self._waiting: dict[Tries, tuple[float, str]] = {}  # (start, monotonic; reason)
         self._said_next_s: float | None = None
 
     def reason(self) -> str:
-        """What is waited for and for how long, as "storage s3://b: 503 SlowDown for 4m"; empty: nothing."""
+        """Return what is waited for and for how long, such as "storage s3://b: 503 SlowDown for 4m"; "" if nothing
+        is."""
         with self._lock:
             longest = self._longest()
         return "" if longest is None else f"{longest[1]} for {describe_s(longest[0])}"
 
     def failed(self, tries: Tries, why: str) -> None:
-        """A request has failed, and will be sent again."""
+        """Record that a request has failed and will be retried."""
         now_s = time.monotonic()
         with self._lock:
             since_s, _ = self._waiting.get(tries, (now_s, ""))
@@ -85,7 +87,7 @@ class Waits:
             log.warning("%s for %s; still trying", why, describe_s(away_s))
 
     def over(self, tries: Tries) -> None:
-        """A request has got its answer, or was given up."""
+        """Record that a request has received its response, or was given up."""
         with self._lock:
             since_s, why = self._waiting.pop(tries, (0.0, ""))
             is_last = bool(why) and not self._waiting and self._said_next_s is not None
@@ -95,7 +97,7 @@ class Waits:
             log.warning("%s: over after %s", why, describe_s(time.monotonic() - since_s))
 
     def _longest(self) -> tuple[float, str] | None:
-        """Of what waits for so long that it counts, how long that has been, and why."""
+        """Return (seconds, reason) of the longest wait; None if no request has waited for long enough to count."""
         since_s, why = min(self._waiting.values(), default=(math.inf, ""))
         away_s = time.monotonic() - since_s
         return (away_s, why) if away_s >= TOLD_AFTER_S else None
@@ -103,19 +105,19 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """Who sends requests to the storage `url`, how patiently, and where that is told."""
+    """The storage at `url` as a target of requests: how patiently to send them, and where to record waits."""
 
     url: str
     patience: Patience = Patience()
     waits: Waits = field(default_factory=Waits)
 
     def request(self, doing: str, patience: Patience | None = None) -> Tries:
-        """A request about to be sent; `doing` ("write data/x to s3://b") is for errors."""
+        """Return the context of a request to be sent; `doing`, such as "write data/x to s3://b", is used in errors."""
         return Tries(self, doing, patience or self.patience)
 
 
 class Tries:
-    """One request, sent until its answer is final: a context, in which `failed` is called between two tries."""
+    """One request, retried until its response is final. Used as a context; call `failed` between two tries."""
 
     def __init__(self, waiter: Waiter, doing: str, patience: Patience) -> None:
         self._waiter, self._doing, self._patience = waiter, doing, patience
@@ -124,15 +126,15 @@ class Tries:
 
     @property
     def until(self) -> str:
-        """For how long it is tried, in words."""
+        """How long the request is retried, in words."""
         total_s = self._patience.total_s
         return "until it answers" if math.isinf(total_s) else f"for {describe_s(total_s)} at most"
 
     def failed(self, reason: str, asked_s: float = 0.0) -> None:
-        """Pause before the next try. Raises StorageError when there is none left.
+        """Pause before the next try. Raises StorageError if no try is left.
 
-        `asked_s` is the pause a service asks for. Where there is no end of patience, it is not heeded beyond the
-        longest pause: a service that is back long before would be waited for.
+        `asked_s` is the pause that the service requests. If there is no time limit, it is capped at the longest pause,
+        so that the return of a service is noticed soon.
         """
         patience, now_s = self._patience, time.monotonic()
         self._made += 1
@@ -157,7 +159,7 @@ class Tries:
 
 
 def describe_s(seconds: float) -> str:
-    """A duration as "12s", "4m" or "3h05m"."""
+    """Return a duration as "12s", "4m" or "3h05m"."""
     if seconds < 60:
         return f"{seconds:.0f}s"
     hours, minutes = divmod(int(seconds // 60), 60)

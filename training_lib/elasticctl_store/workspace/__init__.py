@@ -1,4 +1,4 @@
-"""A job's workspace: what the folder consists of, how it is stored, how a worker gets it.
+"""A job's workspace: its format, how it is stored, and how a worker gets it.
 
 Needs no torch, because the command line sends what a launcher unpacks.
 """

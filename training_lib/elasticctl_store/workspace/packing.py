@@ -1,11 +1,10 @@
-"""The format of a workspace: what it consists of, the digest that names it, and how its contents are packed. Pure.
+"""The format of a workspace: its listing, the digest that names it, and how its contents are packed. Pure.
 
-The digest covers paths, contents, the executable bit and where links lead; not times, owners or where the bytes are
-kept. So the same folder has the same name on every machine, and whoever unpacks one can tell whether it is whole.
+The digest covers paths, contents, the executable bit and the targets of links, but not times, owners or where the bytes
+are stored. So the same folder has the same name on every machine, and whoever unpacks it can verify it.
 
-Contents are stored cut into pieces, compressed, many small ones in one object: a pack is pieces one after the other.
-Where a content's pieces lie is written down beside the listing (`Places`), so a later workspace can point into packs
-that are there already.
+Contents are cut into pieces, compressed, and stored in packs: objects that hold pieces one after the other. The pieces
+of each content are recorded beside the listing (`Places`), so a later workspace can refer to existing packs.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from elasticctl_store.errors import DamagedError
 
 FORMAT = "elasticctl-workspace/1"
 PIECE_BYTES = 4 << 20
-"""Of a content, before it is compressed: bounds what a sender and an unpacker hold in memory."""
+"""The size of a piece before compression: it bounds the memory that a sender and a receiver need."""
 PACK_BYTES = 16 << 20
-"""A pack is closed when it has as many."""
+"""A pack is closed once it has this size."""
 RUN_BYTES = 8 << 20
-"""Neighbouring pieces are read together up to here."""
+"""Neighbouring pieces are read together, up to this size."""
 _LEVEL = 6
 MAX_ITEMS = 100_000
 MAX_PATH_BYTES, MAX_NAME_BYTES = 1024, 255
-"""What macOS takes for a path, and both it and Linux for one name."""
+"""The limits of macOS for a path, and of both macOS and Linux for one name."""
 _MAX_HOPS = 100
-"""More links than any kernel follows (Linux: 40): who goes round in circles arrives nowhere."""
+"""More links than any kernel follows (Linux: 40): a chain that is longer is a loop, and leads nowhere."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file by its path, its content by `sha256` (hexadecimal)."""
+    """A file by its path; `sha256` is the digest of its content in hexadecimal."""
 
     path: str
     size_bytes: int
@@ -48,7 +47,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A symbolic link; `target` is as `readlink` gives it, and stays within the workspace."""
+    """A symbolic link; `target` is as `readlink` returns it, and stays within the workspace."""
 
     path: str
     target: str
@@ -56,7 +55,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An empty folder; others are known by what lies in them."""
+    """An empty folder; other folders are implied by their contents."""
 
     path: str
 
@@ -66,56 +65,56 @@ Item = File | Link | Folder
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The items in order of their paths. Make one with `of` or `parse`, which check that it can be unpacked safely."""
+    """The items in order of their paths. Create it with `of` or `parse`, which check that it can be unpacked safely."""
 
     items: tuple[Item, ...]
 
     @classmethod
     def of(cls, items: Iterable[Item]) -> Listing:
-        """A listing of these items, in any order. Raises DamagedError for one that may not be unpacked."""
+        """Return a listing of these items, in any order. Raises DamagedError if one cannot be unpacked safely."""
         listing = cls(tuple(sorted(items, key=lambda item: item.path)))
         _check(listing.items)
         return listing
 
     @property
     def files(self) -> tuple[File, ...]:
-        """The files alone."""
+        """The files only."""
         return tuple(item for item in self.items if isinstance(item, File))
 
     @property
     def size_bytes(self) -> int:
-        """All files together."""
+        """The size of all files in bytes."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def digest(self) -> str:
-        """What names this workspace: 64 hexadecimal digits."""
+        """The name of this workspace: 64 hexadecimal digits."""
         text = json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data; the same listing gives the same."""
+        """Return the listing as JSON data; equal listings give equal data."""
         return {"format": FORMAT, "items": [_to_row(item) for item in self.items]}
 
 
 def parse(data: Any) -> Listing:
-    """The listing that `to_json` gave. Raises DamagedError for anything else, and for what may not be unpacked."""
+    """Return the listing that `to_json` returned. Raises DamagedError for anything else, and for unsafe items."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise DamagedError(f"not a workspace of this version ({FORMAT}): {found!r:.60}")
     rows = data.get("items")
     if not isinstance(rows, Sequence) or len(rows) > MAX_ITEMS:
-        raise DamagedError("a workspace's items are missing, or more than can be")
+        raise DamagedError(f"a workspace's items are missing, or more than {MAX_ITEMS:,}")
     return Listing.of(_of_row(row) for row in rows)
 
 
 def is_digest(text: object) -> bool:
-    """Is it 64 hexadecimal digits, as sha256 gives them?"""
+    """Return whether `text` is 64 hexadecimal digits, as in a SHA-256."""
     return isinstance(text, str) and _SHA256.fullmatch(text) is not None
 
 
 def unfit(path: str) -> str:
-    """What is wrong with a path inside a workspace, in words that complete "its path …"; "" where nothing is."""
+    """Return what is wrong with a path in a workspace, as words that complete "its path …"; "" if nothing is."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -129,9 +128,9 @@ def unfit(path: str) -> str:
 
 
 def leaves(path: str, links: Mapping[str, str]) -> bool:
-    """Does the link at `path` lead out of the workspace? `links`: path -> target of every link there is.
+    """Return whether the link at `path` leads out of the workspace. `links`: path -> target of every link in it.
 
-    Links are followed as the kernel does it, one name after the other: `x/..` is not where `x` lies if `x` is a link.
+    Links are followed as the kernel does, name by name: if `x` is a link, `x/..` is not the folder that contains it.
     """
     at, hops = path.split("/")[:-1], 0
     todo = links[path].split("/")[::-1]
@@ -161,7 +160,7 @@ def leaves(path: str, links: Mapping[str, str]) -> bool:
 
 
 def _check(items: Sequence[Item]) -> None:
-    """Raise DamagedError unless unpacking these can touch nothing outside of its folder, nor one item twice."""
+    """Raise DamagedError unless unpacking these items can touch nothing outside of the folder, and no item twice."""
     links = {item.path: item.target for item in items if isinstance(item, Link)}
     taken: set[str] = set()
     for item in items:
@@ -176,11 +175,13 @@ def _check(items: Sequence[Item]) -> None:
     for item in items:
         parts = item.path.split("/")
         if any("/".join(parts[:depth]) in taken for depth in range(1, len(parts))):
-            raise DamagedError(f"{item.path!r:.80} of a workspace lies below what is not a folder, or not an empty one")
+            raise DamagedError(
+                f"{item.path!r:.80} of a workspace is below an item that is not a folder, or an empty one"
+            )
 
 
 def unfit_target(target: str) -> bool:
-    """Can nothing be linked to this?"""
+    """Return whether nothing can be linked to this target."""
     try:
         return not target or "\0" in target or len(target.encode()) > MAX_PATH_BYTES
     except UnicodeEncodeError:
@@ -203,12 +204,13 @@ def _of_row(row: Any) -> Item:
             return Link(path, target)
         case ["folder", str(path)]:
             return Folder(path)
-    raise DamagedError(f"{row!r:.80} is no item of a workspace")
+    raise DamagedError(f"{row!r:.80} is not an item of a workspace")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """`stored_bytes` from byte `start` of a pack are `size_bytes` of a content; fewer: compressed with zlib."""
+    """`stored_bytes` from byte `start` of a pack hold `size_bytes` of a content; if they are fewer, compressed with
+    zlib."""
 
     pack: str
     start: int
@@ -217,7 +219,7 @@ class PackedPiece:
 
 
 Places = Mapping[str, tuple[PackedPiece, ...]]
-"""A content's sha256 -> its pieces, in order."""
+"""The SHA-256 of a content -> its pieces, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +231,13 @@ class Pack:
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """The size of the object in bytes."""
         return sum(map(len, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece that is wanted: `offset` is where in its content it belongs."""
+    """A piece that is to be read; `offset` is its position in its content."""
 
     content: str
     offset: int
@@ -244,25 +246,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PackRange:
-    """Neighbouring pieces of one pack, to be read in one go."""
+    """Neighbouring pieces of one pack, to be read in one request."""
 
     pack: str
     parts: tuple[Part, ...]
 
     @property
     def start(self) -> int:
-        """The first byte."""
+        """The first byte to read."""
         return self.parts[0].piece.start
 
     @property
     def stored_bytes(self) -> int:
-        """How many bytes to read."""
+        """The number of bytes to read."""
         last = self.parts[-1].piece
         return last.start + last.stored_bytes - self.start
 
 
 class Packer:
-    """Makes packs of contents that come one after the other; deterministic in their order."""
+    """Packs contents that are added one after the other; deterministic for a given order."""
 
     def __init__(self) -> None:
         self.places: dict[str, tuple[PackedPiece, ...]] = {}
@@ -271,7 +273,7 @@ class Packer:
         self._end = 0
 
     def add(self, content: str, data: bytes) -> Iterator[Pack]:
-        """Take the next piece of a content (at most `PIECE_BYTES`); yields the pack that it makes full."""
+        """Add the next piece of a content (at most `PIECE_BYTES`); yield the pack that it completes."""
         small = zlib.compress(data, _LEVEL)
         stored = small if len(small) < len(data) else data
         self._open.append((content, self._end, len(stored), len(data)))
@@ -281,7 +283,7 @@ class Packer:
             yield from self.close()
 
     def close(self) -> Iterator[Pack]:
-        """Yield what is left."""
+        """Yield the last pack, if there is one."""
         if not self._open:
             return
         digest = hashlib.sha256()
@@ -296,7 +298,7 @@ class Packer:
 
 
 def decompress_piece(piece: PackedPiece, stored: memoryview) -> bytes:
-    """The bytes of a content. Raises DamagedError unless they are as many as they should be; never makes more."""
+    """Return the bytes of a piece. Raises DamagedError unless it has the expected size; never produces more."""
     if piece.stored_bytes == piece.size_bytes:
         return bytes(stored)
     unpacker = zlib.decompressobj()
@@ -310,7 +312,7 @@ def decompress_piece(piece: PackedPiece, stored: memoryview) -> bytes:
 
 
 def pack_ranges(places: Places, contents: Iterable[str]) -> list[PackRange]:
-    """What to read to get these contents, in as few goes as their neighbourhood allows."""
+    """Return what to read to get these contents, in as few requests as possible."""
     by_pack: dict[str, list[Part]] = {}
     for content in contents:
         offset = 0
@@ -331,7 +333,7 @@ def pack_ranges(places: Places, contents: Iterable[str]) -> list[PackRange]:
 
 
 def places_to_json(places: Places) -> dict[str, Any]:
-    """As JSON data."""
+    """Return the places as JSON data."""
     return {
         content: [[piece.pack, piece.start, piece.stored_bytes, piece.size_bytes] for piece in pieces]
         for content, pieces in sorted(places.items())
@@ -339,7 +341,8 @@ def places_to_json(places: Places) -> dict[str, Any]:
 
 
 def parse_places(data: Any, listing: Listing) -> dict[str, tuple[PackedPiece, ...]]:
-    """Where the contents of a listing lie. Raises DamagedError unless it is said of each, and adds up to its size."""
+    """Return where the contents of a listing are. Raises DamagedError unless each has pieces that add up to its
+    size."""
     if not isinstance(data, Mapping):
         raise DamagedError("a workspace does not say where its contents are")
     places: dict[str, tuple[PackedPiece, ...]] = {}
@@ -359,4 +362,4 @@ def _piece_of(row: Any) -> PackedPiece:
         case [str(pack), int(start), int(stored), int(size)] if is_digest(pack):
             if start >= 0 and 0 < stored <= size <= PIECE_BYTES:
                 return PackedPiece(pack, start, stored, size)
-    raise DamagedError(f"{row!r:.100} is no piece of a workspace")
+    raise DamagedError(f"{row!r:.100} is not a piece of a workspace")

@@ -1,11 +1,11 @@
-"""Workspaces in storage: send what is not there yet, and get one back.
+"""Workspaces in storage: send what does not exist yet, and fetch one.
 
     listings/<digest>    one workspace: its listing, and where its contents are
-    packs/<sha256>       contents, many to an object
+    packs/<sha256>       contents, many per object
     heads/<origin>       the digest of the newest workspace of one folder: what the next one is compared with
 
-A workspace that is there already is not sent again, and of another only the contents that the newest one of the same
-folder does not have. Objects never change, so that a job finds what it was submitted with. Several senders do no harm.
+A workspace that exists is not sent again; of another one, only the contents that the newest workspace of the same
+folder lacks. Objects never change, so a job finds what it was submitted with. Concurrent senders do no harm.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from elasticctl_store.workspace.packing import (
 LISTINGS, PACKS, HEADS = "listings", "packs", "heads"
 
 Read = Callable[[File], Iterator[bytes]]
-"""A file's content in pieces of `pieces.PIECE_BYTES`; only the last is shorter. Raises where it is not what it was."""
+"""Yields a file's content in pieces of `packing.PIECE_BYTES`, the last one shorter. Raises if the file has changed."""
 
 log = logging.getLogger("elasticctl_train")
 
@@ -59,25 +59,25 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What had to be sent: files of new content, and bytes of them before they were compressed."""
+    """What had to be sent: the number of files with new contents, and their size in bytes before compression."""
 
     files: int = 0
     size_bytes: int = 0
 
 
 def find(storage: Storage, digest: str) -> Kept:
-    """The workspace of this digest. Raises MissingError, DamagedError, StorageError."""
+    """Return the workspace of this digest. Raises MissingError, DamagedError, StorageError."""
     data = _json(storage.get(f"{LISTINGS}/{digest}"), f"{LISTINGS}/{digest}")
     listing = parse(data.get("listing") if isinstance(data, dict) else None)
     if listing.digest != digest:
-        raise DamagedError(f"{storage.url}: the workspace {digest[:12]} is another one than its name says")
+        raise DamagedError(f"{storage.url}: the workspace {digest[:12]} does not match its name")
     return Kept(listing, parse_places(data.get("places"), listing))
 
 
 def missing(storage: Storage, listing: Listing, origin: str) -> tuple[list[File], dict[str, Any]]:
-    """The files whose content has to be sent, one for each content, and where those that need not are.
+    """Return the files whose content has to be sent, one per content, and where the other contents are.
 
-    `origin` names the folder it comes from, on its machine. Raises StorageError.
+    `origin` names the folder that it comes from, on its machine. Raises StorageError.
     """
     packs = set(names(storage, PACKS))
     known: dict[str, Any] = {}
@@ -92,9 +92,9 @@ def missing(storage: Storage, listing: Listing, origin: str) -> tuple[list[File]
 
 
 def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: Callable[[int], None]) -> Sent:
-    """Have the workspace in storage; `on_bytes` counts the bytes of contents that are there by then.
+    """Store the workspace; `on_bytes` is called with the size of each piece that is packed.
 
-    Raises StorageError, and what `read` does; then nobody finds a workspace that is not whole.
+    Raises StorageError, and what `read` raises; then no incomplete workspace can be found.
     """
     new, places = missing(storage, listing, origin)
     packer = Packer()
@@ -111,7 +111,7 @@ def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: 
 
 
 def copy_workspace(source: Storage, target: Storage, digest: str) -> None:
-    """Have the workspace of this digest in another storage too. Raises MissingError, DamagedError, StorageError."""
+    """Copy the workspace of this digest to another storage. Raises MissingError, DamagedError, StorageError."""
     kept = find(source, digest)
     there = set(names(target, PACKS))
     for pack in sorted({piece.pack for pieces in kept.places.values() for piece in pieces}):
@@ -125,12 +125,12 @@ def copy_workspace(source: Storage, target: Storage, digest: str) -> None:
 
 
 def names(storage: Storage, kind: str) -> Iterator[str]:
-    """The names of all listings, packs or heads."""
+    """Yield the names of all listings, packs or heads."""
     return (key.rpartition("/")[2] for key in all_keys(storage, f"{kind}/"))
 
 
 def newest(storage: Storage, origin: str) -> str:
-    """The digest of what a folder was last sent as; "": it never was."""
+    """Return the digest of the newest workspace of a folder; "" if there is none."""
     try:
         found = storage.get(f"{HEADS}/{origin}").decode("ascii", "replace")
     except MissingError:
@@ -147,7 +147,7 @@ def _packs(packer: Packer, files: Iterable[File], read: Read, on_bytes: Callable
 
 
 def _places(storage: Storage, digest: str) -> Places:
-    """Where the contents of a workspace lie; of none that is damaged or not there."""
+    """Return where the contents of a workspace are; nothing if it does not exist or is damaged."""
     if not digest:
         return {}
     try:
@@ -155,7 +155,7 @@ def _places(storage: Storage, digest: str) -> Places:
     except MissingError:
         return {}
     except DamagedError as e:
-        log.warning("%s; it is uploaded again", e)
+        log.warning("%s; uploading it again", e)
         return {}
 
 
@@ -179,10 +179,10 @@ def _json(data: bytes, key: str) -> Any:
 
 
 def describe_failure(error: StorageError, url: str, digest: str) -> str:
-    """Why a workspace could not be fetched, and how to fix it, in one line."""
+    """Return why a workspace could not be fetched, and how to fix that, in one line."""
     name = f"the workspace {digest[:12]} at {url}"
     if isinstance(error, MissingError):
-        return f"{name} is not there any more. FIX: submit the job again from its folder"
+        return f"{name} no longer exists. FIX: submit the job again from its folder"
     if isinstance(error, DamagedError):
         return f"{name} is damaged ({error}). FIX: submit the job again from its folder"
     return f"cannot get {name}: {error}"
@@ -197,7 +197,7 @@ def unpack(
 ) -> Listing:
     """Write the workspace of this digest into `folder`, which must be empty; `on_found` gets its listing first.
 
-    Raises MissingError, DamagedError, StorageError, and OSError where the folder's disk does not take it.
+    Raises MissingError, DamagedError, StorageError, and OSError if it cannot be written to the folder's disk.
     """
     kept = find(storage, digest)
     on_found(kept.listing)
@@ -215,7 +215,7 @@ def unpack(
 
 
 def read_files(storage: Storage, kept: Kept, files: Iterable[File]) -> dict[str, bytes]:
-    """The contents of some of its files, by sha256. Raises MissingError, DamagedError, StorageError."""
+    """Return the contents of some of its files, by SHA-256. Raises MissingError, DamagedError, StorageError."""
     contents = {file.sha256: bytearray(file.size_bytes) for file in files}
     for run in pack_ranges(kept.places, contents):
         for part, data in _pieces(storage, run):
@@ -238,7 +238,7 @@ def _create(path: Path, file: File) -> None:
 
 
 def _pieces(storage: Storage, run: PackRange) -> Iterator[tuple[Part, bytes]]:
-    """Read some pieces in one go."""
+    """Read neighbouring pieces in one request."""
     stored = memoryview(bytearray(run.stored_bytes))
     storage.read_into(f"{PACKS}/{run.pack}", run.start, stored)
     for part in run.parts:
@@ -247,7 +247,7 @@ def _pieces(storage: Storage, run: PackRange) -> Iterator[tuple[Part, bytes]]:
 
 
 def _fill(storage: Storage, run: PackRange, folder: Path, files: dict[str, list[File]]) -> None:
-    """Read some pieces and write them to where they belong, to each of the files that have the same content."""
+    """Read neighbouring pieces and write them to every file that has their content."""
     for part, data in _pieces(storage, run):
         for file in files[part.content]:
             _write(folder / file.path, part.offset, data)
@@ -268,7 +268,7 @@ def _verify(path: Path, file: File) -> None:
 
 
 def digest_of(chunks: Iterable[bytes]) -> str:
-    """The sha256 of chunks that come one after the other."""
+    """Return the SHA-256 of the concatenated chunks."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)

@@ -1,13 +1,13 @@
-"""`Checkpointer`: saves beside training, restores the newest whole checkpoint.
+"""`Checkpointer`: save in the background, and restore the newest intact checkpoint.
 
     checkpoints = Checkpointer(storage.open("file:///runs/a"))      # takes the URL over from any older run
-    restored = checkpoints.restore()                                # None, or the newest whole checkpoint
+    restored = checkpoints.restore()                                # the newest intact checkpoint, or None
     checkpoints.save({"model": model.state_dict()}, Label(step=100))    # copies, then writes in the background
     checkpoints.settle()                                            # waits until it is committed
 
-With several ranks, give it `dist.join()` as its world, on all of them; all make the same calls in the same order, and
-only `prepare`, `save` and `busy` involve no message. Sharded tensors (DTensor) are restored as such where `restore` is
-given the live state: `checkpoints.restore({"model": model.state_dict()})`.
+With several ranks, pass `dist.join()` as the world, on all of them. All ranks must make the same calls in the same
+order; only `prepare`, `save` and `busy` do not communicate. Sharded tensors (DTensor) are restored as such if `restore`
+is given the live state: `checkpoints.restore({"model": model.state_dict()})`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = ["Checkpointer", "Label", "Like", "Restored"]
 log = logging.getLogger("elasticctl_train")
 
 _ROUND_S, _LONGEST_ROUND_S = 0.005, 0.25
-"""Ranks that wait for a save to end meet after so long, then ever more rarely."""
+"""While ranks wait for a save to end, they synchronize after this long, and then less and less often."""
 
 _LACKING, _STOPPED = 1, 2
 
 MOST_ROLLBACKS = 10
-"""Of one storage URL. A run that diverges more often has to be looked at: this bounds what is paid for meanwhile."""
+"""Per storage URL. A run that diverges more often needs attention; this bounds what it costs meanwhile."""
 
 
 def _lack_of(copies: Copies | None) -> int:
-    """Does this rank make no copies any more, or keep them on this node only?"""
+    """Return whether this rank no longer makes copies (`_STOPPED`), or keeps them on this node only (`_LACKING`)."""
     if copies is None:
         return 0
     return _STOPPED if copies.failed else _LACKING if copies.lack else 0
@@ -70,7 +70,7 @@ class Checkpointer:
     ) -> None:
         """Take over the URL. `on_commit(commit, duration_s)` is called on rank 0, in the background thread.
 
-        `waits` are those that `storage` was opened with.
+        `waits` must be the one that `storage` was opened with. Raises StorageError; MovedError if the job has moved.
         """
         self._storage, self._world = storage, world
         writer = take_over(storage) if world.rank == 0 else None
@@ -92,22 +92,22 @@ class Checkpointer:
 
     @property
     def url(self) -> str:
-        """Where the checkpoints are."""
+        """The storage URL of the checkpoints."""
         return self._storage.url
 
     @property
     def busy(self) -> bool:
-        """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
+        """Whether this rank is still writing its share or, on rank 0, has not finished the commit."""
         return self._saves.is_saving
 
     def restore(self, like: Like | None = None, back: Rollback | None = None) -> Restored | None:
-        """Read the newest checkpoint that is whole; damaged ones are logged and passed over.
+        """Read the newest intact checkpoint; return None if there is none. Damaged ones are logged and skipped.
 
-        With `back`, one that this note allows, and none that is in memory only.
+        With `back`, read one that this note allows, and none that is only in memory.
 
-        Tensors come back on the CPU, each in memory of its own; where `like` has a sharded one, as that rank's part of
-        it. Raises RestoreError as `like` does, and StorageError, also where there are checkpoints and none can be read:
-        to start at step 0 would be to lose them.
+        Tensors are returned on the CPU, each in its own memory. Where `like` has a sharded tensor, the result has this
+        rank's part of it. Raises RestoreError as `like` does, and StorageError, also if checkpoints exist but none can
+        be read: starting at step 0 would lose them.
         """
         copy = self._restore_copy(like) if back is None else None
         if copy is not None:
@@ -122,35 +122,37 @@ class Checkpointer:
         return restored
 
     def recall(self) -> None:
-        """All ranks, instead of `restore`: the state is there, and need not be written again where it is stored."""
+        """Call on all ranks instead of `restore` if they have the state: unchanged parts that are stored are not
+        written again."""
         newest = next(read_commits(self._storage), None) if self._world.rank == 0 else None
         found = self._world.broadcast((newest.position, entries.encode(newest).decode()) if newest else None)
         self._recall(entries.decode_commit(found[1].encode(), found[0]) if found else None)
 
     def _recall(self, commit: Commit | None) -> None:
-        """Learn from this rank's own share in a commit of as many ranks what of it lies in a base file."""
+        """Learn from this rank's share of a commit, if that has as many ranks, which of its pieces are in a base
+        file."""
         if commit is None or not commit.bases or len(commit.shares) != self._world.size:
             return
         try:
             self._snapshots.unchanged.recall(fetch_document(self._storage, commit.shares[self._world.rank]))
         except StorageError as e:
-            log.info("%s: what does not change is written once more: %s", self.url, e)
+            log.info("%s: unchanged parts of the state will be written again: %s", self.url, e)
 
     def _restore_copy(self, like: Like | None) -> Restored | None:
-        """What launchers hold in memory, if that is newer than what is stored; else `why_storage` says why not."""
+        """Restore what launchers hold in memory, if it is newer than what is stored; otherwise set `why_storage`."""
         if self.copies is None:
             self.why_storage = "launchers keep no copies here"
             return None
         commit = next(read_commits(self._storage), None) if self._world.rank == 0 else None
         generation, step = self._world.broadcast((commit.generation, commit.step) if commit else (0, 0))
         restored = self._newest.read_copies(self.copies, (generation, step), like)
-        self.why_storage = "" if restored else "no whole copy in workers' memory is newer"
+        self.why_storage = "" if restored else "no complete copy in workers' memory is newer"
         return restored
 
     def start_from(self, origin: Storage, step: int | None, like: Like | None = None) -> Restored:
-        """Read a checkpoint of another URL, and change nothing there: the newest whole one, or that of `step`.
+        """Read a checkpoint of another URL without changing anything there: the newest intact one, or that of `step`.
 
-        Otherwise as `restore`. Raises MissingError, on every rank, when there is no such one.
+        Otherwise like `restore`. Raises MissingError, on every rank, if there is none.
         """
         source = RestoreSource(origin, self._world, None)
         restored = Newest(self._world).read(source, lambda commit: step is None or commit.step == step, like)
@@ -162,23 +164,23 @@ class Checkpointer:
         return restored
 
     def rollback(self) -> Rollback | None:
-        """The note of a run that has gone back, if nothing has been committed since; the same on all ranks."""
+        """Return the note of a run that has gone back, if nothing has been committed since; the same on all ranks."""
         note = rollbacks.pending(self._storage) if self._world.rank == 0 else None
         found = self._world.broadcast(None if note is None else asdict(note))
         return None if found is None else Rollback(**found)
 
     def go_back(self, step: int, value: str, skip_to: Mapping[str, Any]) -> NoReturn:
-        """All ranks: end this run, so that the next one goes on from before the loss of `value` at `step`.
+        """End this run, on all ranks, so that the next one continues from before the loss of `value` at `step`.
 
-        It begins behind the batches up to `skip_to`. Raises RollbackError, or NotFiniteError where there is nothing to
-        go back to, or where that has been done `MOST_ROLLBACKS` times.
+        It skips the batches up to `skip_to`. Raises RollbackError; or NotFiniteError if there is no checkpoint to go
+        back to, or if the run has gone back `MOST_ROLLBACKS` times.
         """
         self.settle()
         said = self._world.broadcast(self._note_rollback(step, value, skip_to) if self._world.rank == 0 else None)
         raise (RollbackError if said[0] else NotFiniteError)(said[1])
 
     def _note_rollback(self, step: int, value: str, skip_to: Mapping[str, Any]) -> tuple[bool, str]:
-        """On rank 0: is the note written, and the words for what follows."""
+        """On rank 0: write the note; return whether it was written, and a message that says what follows."""
         note = Rollback(self.generation, step, value, skip_to)
         lost = f"the loss is {value} since step {step}"
         times = len(rollbacks.read_all(self._storage)) + 1
@@ -192,9 +194,10 @@ class Checkpointer:
         return True, f"{lost}: {where}, and skipping the batches up to step {step}"
 
     def prepare(self, state: State, *, local: State | None = None, rank_0_only: Collection[str] = ()) -> None:
-        """Get ready to save such states, beside training: without it, the first save takes far longer than others.
+        """Allocate buffers for such states in the background. Without it, the first save takes far longer than later
+        ones.
 
-        Makes this rank's buffers, one or with a local tier two. Arguments as for `save`. Raises StateError.
+        There is one buffer, or two with a local tier. The arguments are those of `save`. Raises StateError.
         """
         self._join()
         self._snapshots.prepare(state, local or {}, rank_0_only)
@@ -208,15 +211,16 @@ class Checkpointer:
         rank_0_only: Collection[str] = (),
         until_step: Collection[str] = (),
     ) -> None:
-        """Copy the state now and write it in the background; waits first for a save that is still in flight.
+        """Copy the state now and write it in the background; first wait for a save that is in flight.
 
-        `state` is the same on all ranks, `local` this rank's own; see `shares.plan`. The parts `until_step` are those
-        of optimizers: nothing else writes to their tensors, so those in main memory are copied beside training, until
-        an optimizer's next step begins. If something does, this save fails, and later ones copy all at once.
+        `state` is the same on all ranks, `local` belongs to this rank; see `shares.plan`. The parts in `until_step`
+        belong to optimizers: nothing else writes to their tensors, so those in main memory are copied in the background
+        until an optimizer's next step begins. If something else does write to them, this save fails, and later ones
+        copy everything at once.
 
-        Raises StateError, having written nothing. Storage errors go to the log and to `settle`. Between two saves call
-        `agree` or `settle`: ranks other than 0 hear there of the commit, and until then the local tier keeps the
-        snapshot of the one before.
+        Raises StateError if the state cannot be stored; nothing is written then. Storage errors are logged and reported
+        by `settle`. Call `agree` or `settle` between two saves: that is where ranks other than 0 learn of the commit,
+        and until then the local tier keeps the snapshot before it.
         """
         self._join()
         started_s = time.monotonic()
@@ -231,7 +235,7 @@ class Checkpointer:
         rank_0_only: Collection[str] = (),
         until_step: Collection[str] = (),
     ) -> None:
-        """As `save`, but for the memory of launchers only; `is_copy_granted` says when."""
+        """Like `save`, but only to the memory of launchers. Call it when `is_copy_granted` is true."""
         if self.copies is None:
             raise SaveError("no launcher takes copies")
         self._join()
@@ -241,11 +245,12 @@ class Checkpointer:
         self._saves.copy(share, label, self.copies)
 
     def agree(self, due: bool, next_check: int, notice: bool = False) -> tuple[bool, int, bool]:
-        """All ranks meet: is a save to be started now, when is the next check, has any rank seen notice?
+        """Synchronize all ranks: return whether to save now, the step of the next check, and whether any rank has
+        notice.
 
-        `is_copy_granted` says whether a copy is. Rank 0's `due` and `next_check` count, and anybody's `notice`. A save
-        that is due while one is in flight on any rank is skipped and counted. Raises FencedError on every rank when a
-        newer run has taken over.
+        Also sets `is_copy_granted`. Rank 0's `due` and `next_check` apply, and any rank's `notice`. A save that is due
+        while another is in flight on any rank is skipped and counted. Raises FencedError on every rank if a newer run
+        has taken over.
         """
         self._snapshots.confirm()
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
@@ -275,14 +280,12 @@ class Checkpointer:
         saves.distrust(damaged, failed)
         if anyone_due and busy:
             self.skipped += 1
-            if (
-                self._world.rank == 0 and self.skipped & (self.skipped - 1) == 0
-            ):  # the 1st, 2nd, 4th, …: enough to be told
-                log.info("a save came due while the last is still being written: skipped (%d so far)", self.skipped)
+            if self._world.rank == 0 and self.skipped & (self.skipped - 1) == 0:  # log the 1st, 2nd, 4th, …
+                log.info("skipped a save, because the last one is still being written (%d so far)", self.skipped)
         return bool(anyone_due and not busy), check, bool(noticed)
 
     def _note_lack(self, worst: int) -> None:
-        """Know why copies protect less than they could, on any rank: `worst` is the highest `_lack_of`."""
+        """Record why copies protect less than they could, on any rank; `worst` is the highest `_lack_of`."""
         copies = self.copies
         if copies is None:
             return
@@ -291,11 +294,12 @@ class Checkpointer:
         self.copies_lack = copies.failed or (copies.lack or "see the log of another worker" if worst else "")
 
     def settle(self, give_up: Callable[[], bool] = lambda: False, *, is_last: bool = False) -> bool:
-        """Wait, on all ranks, until no save is in flight; False, on all of them, if the last one was not committed.
+        """Wait, on all ranks, until no save is in flight; return False, on all ranks, if the last one was not
+        committed.
 
-        While any rank waits for the storage (`is_away`), all stop waiting as soon as `give_up` is true on one: then
-        `has_given_up`, and the save is still in flight. With `is_last` nobody waits for the deletion of older commits
-        either. Raises FencedError on every rank when a newer run has taken over.
+        While any rank waits for the storage (`is_away`), all ranks stop waiting as soon as `give_up` is true on one of
+        them: then `has_given_up` is set, and the save is still in flight. With `is_last`, no rank waits for the
+        deletion of older commits either. Raises FencedError on every rank if a newer run has taken over.
         """
         pause_s, saves = _ROUND_S, self._saves
         while True:
@@ -324,22 +328,23 @@ class Checkpointer:
 
     @property
     def trouble(self) -> str:
-        """Why this rank's last save failed; empty where none has, or one has succeeded since."""
+        """Why this rank's last save failed; empty if none has, or if one has succeeded since."""
         return str(self._saves.error) if self._saves.failed > self._saves.committed else ""
 
     def failure(self) -> SaveError:
-        """The last failed save as an error to be raised."""
+        """Return the last failed save as an error that can be raised."""
         reason = self._saves.error or "another rank could not write its share; see its log"
         return SaveError(f"{self.url}: the last checkpoint was not committed: {reason}")
 
     def abandon(self, grace_s: float) -> None:
-        """Give a save in flight `grace_s` seconds, then give it up: for a run that is failing. No message is sent."""
+        """Wait up to `grace_s` seconds for a save in flight, then give it up: for a run that is failing. Does not
+        communicate."""
         self._join(grace_s)
         self._saves.abandon()
         self._hurry()
 
     def _join(self, timeout_s: float | None = None) -> None:
-        """Wait for the save in flight, which may be waiting for this thread: see `LateCopy`."""
+        """Wait for the save in flight, which may itself be waiting for this thread: see `LateCopy`."""
         self._snapshots.hasten()
         self._saves.join(timeout_s)
 

@@ -1,7 +1,7 @@
-"""Tensors that are sharded over ranks: `DTensor`, as FSDP2 (`fully_shard`) and tensor parallelism make them.
+"""Tensors that are sharded over ranks: `DTensor`, as FSDP2 (`fully_shard`) and tensor parallelism create them.
 
-`torch.distributed.tensor` takes most of a second to import and most runs never use it, so nothing here imports it
-before a sharded tensor has been seen: where it has not been imported, there are none.
+`torch.distributed.tensor` takes most of a second to import and most runs never use it. So nothing here imports it
+before a sharded tensor has been seen: if it has not been imported, there are none.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _MODULE = "torch.distributed.tensor"
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Is this a DTensor?"""
+    """Return whether this is a DTensor."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def has_sharded(module: torch.nn.Module) -> bool:
-    """Is any parameter of this module a DTensor?"""
+    """Return whether any parameter of this module is a DTensor."""
     return any(is_sharded(parameter) for parameter in module.parameters())
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """This rank's part of a DTensor, without a copy and outside autograd."""
+    """Return this rank's part of a DTensor, without a copy and outside autograd."""
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local()
     return part.detach()
 
 
 def check_placements(tensor: Any, path: str) -> None:
-    """Raise StateError for placements that do not make boxes: partial sums, and shards in strides."""
+    """Raise StateError for placements that are not boxes: partial sums, and strided shards."""
     from torch.distributed.tensor import Replicate, Shard
 
     for placement in tensor.placements:
@@ -47,17 +47,18 @@ def check_placements(tensor: Any, path: str) -> None:
 
 
 def layout_of(tensor: Any) -> tuple[Any, ...]:
-    """How a DTensor is spread: equal for two tensors exactly when all ranks hold the same boxes of both."""
+    """Return a DTensor's layout; equal for two tensors if and only if all ranks hold the same boxes of both."""
     return tensor.device_mesh, tensor.placements
 
 
 def describe(tensor: Any) -> str:
-    """How a tensor is spread, in words that ranks have in common exactly when they mean the same; "": not at all."""
+    """Return a tensor's layout as text, equal on two ranks if and only if it is the same; "" if it is not sharded."""
     return f"{tensor.device_mesh.mesh.tolist()} {tensor.placements}" if is_sharded(tensor) else ""
 
 
 def holders(tensor: Any) -> list[tuple[Box, tuple[int, ...]]]:
-    """The boxes of a DTensor and which ranks hold each alike; the same on every rank, empty boxes left out."""
+    """Return the boxes of a DTensor with the ranks that hold each, identical on every rank; empty boxes are left
+    out."""
     found: dict[Box, list[int]] = {}
     mesh = tensor.device_mesh.mesh
     for coordinate in torch.cartesian_prod(*(torch.arange(length) for length in mesh.shape)).reshape(-1, mesh.dim()):
@@ -68,18 +69,18 @@ def holders(tensor: Any) -> list[tuple[Box, tuple[int, ...]]]:
 
 
 def boxes_by_rank(tensor: Any) -> dict[int, Box]:
-    """What each rank of a DTensor's mesh holds of it; ranks that hold nothing are left out."""
+    """Return what each rank of a DTensor's mesh holds; ranks that hold nothing are left out."""
     return {rank: box for box, ranks in holders(tensor) for rank in ranks}
 
 
 def box_of(tensor: Any) -> Box:
-    """This rank's box of a DTensor; an empty one for a rank that is not in its mesh."""
+    """Return this rank's box of a DTensor; an empty one if the rank is not in its mesh."""
     coordinate = tensor.device_mesh.get_coordinate()
     return Box((0,) * tensor.dim(), (0,) * tensor.dim()) if coordinate is None else _box(tensor, coordinate)
 
 
 def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
-    """A DTensor spread like `tensor` whose part on this rank is `part`."""
+    """Return a DTensor with the layout of `tensor` whose part on this rank is `part`."""
     from torch.distributed.tensor import DTensor
 
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -120,7 +121,7 @@ def stand_in(parameter: Any, shape: Sequence[int], dtype: torch.dtype, dims: Seq
 
 
 def _box(tensor: Any, coordinate: list[int]) -> Box:
-    """What the rank at `coordinate` of the mesh holds; mesh dimensions split a tensor one after the other."""
+    """Return what the rank at `coordinate` of the mesh holds; mesh dimensions split a tensor one after the other."""
     placements = zip(tensor.placements, tensor.device_mesh.shape, coordinate, strict=True)
     splits = [(p.dim % tensor.dim(), count, index) for p, count, index in placements if p.is_shard()]
     return boxes.shard(tensor.shape, splits)

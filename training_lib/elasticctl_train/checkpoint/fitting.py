@@ -1,12 +1,12 @@
-"""Whether a checkpoint is one of these objects, and loading it into them.
+"""Decide whether a checkpoint fits the script's objects, and load it into them.
 
-All differences are found, and told in one message, before anything is changed. What to do then is the user's choice:
+All differences are found, and reported in one message, before anything is changed. The user chooses what happens then:
 
     strict        refuse
-    ignore        take over what fits, by name; the rest stays as the script has made it
-    model-only    take over the model's weights, and nothing else of the objects
+    ignore        load what fits, by name; leave the rest as the script has created it
+    model-only    load the model's weights, and nothing else of the objects
 
-Where nothing differs, all three mean the same.
+If nothing differs, all three mean the same.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from elasticctl_train.checkpoint.wording import counted
 
 Choice = Literal["strict", "ignore", "model-only"]
 VARIABLE = "ELASTICCTL_RESUME"
-"""The choice, where the script does not make it."""
+"""The choice, if the script does not make it."""
 
 _EXTRA = "_extra_state"
-"""How the keys end under which `state_dict` has what `get_extra_state` returns: of any kind, another one each time."""
+"""The suffix of keys in a `state_dict` that hold the result of `get_extra_state`, which may be any object."""
 _FIX = "restore the code, or use another storage URL"
 _CHOICES = f'{_FIX}, or choose by Run(…, resume=…) or ${VARIABLE}: "ignore" takes what fits, "model-only" the weights'
 _REFUSALS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def parse_choice(value: str) -> Choice:
-    """Raises TrainError for what is none."""
+    """Return the choice of this name. Raises TrainError if there is none."""
     for choice in get_args(Choice):
         if value == choice:
             found: Choice = choice
@@ -45,7 +45,7 @@ def parse_choice(value: str) -> Choice:
 
 
 class Comparison:
-    """What of a checkpoint's state differs from the parts. Tensors may be without data (on the meta device)."""
+    """The differences between a checkpoint's state and the parts. Tensors may be without data (on the meta device)."""
 
     def __init__(self, parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
         self._parts, self._state = parts, state
@@ -61,17 +61,17 @@ class Comparison:
         self.left_over = sorted((self._said.keys() & state.keys()) - parts.keys())
 
     def told(self) -> str:
-        """All differences; empty: none."""
+        """Return a description of all differences; "" if there are none."""
         found = [f"this {name}: {words}" for name, words in self.by_part.items() if words]
         has = ", ".join(sorted(self._state.keys() - {OWN})) or "nothing"
         found += [f"this run: the checkpoint has no {name!r}, only {has}" for name in self.lacking]
         found += [
-            f"this run: the checkpoint also holds {name!r}, which is not given any more" for name in self.left_over
+            f"this run: the checkpoint also holds {name!r}, which this run no longer passes" for name in self.left_over
         ]
         return "; ".join(found)
 
     def sharded(self) -> dict[str, Any]:
-        """The live state as far as it is sharded."""
+        """Return the sharded part of the live state."""
         live: dict[str, Any] = {}
         for name, part in self._parts.items():
             if name in self._pairs:
@@ -132,30 +132,30 @@ def check(
 ) -> dict[str, Any]:
     """Check that a checkpoint's state can be loaded into the parts, before anything is changed.
 
-    `where` names the checkpoint. Raises RestoreError, with all that differs, unless the `choice` allows it (None:
-    strict, without a word on choices). Returns the live state as far as it is sharded.
+    `where` names the checkpoint. Returns the sharded part of the live state. Raises RestoreError, with all differences,
+    unless the `choice` allows them (None: strict, and the message does not mention choices).
     """
     return _checked(Comparison(parts, state), where, choice).sharded()
 
 
 def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str, choice: Choice | None = None) -> str:
-    """Load a checkpoint's state into the parts; returns what differs and was passed over (empty: nothing).
+    """Load a checkpoint's state into the parts; return the differences that were ignored ("" if there are none).
 
-    Raises RestoreError as `check` does, and when a part refuses its state: then the parts are as they were.
+    Raises RestoreError as `check` does, and if a part refuses its state: then the parts are as they were before.
     """
     found = _checked(Comparison(parts, state), where, choice)
     different = found.told()
     wanted = [MODEL] if different and choice == "model-only" else [name for name in parts if name in state]
-    # Whether a part that loads in its own way takes its state is seen only then: those are first, and can be put back.
+    # Parts with a load_state_dict of their own may refuse; load them first, while everything can still be undone.
     wanted.sort(key=lambda name: _is_judged(parts[name]))
     _load_in_order(parts, wanted, found.load, where)
     return different
 
 
 def module_mismatch(module: torch.nn.Module, state: Any) -> str:
-    """What keeps `state` from being loaded into this module as it is; empty: nothing.
+    """Return why `state` cannot be loaded into this module as it is; "" if it can.
 
-    A module that loads its state in a way of its own is not judged.
+    A module with a `load_state_dict` of its own is not checked.
     """
     if not _is_judged(module):
         return ""
@@ -215,9 +215,10 @@ def _load_in_order(
 
 
 def _where_they_are(saved: Any, live: Any) -> Any:
-    """What was saved, with each tensor on the device of the one in its place, as far as there is one.
+    """Return the saved value with each tensor on the device of its counterpart in `live`, if there is one.
 
-    Modules and optimizers put what they load where they need it; a class of the script's own may keep what it is given.
+    Modules and optimizers move what they load to where they need it; a class of the script's own may keep what it is
+    given.
     """
     if isinstance(saved, torch.Tensor):
         return saved.to(live.device) if isinstance(live, torch.Tensor) else saved
@@ -230,7 +231,8 @@ def _where_they_are(saved: Any, live: Any) -> Any:
 
 
 def _description(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `Describer` said of the parts that were saved; nothing in checkpoints of earlier versions and of hooks."""
+    """Return what `Describer` recorded about the saved parts; empty for checkpoints of earlier versions and of
+    hooks."""
     own = state.get(OWN)
     said = own.get("parts") if isinstance(own, Mapping) else None
     return said if isinstance(said, Mapping) and all(isinstance(one, Mapping) for one in said.values()) else {}
@@ -241,7 +243,7 @@ def _is_optimizer(part: Stateful) -> bool:
 
 
 def _is_judged(part: Stateful) -> bool:
-    """Can be told in advance whether it takes its state?"""
+    """Return whether it can be known in advance that the part accepts its state."""
     if isinstance(part, torch.nn.Module):
         return type(part).load_state_dict is torch.nn.Module.load_state_dict
     return isinstance(part, torch.optim.Optimizer)

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that is whole, and reads it on all ranks; older ones take the place of damaged ones."""
+"""Find the newest intact checkpoint and read it on all ranks; older ones take the place of damaged ones."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from elasticctl_train.dist import World
 log = logging.getLogger("elasticctl_train")
 
 _SHOWN = 5
-"""Of a list in an error no more is shown."""
+"""The number of list items that an error shows."""
 
 Like = State | Callable[[dict[str, Any], str], State]
-"""The live state, or what returns it, given the state to be restored, whose tensors have no data yet (they are on the
-meta device), and the checkpoint's name; the function may raise RestoreError."""
+"""The live state, or a function that returns it. The function gets the state to be restored, whose tensors are on the
+meta device (without data), and the checkpoint's name. It may raise RestoreError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint as read. `local` is what this rank saved as its own; None when it was not there at that time.
+    """A checkpoint that was read. `local` is what this rank saved as its own; None if that rank did not exist then.
 
-    `is_copy`: it has not been stored, and comes from the memory of launchers.
+    `is_copy`: it comes from the memory of launchers and is not stored.
     """
 
     commit: Commit
@@ -47,16 +47,17 @@ class Restored:
 
 
 class Newest:
-    """The newest whole checkpoint, for all ranks, and on rank 0 a note of every one that was passed over."""
+    """Finds the newest intact checkpoint for all ranks; rank 0 records those that are skipped."""
 
     def __init__(self, world: World, unreadable: Collection[str] = ()) -> None:
-        """`unreadable` has one line for each checkpoint that is already known to be past reading."""
+        """`unreadable` has one line for each checkpoint that is already known to be unreadable."""
         self._world = world
         self._unreadable = list(unreadable)
         self._bad_entries: list[str] = []
 
     def read(self, place: RestoreSource, wanted: Callable[[Commit], bool], like: Like | None) -> Restored | None:
-        """The newest checkpoint at `place`, of those that are `wanted` on rank 0, that is whole.
+        """Return the newest intact checkpoint at `place` among those that are `wanted` on rank 0; None if there is
+        none.
 
         Raises RestoreError as `like` does, and StorageError.
         """
@@ -77,7 +78,8 @@ class Newest:
             return Restored(commit, state, local)
 
     def read_copies(self, copies: Copies, newer_than: tuple[int, int], like: Like | None) -> Restored | None:
-        """The newest whole copy in launchers' memory that is newer than the commit of that generation and step.
+        """Return the newest complete copy in launchers' memory that is newer than the commit of that (generation,
+        step).
 
         Raises RestoreError as `like` does.
         """
@@ -95,10 +97,10 @@ class Newest:
         return None
 
     def raise_if_lost(self, storage: Storage) -> None:
-        """Raise StorageError, on every rank, where the storage holds checkpoints that cannot be read."""
+        """Raise StorageError, on every rank, if the storage holds checkpoints that cannot be read."""
         mine = [*self._unreadable, *self._bad_entries] if self._world.rank == 0 else None
         if mine and not self._unreadable and not repair.holds_saves(storage):
-            mine = []  # entries without data: nothing to lose
+            mine = []  # entries without data: there is nothing to lose
         found = self._world.broadcast(mine)
         if found:
             shown = "; ".join(found[:_SHOWN]) + (f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
@@ -108,7 +110,7 @@ class Newest:
             )
 
     def _readable(self, storage: Storage, wanted: Callable[[Commit], bool]) -> Iterator[tuple[int, str, list[Any]]]:
-        """On rank 0: the commits whose documents are whole, newest first, as a message to all."""
+        """On rank 0: yield the commits whose documents are intact, newest first, as a message to all ranks."""
         for position, commit in read_entries(storage):
             if isinstance(commit, DamagedError):
                 log.warning("%s: %s; skipped", storage.url, commit)
@@ -130,7 +132,7 @@ class Newest:
             log.warning(said, storage.url, commit.step, error)
 
     def _alike(self, found: Contents, like: Like | None, url: str, step: int) -> dict[str, torch.Tensor]:
-        """The live state's sharded tensors that have a namesake of their shape in the checkpoint."""
+        """Return the live state's sharded tensors that have the same name and shape in the checkpoint."""
         error: RestoreError | None = None
         live: State = {}
         try:

@@ -1,7 +1,7 @@
-"""The states of optimizers, put back as they were, and to the parameters that they are of.
+"""Restore the states of optimizers as they were, to the parameters that they belong to.
 
-torch numbers the parameters in a state, so that a state fits any optimizer with as many of them. With the names that
-`names` gives, each state finds its parameter, however the script orders them now.
+torch numbers the parameters in a state, so a state fits any optimizer with the same number of them. With the names that
+`names` returns, each state finds its parameter, whatever the script's order is now.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Names = Sequence[Sequence[str]]
 
 
 def names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> Names:
-    """The names of its parameters; `known` has those of all modules' parameters, by id. Others are counted."""
+    """Return the names of its parameters; `known` has those of all modules' parameters, by id. Others are numbered."""
     strangers = 0
     found: list[list[str]] = []
     for group in optimizer.param_groups:
@@ -61,8 +61,8 @@ class Pairs:
     ) -> None:
         """`said` is what was saved with it as `names` and as `spreads`.
 
-        Without the former, parameters are paired by their places; without the latter, states of a parameter's shape are
-        spread as it is.
+        Without the names, parameters are matched by position; without the spreads, states of a parameter's shape are
+        sharded like it.
         """
         said = said or {}
         there: Any = said.get("names")
@@ -74,9 +74,9 @@ class Pairs:
         self._there: Names | None = there if is_named else None
 
     def mismatch(self) -> str:
-        """What keeps the state from being loaded: other groups or parameters; empty: nothing."""
+        """Return why the state cannot be loaded: other groups or parameters; "" if it can."""
         if self._groups is None:
-            return "what it holds in its place is no optimizer's state"
+            return "what it holds in its place is not the state of an optimizer"
         if self._there is None:
             return _mismatch_of_counts([len(group) for group in self._groups], [len(group) for group in self._here])
         there, here = _group_by_name(self._there), _group_by_name(self._here)
@@ -92,31 +92,31 @@ class Pairs:
             f"in another group of parameters: {listed(moved)}" if moved else "",
         ]
         if isinstance(self._optimizer, torch.optim.LBFGS) and list(there) != list(here) and not any(found):
-            found.append("its parameters come in another order, and LBFGS keeps them all in one vector")
+            found.append("its parameters have another order, and LBFGS keeps them all in one vector")
         return "; ".join(text for text in found if text)
 
     @property
     def can_load(self) -> bool:
-        """Is it known which parameter is which, if only of some of them?"""
+        """Whether it is known which parameter is which, at least for some of them."""
         if self._groups is None:
             return False
         return self._there is not None or not self.mismatch()
 
     def named(self) -> dict[int, str]:
-        """The names of the parameters that have one, by their numbers in the state."""
+        """Return number in the state -> name, for the parameters that exist here."""
         here = list(chain.from_iterable(self._here))
         return {number: here[place] for number, place in self._places().items()}
 
     def parameters(self) -> dict[int, torch.Tensor]:
-        """The parameters by their numbers in the state, those that have one."""
+        """Return number in the state -> parameter, for the parameters that exist here."""
         live = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         return {number: live[place] for number, place in self._places().items()}
 
     def sharding(self) -> dict[str, Any]:
-        """The state as far as it is to be spread like the parameters: a sharded one in each tensor's place.
+        """Return the state with the sharded parameter in place of each tensor that is sharded like it.
 
-        An optimizer has no state before its first step, so this cannot be seen in the live one. States of another
-        shape than their parameter (steps, factored moments) are whole on every rank, unless `spreads` has said so.
+        An optimizer has no state before its first step, so this cannot be seen in the live one. States with another
+        shape than their parameter (steps, factored moments) are complete on every rank, unless `spreads` said so.
         """
         spread: dict[Any, dict[str, torch.Tensor]] = {}
         for number, parameter in self.parameters().items():
@@ -128,7 +128,7 @@ class Pairs:
         return {"state": spread}
 
     def _like(self, number: int, key: Any, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor | None:
-        """A tensor spread as this state of a sharded parameter is to be; None: it is whole on every rank."""
+        """Return a tensor with the layout for this state of a sharded parameter; None if it is complete on every rank."""
         if (number, key) not in self._spread:
             return parameter if value.shape == parameter.shape else None
         dims = self._spread[number, key]
@@ -138,11 +138,11 @@ class Pairs:
         return like
 
     def load(self, but: Collection[int] = (), recast: Collection[int] = ()) -> None:
-        """Load the state, as far as it is of parameters that are here.
+        """Load the state of the parameters that exist here, except the numbers in `but`.
 
-        Numbers in `but` are left out. torch turns all floating-point states into their parameter's dtype, but for
-        `step`; of half-precision and double parameters some optimizers (ASGD, NAdam) keep others in float32. These stay
-        what they were, except of the numbers in `recast`, whose parameters have another dtype than they had.
+        torch casts all floating-point states except `step` to their parameter's dtype. For half-precision and double
+        parameters, some optimizers (ASGD, NAdam) keep others in float32: these keep their saved dtype, except for the
+        numbers in `recast`, whose parameters now have another dtype.
         """
         places = {number: place for number, place in self._places().items() if number not in but}
         self._optimizer.load_state_dict(self._arranged(places))
@@ -151,12 +151,12 @@ class Pairs:
                 entry = self._state["state"].get(number)
                 if number in places and number not in recast and parameter in self._optimizer.state:
                     self._optimizer.state[parameter] = _as_saved(self._optimizer.state[parameter], entry)
-        # What a step sets. At the end of an epoch the next call is the scheduler's, and torch would warn, wrongly, that
-        # the optimizer has made no step yet.
+        # A step sets this. At the end of an epoch the scheduler is called next, and torch would warn, wrongly, that the
+        # optimizer has not made a step yet.
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def _places(self) -> dict[int, int]:
-        """The places of the parameters here, counted over all groups, by their numbers in the state."""
+        """Return number in the state -> position of the parameter here, counted over all groups."""
         numbers = list(chain.from_iterable(self._groups or ()))
         if self._there is None:
             return {number: place for place, number in enumerate(numbers)}
@@ -165,7 +165,8 @@ class Pairs:
         return {number: here[name] for number, name in named if name in here}
 
     def _arranged(self, places: Mapping[int, int]) -> dict[str, Any]:
-        """The state, numbered by places here. A group's options are the saved ones where its parameters were one."""
+        """Return the state, numbered by positions here. A group whose parameters formed one group gets its saved
+        options."""
         start, groups = 0, []
         for index, live in enumerate(self._optimizer.param_groups):
             numbers = list(range(start, start + len(live["params"])))
@@ -184,7 +185,7 @@ class Pairs:
         return {**self._state, "state": entries, "param_groups": groups}
 
     def _is_remade(self, index: int) -> bool:
-        """Has this group parameters that were in another?"""
+        """Return whether this group has parameters that were in another one."""
         if self._there is None:
             return False
         there = _group_by_name(self._there)
@@ -196,7 +197,7 @@ def _group_by_name(by_group: Names) -> dict[str, int]:
 
 
 def _numbers_by_group(state: Any) -> list[list[int]] | None:
-    """The numbers of the parameters; None for what is no optimizer's state."""
+    """Return the numbers of the parameters; None if this is not the state of an optimizer."""
     try:
         groups = [list(group["params"]) for group in state["param_groups"]]
         is_known = isinstance(state["state"], Mapping) and all(type(one) is int for one in chain.from_iterable(groups))
@@ -238,7 +239,7 @@ def _mismatch_of_counts(there: Sequence[int], here: Sequence[int]) -> str:
 
 
 def _as_saved(live: Any, saved: Any) -> Any:
-    """What was loaded, with the dtypes that were saved."""
+    """Return what was loaded, with the dtypes that were saved."""
     if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
         return live if live.dtype == saved.dtype else saved.to(live.device)
     if isinstance(live, dict) and isinstance(saved, Mapping):

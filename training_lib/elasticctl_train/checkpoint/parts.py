@@ -1,4 +1,4 @@
-"""What a run saves: the model, the optimizer and the others, by name, and what is said of them."""
+"""What a run saves: the model, the optimizer and other parts, by name, and their description."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from elasticctl_store.errors import TrainError
 from elasticctl_train.checkpoint import optimizers, tree
 
 MODEL = "model"
-"""The part that training steps, in DistributedDataParallel where there are several ranks."""
+"""The part that is trained, in DistributedDataParallel if there are several ranks."""
 
 OWN = "run"
-"""The part of the state that is `Run`'s own: counters, the position in the data, and what `describe` says."""
+"""The part of the state that belongs to `Run`: counters, the position in the data, and the result of `Describer`."""
 
 
 class Stateful(Protocol):
-    """Anything whose state a checkpoint can hold: a model, an optimizer, a scheduler, a GradScaler, …"""
+    """Any object whose state a checkpoint can hold: a model, an optimizer, a scheduler, a GradScaler, …"""
 
     def state_dict(self) -> Any:
         """Return the state as a tree of dicts, lists, numbers, text and tensors."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take over such a state."""
+        """Restore such a state."""
 
 
 def layers(part: Any) -> Iterator[Any]:
-    """A part, and what DistributedDataParallel, DataParallel and torch.compile have wrapped in it, outermost first."""
+    """Yield a part, and what DistributedDataParallel, DataParallel and torch.compile have wrapped in it, outermost
+    first."""
     while True:
         yield part
         if isinstance(part, DistributedDataParallel | torch.nn.DataParallel):
@@ -43,30 +44,31 @@ def layers(part: Any) -> Iterator[Any]:
 
 
 def is_compiled(part: object) -> bool:
-    """Has `torch.compile` made this of a module? It lies in a part of torch that takes long to import."""
+    """Return whether `torch.compile` wraps this module. Does not import its implementation, which takes long."""
     home = sys.modules.get("torch._dynamo.eval_frame")
     return home is not None and isinstance(part, home.OptimizedModule)
 
 
 def unwrap(**given: Stateful | None) -> dict[str, Stateful]:
-    """The parts that were given, unwrapped: so a checkpoint fits one rank and many, compiled or not."""
+    """Return the given parts, unwrapped, so that a checkpoint fits one rank and many, compiled or not."""
     if OWN in given:
         raise TrainError(f"Run(…, {OWN}=…): this name is taken. FIX: choose another")
     return {name: deque(layers(part), maxlen=1)[0] for name, part in given.items() if part is not None}
 
 
 def check(parts: Mapping[str, Stateful]) -> None:
-    """Raise StateError now rather than at the first save when a part holds what a checkpoint cannot."""
+    """Raise StateError now, rather than at the first save, if a part holds what a checkpoint cannot."""
     for name, part in parts.items():
         tree.check_part_name(name)
         tree.Flattener().encode(part.state_dict(), name, depth=1)
 
 
 def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
-    """What rank 0 writes alone: all but what is equal on all ranks, optimizer states and the parameters they are of.
+    """Return what only rank 0 writes: everything except what is known to be equal on all ranks.
 
-    A model's other parameters are equal too: DistributedDataParallel begins with rank 0's. Of a module beside it, an
-    average of the weights mostly, nobody knows; many scripts keep that on rank 0 alone.
+    Optimizer states and the parameters that they belong to are equal, and so are a model's other parameters, because
+    DistributedDataParallel broadcasts them from rank 0. A module beside the model, typically an average of its weights,
+    may differ; many scripts keep it on rank 0 only.
     """
     alone = {OWN}
     stepped = _stepped(parts)
@@ -81,44 +83,46 @@ def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
 
 
 def all_stepped(parts: Mapping[str, Stateful]) -> bool:
-    """Is each parameter of the model that has gradients stepped by one of these optimizers?"""
+    """Return whether one of these optimizers updates each of the model's parameters that requires gradients."""
     model, stepped = parts[MODEL], _stepped(parts)
     trained = model.parameters() if isinstance(model, torch.nn.Module) else ()
     return all(id(one) in stepped for one in trained if one.requires_grad)
 
 
 def _stepped(parts: Mapping[str, Stateful]) -> set[int]:
-    """The ids of the parameters that these optimizers step."""
+    """Return the ids of the parameters that these optimizers update."""
     optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
     return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
 
 
 def until_step(parts: Mapping[str, Stateful]) -> set[str]:
-    """The parts whose tensors nothing but a step of theirs writes to."""
+    """Return the parts whose tensors only change in a step of their own."""
     return {name for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
 
 
 class Frozen:
-    """Which of a model's parameters have been frozen, or thawed, since this process has begun."""
+    """Which of a model's parameters have been frozen or unfrozen since this process started."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._at_first = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def changed(self) -> dict[str, bool]:
-        """Whether each of them is frozen now, by name; the others are as the script begins with them."""
+        """Return, by name, whether each of them is frozen now; the others are as when the script started."""
         return {
             name: not each.requires_grad for name, each, at_first in self._at_first if each.requires_grad != at_first
         }
 
     def put_back(self, changed: Mapping[str, bool]) -> None:
-        """Freeze and thaw as in another process: a script mostly does so once, in an epoch that is over by now."""
+        """Freeze and unfreeze as in another process, because scripts typically do so only once, in an epoch that is
+        over."""
         for name, parameter, _ in self._at_first:
             if name in changed:
                 parameter.requires_grad_(not changed[name])
 
 
 def names_of_parameters(parts: Mapping[str, Stateful]) -> dict[int, str]:
-    """The names, with that of their part, of all modules' parameters by id; of several names the first in the alphabet.
+    """Return id -> name, prefixed with that of its part, of all modules' parameters; of several names, the first in the
+    alphabet.
 
     So it does not matter which of two layers that share a parameter comes first.
     """
@@ -132,7 +136,7 @@ def names_of_parameters(parts: Mapping[str, Stateful]) -> dict[int, str]:
 
 
 class Describer:
-    """Says what the parts are, for `fitting` to compare: their classes, and the names of optimizers' parameters."""
+    """Describes the parts for `fitting` to compare: their classes, and the names of optimizers' parameters."""
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
         self._parts = parts
@@ -140,9 +144,10 @@ class Describer:
         self._said: dict[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
-        """The description, as JSON data; made anew for new parameters only, for to walk through a model takes long.
+        """Return the description as JSON data.
 
-        How states are spread is looked at each time: there are none before an optimizer's first step.
+        It is only computed for new parameters, because traversing a model takes long. The layout of states is read each
+        time, because there are none before an optimizer's first step.
         """
         stepping = [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
         seen = [[[id(one) for one in group["params"]] for group in each.param_groups] for each in stepping]

@@ -1,4 +1,5 @@
-"""The part of a save that runs beside training: each rank stores its share, rank 0 makes room, commits and retires."""
+"""The part of a save that runs in the background: each rank stores its share; rank 0 makes room, commits and
+retires."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from elasticctl_train.dist import World
 log = logging.getLogger("elasticctl_train")
 
 _DOCUMENT_BYTES = 1 << 16
-"""About what a share takes beside its tensors."""
+"""About the size of a share without its tensors."""
 _ROOM_PAUSES_S = (1.0, 2.0, 4.0)
-"""A rank that finds the storage full tries again after so long: rank 0 may be making room."""
+"""The pauses between tries of a rank that finds the storage full, while rank 0 may be making room."""
 NICENESS = 10
-"""Of the thread that saves and those it starts: a save beside training takes what training leaves of the processors."""
+"""Of the thread that saves and those that it starts: a save only gets the processor time that training leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a checkpoint says about itself. Of the tensors in `parameters` it says which are not finite."""
+    """What a checkpoint says about itself. Of the tensors in `parameters`, it records which are not finite."""
 
     step: int
     epoch: int = 0
@@ -43,7 +44,7 @@ class Label:
 
 
 class Committer:
-    """What rank 0 alone does: it makes room, makes shares a commit, and deletes what `keep` does not keep."""
+    """What only rank 0 does: make room, commit gathered shares, and delete what `keep` does not keep."""
 
     def __init__(
         self, storage: Storage, writer: CommitWriter, keep: Retention, on_commit: Callable[[Commit, float], None] | None
@@ -54,15 +55,15 @@ class Committer:
         self._keeper = Keeper(storage, writer, self._keep_on_reading)
 
     def hurry(self) -> None:
-        """This process has to stop: nothing is read any more just to delete what is older."""
+        """Read nothing more just to delete older commits: this process has to stop."""
         self._has_to_hurry.set()
 
     def sweep_again(self) -> None:
-        """A save has failed: what it has left is to go."""
+        """Delete what a failed save has left, with the next commit."""
         self._keeper.sweep_again()
 
     def make_room(self, needed_bytes: int, number: int, *, is_full: bool) -> bool:
-        """Did anything go for the sake of save `number`? What keeps it from going is no reason not to try to save.
+        """Return whether anything was deleted for save `number`. If deleting fails, the save is still tried.
 
         Raises FencedError.
         """
@@ -71,11 +72,11 @@ class Committer:
         except FencedError:
             raise
         except StorageError as e:
-            log.warning("no room was made for the next checkpoint: %s", e)
+            log.warning("could not make room for the next checkpoint: %s", e)
             return False
 
     def gather(self, folder: str, world_size: int, label: Label, abandon: threading.Event) -> Commit:
-        """Wait for the shares of all ranks; returns what is to be committed. Raises StorageError."""
+        """Wait for the shares of all ranks; return what is to be committed. Raises StorageError."""
         found = shares.gather(self._storage, folder, world_size, abandon, self.writer.check_fence)
         return Commit(
             position=0,
@@ -92,7 +93,7 @@ class Committer:
         )
 
     def younger_run(self) -> FencedError | None:
-        """The error to end with, if a newer run has taken over."""
+        """Return the error of a fenced run if a newer one has taken over; None otherwise."""
         try:
             self.writer.check_fence()
         except FencedError as e:
@@ -101,18 +102,18 @@ class Committer:
 
     @property
     def damaged(self) -> int:
-        """How many commits have been found damaged so far."""
+        """The number of commits found to be damaged so far."""
         return self._keeper.damaged
 
     def commit(self, draft: Commit) -> Commit:
         """Append what has been gathered to the journal. Raises FencedError and StorageError."""
         commit = self.writer.append(draft)
         if lost := commit.not_finite:
-            log.warning("in the checkpoint of step %d parameters are NaN or infinite: %s", commit.step, lost[0])
+            log.warning("the checkpoint of step %d has parameters that are NaN or infinite: %s", commit.step, lost[0])
         return commit
 
     def committed(self, commit: Commit, duration_s: float) -> None:
-        """Tell of the commit, then delete what need not be kept any more. Raises FencedError."""
+        """Report the commit, then delete what need not be kept any longer. Raises FencedError."""
         if self._on_commit is not None:
             self._on_commit(commit, duration_s)
         try:
@@ -123,9 +124,10 @@ class Committer:
             log.warning("old checkpoints were not deleted: %s", e)
 
     def _keep_on_reading(self, count: int) -> None:
-        """Old commits are deleted after a newer one has been read: not while this process has to stop."""
+        """Raise StorageError if this process has to stop: old commits are only deleted after a newer one has been
+        read."""
         if self._has_to_hurry.is_set():
-            raise StorageError("there is no time to read what stays")
+            raise StorageError("this process is stopping, so no newer checkpoint was verified")
 
 
 class Saves:
@@ -137,7 +139,7 @@ class Saves:
     def __init__(
         self, storage: Storage, world: World, snapshots: Snapshots, run: tuple[int, str], committer: Committer | None
     ) -> None:
-        """`run` is the generation and the id of the run whose saves these are."""
+        """`run` is (generation, id) of the run whose saves these are."""
         self.number = self.committed = self.failed = 0
         self.error: Exception | None = None
         self.fenced: FencedError | None = None
@@ -150,12 +152,12 @@ class Saves:
 
     @property
     def busy(self) -> bool:
-        """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
+        """Whether this rank is still writing its share or, on rank 0, has not finished the commit."""
         return self._background.busy
 
     @property
     def is_saving(self) -> bool:
-        """Is it a save that this rank is busy with, and not a copy for other workers' memory?"""
+        """Whether this rank is busy with a save, as opposed to a copy for other workers' memory."""
         return self.busy and not self._is_copying
 
     def join(self, timeout_s: float | None = None) -> None:
@@ -163,7 +165,7 @@ class Saves:
         self._background.join(timeout_s)
 
     def begin(self, share: shares.Share | NoMemoryError, label: Label, started_s: float) -> None:
-        """Store the share, in the background; the save before must be over."""
+        """Store the share, in the background. The save before must be over."""
         self.number += 1
         generation, run_id = self._run
         folder = entries.save_folder(generation, self.number, label.step, run_id)
@@ -172,7 +174,7 @@ class Saves:
         self._background.start(lambda: self._write(share, folder, label, started_s))
 
     def copy(self, share: shares.Share | NoMemoryError, label: Label, copies: Copies) -> None:
-        """Have the share kept in memory, in the background, but not stored; the save before must be over."""
+        """Keep the share in memory, in the background, without storing it. The save before must be over."""
         generation, run_id = self._run
         folder = copies.next_folder(generation, label.step, run_id)
         if isinstance(share, NoMemoryError):
@@ -183,31 +185,30 @@ class Saves:
         self._background.start(lambda: copies.keep(replace(share, label=said), folder, self._world))
 
     def abandon(self) -> None:
-        """Wait no longer for the shares of other ranks, nor for room."""
+        """Stop waiting for the shares of other ranks, and for room."""
         self._abandon.set()
 
     @property
     def damaged(self) -> int:
-        """On rank 0: how many commits have been found damaged so far."""
+        """On rank 0: the number of commits found to be damaged so far."""
         return self._committer.damaged if self._committer is not None else 0
 
     def distrust(self, damaged: int, failed: int) -> None:
-        """Let the next save refer to nothing that is stored, if a commit is damaged, or a save of any rank has failed,
-        that was not when this was called last.
-        """
+        """Have the next save refer to nothing that is stored, if there is a damaged commit or a failed save on any rank
+        that was not known at the last call."""
         if (damaged, failed) != self._distrusted:
             self._distrusted = damaged, failed
             self._snapshots.unchanged.forget()
 
     def hear(self, committed: int) -> None:
-        """On ranks other than 0, which do not commit: this save is known to stand."""
+        """On ranks other than 0, which do not commit: learn that this save has been committed."""
         if committed == self.number != self.committed:
             self.committed = committed
             self._background.join()
             self._background.start(self._snapshots.keep)
 
     def _write(self, share: shares.Share | NoMemoryError, folder: str, label: Label, started_s: float) -> None:
-        """The background thread: write the share; rank 0 then gathers, commits and retires."""
+        """Write the share; on rank 0, then gather, commit and retire. Runs in the background thread."""
         try:
             if isinstance(share, NoMemoryError):
                 raise share
@@ -236,14 +237,15 @@ class Saves:
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
 
     def _as_fenced(self, error: Exception) -> FencedError | None:
-        """The error of a run that is over, if this is one; also if a newer run has swept what was being written."""
+        """Return the error of a fenced run, if this is one; a newer run may have swept what was being written."""
         if isinstance(error, MissingError) and self._committer is not None:
             with suppress(StorageError):
                 return self._committer.younger_run()
         return error if isinstance(error, FencedError) else None
 
     def _with_room(self, share: shares.Share, write: Callable[[], tuple[ObjectRef, ...]]) -> tuple[ObjectRef, ...]:
-        """What `write` returns, done again while the storage is full and something goes. Rank 0 makes the room."""
+        """Return what `write` returns; retry while the storage is full and something can be deleted. Rank 0 makes the
+        room."""
         needed_bytes = self._world.size * (self._snapshots.unchanged.to_write_bytes(share) + _DOCUMENT_BYTES)
         if self._committer is not None:
             self._committer.make_room(needed_bytes, self.number, is_full=False)

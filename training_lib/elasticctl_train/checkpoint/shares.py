@@ -1,7 +1,7 @@
-"""One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares; `reader` has the format.
+"""One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares. `reader` describes the format.
 
-A share is there exactly when its document is, which is written last. Ranks send each other nothing while saving: rank 0
-watches the storage for the documents. So no collective runs beside training, and a rank that dies in mid-save leaves
+A share exists if and only if its document does, which is written last. Ranks do not communicate while saving: rank 0
+polls the storage for the documents. So no collective runs beside training, and a rank that dies during a save leaves
 the others nothing to hang on.
 """
 
@@ -33,19 +33,19 @@ State = Mapping[str, Any]
 """What is saved: parts by name, each a tree (see `tree`)."""
 
 _MAX_NAMED = 10
-"""Of parameters that are not finite, by each rank: where there are more, the first tell as much."""
+"""The number of parameters that are not finite which each rank names: more would not say more."""
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
 _FENCE_FROM_S = 0.2
-"""Shares that have not come after some polls may never come: from pauses of this length on, the fence is looked at."""
+"""Once polls are this far apart, the missing shares may never come: check the fence as well."""
 _READS = 10
-"""A share document that is damaged at so many reads in a row is so in the storage, not on its way."""
+"""A share document that is damaged in this many reads in a row is damaged in the storage, not in transit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A state taken apart: the tensors that all ranks name alike, this rank's own, and the two trees as JSON.
+    """A flattened state: the tensors that all ranks name alike, this rank's own, and the two trees as JSON.
 
-    `kinds` is what a plan depends on: names, dtypes, shapes and, of sharded tensors, the spread.
+    `kinds` is what a plan depends on: names, dtypes, shapes and, for sharded tensors, their layout over ranks.
     """
 
     shared: Mapping[str, torch.Tensor]
@@ -57,7 +57,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """Where a piece is copied from: the named tensor, and of a plain one the rows it is cut to (None: all)."""
+    """Where a piece is copied from: the named tensor, and for a plain one the rows that it is cut to (None: all)."""
 
     name: str
     cut: tuple[int, int, int] | None
@@ -75,9 +75,10 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What this rank writes for states of certain `kinds`; made once, for planning is slow and states rarely change.
+    """What this rank writes for states of certain `kinds`. It is reused, because planning is slow and states rarely
+    change.
 
-    `unchanged` are the pieces that lie in the base file. `sources` are in the order of the pieces of all files.
+    `unchanged` are the pieces in the base file. `sources` are in the order of the pieces of all files.
     """
 
     kinds: Sequence[tree.Kind]
@@ -89,7 +90,7 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """How much of a buffer it takes."""
+        """The size of the buffer that it needs."""
         return self.files[-1].start + self.files[-1].size_bytes
 
     @property
@@ -104,20 +105,21 @@ class Plan:
 
     @property
     def shared_pieces(self) -> frozenset[Name]:
-        """What could be in a base file: all but what belongs to this rank alone."""
+        """What could be in a base file: everything that does not belong to this rank alone."""
         return frozenset((piece.name, piece.box) for piece, _ in self.placed if not piece.is_own)
 
     def fits(self, flat: Flat, rank_0_only: Collection[str], unchanged: frozenset[Name] = frozenset()) -> bool:
-        """Is this the plan for such a state too?"""
+        """Return whether this is also the plan for such a state."""
         return self.kinds == flat.kinds and self.rank_0_only == rank_0_only and self.unchanged == unchanged
 
     def fill(
         self, buffer: Buffer, flat: Flat, copier: Copier, until_step: Collection[str] = ()
     ) -> list[torch.cuda.Event | LateCopy]:
-        """Copy this rank's share to its place in the file that `buffer` is; of the parts `until_step` perhaps later.
+        """Copy this rank's share to its place in `buffer`; the parts in `until_step` may be copied later.
 
-        From a GPU to page-locked memory, the copies are only queued: on the training's own stream, so that nothing
-        training queues next can overtake them. The file is whole once what is returned has been waited for.
+        Copies from a GPU to page-locked memory are only queued, on the training's own stream, so that nothing that
+        training queues later can overtake them. The file is complete once everything that is returned has been
+        synchronized.
         """
         if buffer.plan is not self:
             buffer.plan = self
@@ -147,7 +149,7 @@ class Plan:
 
 
 def flatten(state: State, local: State) -> Flat:
-    """Take a state apart. Raises StateError for what a checkpoint cannot hold."""
+    """Flatten a state. Raises StateError for what a checkpoint cannot hold."""
     flat, own = tree.Flattener(), tree.Flattener()
     for part in state:
         tree.check_part_name(part)
@@ -163,11 +165,11 @@ def plan(
     rank_0_only: Collection[str] = (),
     unchanged: frozenset[Name] = frozenset(),
 ) -> Plan:
-    """Who writes what: this rank's part of it.
+    """Return this rank's part of a save: who writes what.
 
-    Plain tensors are the same on all ranks and shared out, but for those named in `rank_0_only`, by path or first part
-    of the path. Of sharded ones each rank writes what it holds, and of what several hold each a part. What is
-    `unchanged` goes into a file of its own.
+    Plain tensors are equal on all ranks and shared out, except those in `rank_0_only`, given by path or first
+    component. Of sharded tensors, each rank writes what it holds, and ranks that hold the same box share it out. What
+    is `unchanged` goes into a file of its own.
     """
     everyone = tuple(range(world_size))
     holdings: list[Holding] = []
@@ -201,7 +203,7 @@ def plan(
 
 
 def _plan_file(todo: Sequence[tuple[str, torch.Tensor, Box]], start: int) -> tuple[PlannedFile, list[CopySource]]:
-    """The file of these boxes of tensors, and where its pieces are copied from."""
+    """Return the file of these boxes of tensors, and where its pieces are copied from."""
     layout, placed = lay_out(
         [(name, TensorType(tree.NAMES[tensor.dtype], tuple(tensor.shape)), box) for name, tensor, box in todo]
     )
@@ -210,14 +212,14 @@ def _plan_file(todo: Sequence[tuple[str, torch.Tensor, Box]], start: int) -> tup
 
 
 def _aligned(size_bytes: int) -> int:
-    """Where in a buffer another file can start."""
+    """Return where in a buffer the next file can start."""
     return -(-size_bytes // tensor_files.ALIGNMENT) * tensor_files.ALIGNMENT
 
 
 def lay_out(todo: Sequence[tuple[str, TensorType, Box]]) -> tuple[tensor_files.Layout, list[tuple[Piece, int]]]:
     """Lay out a tensor file for boxes of tensors (name, type of the whole, box).
 
-    Returns its pieces in order of their places, each with the index of its box.
+    Returns its pieces in the order of their positions, each with the index of its box.
     """
     parts: dict[str, int] = {}
     for index, (name, kind, box) in enumerate(todo):
@@ -233,12 +235,12 @@ def lay_out(todo: Sequence[tuple[str, TensorType, Box]]) -> tuple[tensor_files.L
 
 
 def rows_of(pieces: Sequence[Piece]) -> list[list[Any]]:
-    """The pieces of a tensor file as its document lists them."""
+    """Return the pieces of a tensor file as its document lists them."""
     return [[p.name, p.dtype, p.box.offset, p.box.shape, p.start] for p in pieces]
 
 
 def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
-    """How a box is cut out of what this rank has of a tensor: dimension, first row, rows; None: it is all of it."""
+    """Return how a box is cut out of what this rank holds: (dimension, first row, rows); None if it is all of it."""
     held = dtensor.box_of(tensor) if dtensor.is_sharded(tensor) else boxes.whole(tensor.shape)
     inner = box.within(held)
     if inner.shape == held.shape:
@@ -249,7 +251,7 @@ def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank writes, its tensors already copied: training may change them meanwhile.
+    """What one rank writes. Its tensors have been copied, so training may change them meanwhile.
 
     `label` is what the checkpoint says about itself (see `repair.label`).
     """
@@ -264,10 +266,10 @@ class Share:
     def write(
         self, storage: Storage, key: str, parameters: Collection[str] = (), unchanged: Unchanged | None = None
     ) -> tuple[ObjectRef, ...]:
-        """Store the tensor files, then the document at `key`; returns what these files are. Raises StorageError.
+        """Store the tensor files, then the document at `key`; return references to the files. Raises StorageError.
 
-        Of `parameters` the document names those that are not finite. With `unchanged` a base file may be one that is
-        stored already; without, all is written to one file.
+        The document names those of `parameters` that are not finite. With `unchanged`, the base file may already be
+        stored; without it, everything is written to one file.
         """
         for copy in self.copied:
             copy.synchronize()
@@ -292,17 +294,17 @@ class Share:
         return (file,) if base is None else (file, base)
 
     def bytes_of(self, file: PlannedFile) -> memoryview:
-        """A file of the plan, once all is copied."""
+        """Return a file of the plan, once everything is copied."""
         return self.buffer.data.numpy().data[file.start : file.start + file.size_bytes]
 
     def pieces(self) -> Iterator[tuple[Name, memoryview]]:
-        """The bytes of all pieces, once all is copied."""
+        """Yield the bytes of all pieces, once everything is copied."""
         data = self.buffer.data.numpy().data
         for piece, start in self.plan.placed:
             yield (piece.name, piece.box), data[start : start + piece.size_bytes]
 
     def _as_one_file(self) -> tuple[tuple[Piece, ...], list[bytes | memoryview]]:
-        """The pieces of all files in the order in which one file has them, and that file's parts."""
+        """Return the pieces of all files in the order that they have in a single file, and the parts of that file."""
         found = list(self.plan.placed)
         layout, placed = lay_out([(p.name, TensorType(p.dtype, p.box.shape), p.box) for p, _ in found])
         data = memoryview(self.buffer.data.numpy().data)
@@ -312,7 +314,7 @@ class Share:
         return tuple(piece for piece, _ in placed), parts
 
     def _not_finite(self, names: Collection[str]) -> list[str]:
-        """The first of these tensors that have a NaN or an infinity in this rank's part of them."""
+        """Return the first of these tensors that contain a NaN or an infinity in this rank's part."""
         views = (
             (piece.name, tree.view(self.buffer.data, start, piece.dtype, piece.box.shape))
             for piece, start in self.plan.placed
@@ -323,7 +325,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a save has stored: the documents in order of rank, the size of it all, and what else its commit says."""
+    """What a save has stored: the documents in order of rank, the total size, and other fields of its commit."""
 
     refs: tuple[ObjectRef, ...]
     size_bytes: int
@@ -340,10 +342,9 @@ def gather(
 ) -> Gathered:
     """Wait until every rank's share is stored.
 
-    Another rank may have to wait for its storage, however long. But a newer run has swept what was there, and what
-    it sweeps does not come again: so this raises what `check_fence` does, which is asked again and again meanwhile.
-    Raises SaveError when `abandon` is set, when a share is deleted, when a base file is not there, and when the ranks'
-    states are not of one shape.
+    Another rank may have to wait for its storage, however long that takes. But if a newer run has swept the shares,
+    they do not come back, so `check_fence` is called again and again meanwhile. Raises what that raises, and SaveError
+    if `abandon` is set, if a share is deleted, if a base file is missing, or if the ranks' states differ in structure.
     """
     found: dict[int, tuple[ObjectRef, Any]] = {}
     misread: dict[int, int] = {}
@@ -368,13 +369,13 @@ def gather(
             break
         missing = sorted(set(range(world_size)) - found.keys())
         if abandon.wait(pause_s):
-            raise SaveError(f"{storage.url}: save given up: the share of rank {missing[0]} did not come")
+            raise SaveError(f"{storage.url}: save given up: the share of rank {missing[0]} is missing")
         pause_s = min(pause_s * 1.5, _POLL_MAX_S)
     shares = [found[rank] for rank in range(world_size)]
     if len({document["fingerprint"] for _, document in shares}) > 1:
         raise SaveError(
-            f"{storage.url}: not saved: the ranks' states differ in names, shapes or shards of tensors; a sharded one "
-            "needs the same mesh of ranks on all of them"
+            f"{storage.url}: not saved: the ranks' states differ in names, shapes or shards of tensors; a sharded "
+            "tensor needs the same mesh on all ranks"
         )
     documents = [document for _, document in shares]
     bases = entries.bases_of(documents)
@@ -393,7 +394,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    low, high = torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())  # a NaN becomes both
+    low, high = torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())  # a NaN becomes both values
     return math.isfinite(low) and math.isfinite(high)
 
 
@@ -406,19 +407,20 @@ def _refuse_without(storage: Storage, keys: Iterable[str], *, there: Collection[
 def _get_listed(storage: Storage, key: str, check_fence: Callable[[], None]) -> bytes:
     try:
         return storage.get(key)
-    except MissingError:  # deleted since it was listed
+    except MissingError:  # deleted after it was listed
         check_fence()
         raise
 
 
 def _waitable() -> torch.cuda.Event:
-    """An event for which a thread can wait asleep."""
+    """Return an event on which a thread can wait without spinning."""
     event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     return event
 
 
 def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
-    """Equal on two ranks exactly when their tensors have equal names, dtypes, shapes and spreads."""
+    """Return a text that is equal on two ranks if and only if their tensors have equal names, dtypes, shapes and
+    layouts."""
     rows = sorted(
         f"{name} {tree.NAMES[tensor.dtype]} {list(tensor.shape)} {dtensor.describe(tensor)}"
         for name, tensor in shared.items()

@@ -1,8 +1,8 @@
-"""State trees -> JSON and a flat table of tensors, and torch's side of reading them; see `state_trees` for the JSON.
+"""State trees -> JSON and a flat table of tensors, and torch's part of reading them. `state_trees` describes the JSON.
 
-A tree is made of dicts, lists, tuples, numbers, text, bytes, None and tensors: what `state_dict()` returns. Everything
-but the tensors becomes JSON; a tensor becomes a reference by name. Nothing is ever pickled: any other type raises
-StateError with its path in the tree.
+A tree consists of dicts, lists, tuples, numbers, text, bytes, None and tensors, like the result of `state_dict()`.
+Everything but the tensors becomes JSON; a tensor becomes a reference by name. Nothing is ever pickled: any other type
+raises StateError with its path in the tree.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from elasticctl_store.errors import StateError
 from elasticctl_train.checkpoint import dtensor
 
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in tensor_files.DTYPES}
-"""The dtypes a checkpoint can hold, by the names it uses for them."""
+"""The dtypes that a checkpoint can hold, by the names that it uses for them."""
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_CONTAINERS = 1 << 24
-"""How many dicts, lists and tuples a state may have: lists of lists of the same list have more than any memory."""
+"""The maximum number of dicts, lists and tuples in a state: nested lists of the same list could exceed any memory."""
 MAX_INT_BITS = 14_000
-"""Python reads no number of more than 4300 digits."""
+"""Python does not parse numbers of more than 4300 digits."""
 
 MAX_BYTES = 1 << 20
-"""Of one `bytes` object: it lies in the JSON, which is read as a whole."""
+"""The maximum size of one `bytes` object: it is part of the JSON, which is read as a whole."""
 
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-RESERVED_NAME = "__metadata__"  # of safetensors
+RESERVED_NAME = "__metadata__"  # by safetensors
 
 Kind = tuple[str, torch.dtype, torch.Size, object]
 
 
 @dataclass(slots=True)
 class Flattener:
-    """Turns trees into JSON; `tensors` collects each distinct tensor once, under a name made from its path.
+    """Turns trees into JSON; `tensors` collects each distinct tensor once, under a name derived from its path.
 
-    `kinds` has name, dtype, shape and, of sharded ones, the spread of each. Training stands still meanwhile, so this is
-    written for speed: about two microseconds a tensor.
+    `kinds` has name, dtype, shape and, for sharded tensors, layout of each. Training is stopped meanwhile, so this is
+    written for speed: about two microseconds per tensor.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -55,9 +55,10 @@ class Flattener:
     _containers: int = 0
 
     def encode(self, value: object, path: str, depth: int = 0) -> Any:
-        """Return `value` as JSON data. `path` is where it is in the whole state, for names and errors."""
+        """Return `value` as JSON data. `path` is its position in the whole state, for names and errors. Raises
+        StateError."""
         if depth > MAX_DEPTH:
-            raise StateError(f"{path:.60}…: a checkpoint cannot hold what is more than {MAX_DEPTH} levels deep")
+            raise StateError(f"{path:.60}…: a checkpoint cannot hold more than {MAX_DEPTH} nested levels")
         kind = type(value)
         if kind in _AS_THEY_ARE:
             return value if kind is not int else _checked(value, path)  # type: ignore[arg-type]
@@ -116,7 +117,7 @@ class Flattener:
         if said is None or part.layout is not torch.strided or part.is_meta or part.is_nested:
             raise _odd_tensor(part, path)
         shape = tensor.shape
-        # An empty part has no address, and yet all ranks have to come to the same names.
+        # An empty part has no address, but all ranks have to arrive at the same names.
         where = part.data_ptr() if spread is None else part.untyped_storage()._cdata
         name = self._known(where, tensor) if where in self._names else None
         if not where:
@@ -127,7 +128,7 @@ class Flattener:
                 name += "~"
             self.tensors[name] = tensor
             self.kinds.append((name, dtype, shape, spread))
-            if where:  # without elements there is nothing to share
+            if where:  # without elements there is no memory to share
                 self._names.setdefault(where, []).append(name)
         reference: dict[str, Any] = {"$tensor": name, "dtype": said, "shape": list(shape)}
         if tensor.requires_grad:
@@ -137,13 +138,13 @@ class Flattener:
         return reference
 
     def _known(self, where: object, tensor: torch.Tensor) -> str | None:
-        """The name of the same memory, seen in the same way."""
+        """Return the name of a tensor that views the same memory in the same way, if there is one."""
         identity = _identity(tensor)
         return next((name for name in self._names[where] if _identity(self.tensors[name]) == identity), None)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for two tensors at one address that are the same."""
+    """Return a key that is equal for two tensors at one address that view it in the same way."""
     sharded = dtensor.is_sharded(tensor)
     part = dtensor.local_part(tensor) if sharded else tensor
     whole = (tensor.shape, dtensor.layout_of(tensor)) if sharded else None
@@ -152,11 +153,11 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def check_part_name(name: object) -> None:
-    """Raise StateError for what no part of a state can be called."""
+    """Raise StateError for an invalid name of a part."""
     if type(name) is not str:
         raise StateError(f"the state's part {name!r:.100} needs a name that is text")
     if name.startswith("$"):
-        raise StateError(f"the state's part {name!r:.100} needs another name: those that start with $ are taken")
+        raise StateError(f"the state's part {name!r:.100} needs another name: names that start with $ are reserved")
 
 
 def _is_plain(value: Any) -> bool:
@@ -171,7 +172,7 @@ def _checked(value: int, path: str) -> int:
 
 
 def _encode_unusual(value: float | bytes, path: str) -> Any:
-    """A number that JSON may lack, or bytes."""
+    """Encode bytes, or a float, which JSON may be unable to represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": str(value)}
     if len(value) > MAX_BYTES:
@@ -183,7 +184,7 @@ def _encode_unusual(value: float | bytes, path: str) -> Any:
 
 
 def _check_key(key: object, path: str) -> None:
-    """Raise StateError for a key that not even a message can name."""
+    """Raise StateError for a key that cannot even be shown in a message."""
     try:
         repr(key)
     except ValueError as e:
@@ -197,7 +198,7 @@ def _odd_tensor(tensor: torch.Tensor, path: str) -> StateError:
 
 
 def _check_empty(tensor: torch.Tensor, path: str) -> None:
-    """Raise StateError for a tensor without memory that has elements, or a shape that no reader believes."""
+    """Raise StateError for a tensor without memory that has elements, or whose shape readers would refuse."""
     if dtensor.is_sharded(tensor):
         return
     if tensor.numel():
@@ -207,13 +208,13 @@ def _check_empty(tensor: torch.Tensor, path: str) -> None:
 
 
 def _note_specials(reference: dict[str, Any], tensor: torch.Tensor) -> None:
-    """Note that it is a parameter, and how it lies in memory if that is not row by row.
+    """Record whether the tensor is a parameter, and its strides if it is not row-major.
 
-    What has gaps is closed up, as torch's copies are.
+    Gaps are closed, as in torch's own copies.
     """
     if type(tensor) is torch.nn.Parameter:
         reference["parameter"] = True
-    if tensor.is_contiguous() and 1 not in tensor.shape:  # one row may be said to lie anywhere
+    if tensor.is_contiguous() and 1 not in tensor.shape:  # the stride of a dimension of length 1 is arbitrary
         return
     usual = boxes.contiguous_strides(tensor.shape)
     if tensor.numel() and tensor.stride() != usual:
@@ -223,14 +224,15 @@ def _note_specials(reference: dict[str, Any], tensor: torch.Tensor) -> None:
 
 
 class Finisher:
-    """Gives tensors, which are stored row by row, back what else was noted of them; references to one share it."""
+    """Restores what was recorded about tensors, which are stored row-major; references to one tensor share the
+    result."""
 
     def __init__(self) -> None:
         self._laid_out: dict[str, torch.Tensor] = {}
         self._made: dict[tuple[str, bool, bool], torch.Tensor] = {}
 
     def __call__(self, name: str, kind: TensorType, stored: torch.Tensor) -> torch.Tensor:
-        """The tensor of this name, of which `stored` has the elements."""
+        """Return the tensor of this name; `stored` has its elements."""
         seen = name, kind.is_parameter, kind.requires_grad
         if seen not in self._made:
             self._made[seen] = self._make(name, kind, stored)
@@ -250,7 +252,7 @@ class Finisher:
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a tree with its path, shared ones as often as they occur; whatever else is passed over."""
+    """Yield every tensor of a tree with its path, shared tensors as often as they occur; other values are skipped."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -262,6 +264,6 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def view(data: torch.Tensor, start: int, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """The tensor that lies at byte `start` of `data` (uint8), without a copy."""
+    """Return the tensor at byte `start` of `data` (uint8), without a copy."""
     kind = DTYPES[dtype]
     return data[start : start + math.prod(shape) * kind.itemsize].view(kind).view(tuple(shape))
