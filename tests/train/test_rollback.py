@@ -66,7 +66,7 @@ def test_it_goes_on_from_before_the_loss_and_behind_the_batch_that_made_it(
     with caplog.at_level(logging.WARNING, logger="elasticctl_train"):
         assert job.run() == 9
     assert job.trained[0] == [16, 17, 18, 19]
-    assert "back to step 3, and on from epoch 0, sample 16: the loss was NaN at step 4" in caplog.messages
+    assert "went back to step 3, continuing from epoch 0, sample 16: the loss was NaN at step 4" in caplog.messages
     job.trained.clear()
     job.run()  # what was committed since has left the batch out already
     assert job.trained == []
@@ -112,7 +112,7 @@ def test_it_ends_at_the_last_step_too(tmp_path: Path) -> None:
 def test_without_an_earlier_checkpoint_it_fails_for_good(tmp_path: Path) -> None:
     with pytest.raises(NotFiniteError, match="since step 1, and there is no checkpoint from before that"):
         Diverges(tmp_path.as_uri(), 0).run()
-    with pytest.raises(NotFiniteError, match="without a storage there is no way back"):
+    with pytest.raises(NotFiniteError, match="without a storage there is no checkpoint to go back to"):
         Diverges("", 0).run()
 
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_is_gone_is_not_taken_for_a_start_at_step_0(tmp_path: 
         storage.delete([f"journal/{999_999_999_999 - commit.position:012d}.json"])
         storage.delete([f"{commit.folder}committed"])
         storage.delete([ref.key for ref in commit.shares])
-    with pytest.raises(StorageError, match=r"from before step 4, to which this run was to go back, are gone"):
+    with pytest.raises(StorageError, match=r"the checkpoints from before step 4 are gone"):
         job.run()
 
 

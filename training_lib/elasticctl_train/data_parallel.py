@@ -1,10 +1,10 @@
-"""DistributedDataParallel for models that are frozen and thawed in part, and that computes as before a restart.
+"""DistributedDataParallel for models that are partly frozen and unfrozen, and that computes the same after a restart.
 
-torch's own settles on the parameters when it is made. The gradients of those that are thawed later would not be
-averaged, and the ranks' models would drift apart without a word; for those that are frozen later it would wait.
+torch's own fixes the set of parameters when it is created. The gradients of parameters that are unfrozen later would
+not be averaged, so the ranks' models would drift apart silently; for those that are frozen later, it would wait.
 
-It also settles anew on buckets of gradients, in its second pass. How three or more ranks sum up a gradient depends on
-its place in a bucket, so a resumed training has to begin with the buckets that it had.
+In its second pass, it also rebuilds its buckets of gradients. How three or more ranks sum up a gradient depends on its
+position in a bucket, so a resumed training has to start with the buckets that it had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Buckets = list[list[int]]
 
 
 class ResumableDataParallel(DistributedDataParallel):
-    """As DistributedDataParallel, but for the above. `known_buckets` are those to begin with."""
+    """DistributedDataParallel with these changes. `known_buckets` are those to start with."""
 
     _listed: list[torch.nn.Parameter]
     _trained: list[bool]
@@ -31,31 +31,31 @@ class ResumableDataParallel(DistributedDataParallel):
     def __init__(self, module: torch.nn.Module, *, buckets: Buckets | None = None, **options: Any) -> None:
         """`options` are DistributedDataParallel's."""
         listed = list(module.parameters())
-        # Before Module's own constructor, which would refuse.
+        # Module would refuse attributes before its own constructor.
         self.__dict__ |= {"_listed": listed, "_trained": _require_gradients(listed)}
         if buckets is not None:
             self.__dict__["known_buckets"] = buckets
         super().__init__(module, **options)
 
     def buckets(self) -> Buckets | None:
-        """Those that gradients are in by now; None before they are settled on."""
+        """Return the buckets that gradients are in by now; None before they are determined."""
         said = self._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices")  # type: ignore[no-untyped-call]
         if not said:
             return self.known_buckets
         return [[int(number) for number in bucket.split()] for bucket in said.split(",")]
 
     def settle(self) -> None:
-        """Settle on the parameters as they are now. All ranks must call."""
+        """Adopt the parameters as they are now. All ranks must call."""
         self.__init__(self.module, init_sync=False)  # type: ignore[misc]
 
     def reduced(self) -> list[torch.nn.Parameter]:
-        """The parameters whose gradients are reduced, as they are numbered in buckets."""
+        """Return the parameters whose gradients are reduced, in the order in which buckets number them."""
         found, _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
         parameters: list[torch.nn.Parameter] = found
         return parameters
 
     def _ddp_init_helper(self, parameters: Sequence[torch.nn.Parameter], *args: Any, **kwargs: Any) -> None:
-        """Begin with the known buckets, which DistributedDataParallel takes none of from outside."""
+        """Start with the known buckets, which DistributedDataParallel offers no parameter for."""
         module: Any = dist
         buckets, assign = self.known_buckets, module._compute_bucket_assignment_by_size
 
@@ -85,7 +85,7 @@ class ResumableDataParallel(DistributedDataParallel):
 
     def _post_forward(self, output: Any) -> Any:
         is_watched = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if is_watched and not any(parameter.requires_grad for parameter in self._listed):  # mostly, the first does
+        if is_watched and not any(parameter.requires_grad for parameter in self._listed):  # typically, the first does
             return output
         return super()._post_forward(output)  # type: ignore[no-untyped-call]
 
@@ -95,7 +95,7 @@ def _require_gradients(parameters: Sequence[torch.nn.Parameter]) -> list[bool]:
 
 
 def _fit(buckets: Buckets, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Are these buckets of just these parameters, each of one kind?"""
+    """Return whether these buckets cover exactly these parameters, each with one dtype and device."""
     if sorted(chain.from_iterable(buckets)) != list(range(len(parameters))):
         return False
     kinds = [{(parameters[number].dtype, parameters[number].device) for number in bucket} for bucket in buckets]

@@ -1,7 +1,7 @@
-"""The group of ranks: joining it, and the few small messages this library passes between ranks.
+"""The group of ranks: joining it, and the few small messages that this library passes between ranks.
 
-Messages are JSON in tensors over a gloo group of this library's own: `torch.distributed`'s object collectives pickle,
-and a collective on the training's group could meet one of DistributedDataParallel's.
+Messages are JSON in tensors over a gloo group of this library's own: `torch.distributed`'s object collectives use
+pickle, and a collective on the training's group could collide with one of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from elasticctl_store.errors import TrainError
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
 _CONNECT = timedelta(seconds=2)
-"""How long one attempt to reach a store lasts."""
+"""The timeout of one attempt to reach a store."""
 _LOOK = timedelta(seconds=0.75)
-"""How long one wait for others lasts, before a look whether they can still come. Whoever wakes up more often than twice
-a second is taken to move (`elasticctl_launcher.hangs`)."""
+"""How long one wait for others lasts before checking whether they can still come. A process that wakes up more than
+twice a second counts as moving (`elasticctl_launcher.hangs`)."""
 _LONGEST_LOOK_S = 0.05
-"""A rank that waits for others looks ever more rarely whether they have come, but this often."""
+"""The longest pause of a rank between two checks whether the others have come; the pauses grow up to it."""
 _SURVIVING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
-"""torch is to leave NCCL's failures to `inplace.nccl`. It would end the process, having waited for a minute before."""
+"""Make torch leave NCCL's failures to `inplace.nccl`. It would wait for a minute and then end the process."""
 _PATIENT = timedelta(days=3650)
-"""How long a message may take: a rank may have to wait for its storage, while the others wait for it. That a rank is
-lost shows at once, by its connections, or is seen by whoever started it."""
+"""How long a message may take: a rank may have to wait for its storage, while the others wait for it. The loss of a
+rank is noticed at once, by its connections, or by whoever started it."""
 
 
 @dataclass(slots=True)
 class Channel:
-    """What the messages go through; all copies of a `World` share one, so that nobody can hold on to a group alone.
+    """What messages pass through. All copies of a `World` share one, so that none of them keeps a group alive on its
+    own.
 
-    `training`: what gradients go through, where that is not the default group. `is_cut()`: the group has been given up.
-    `is_dead()`: nothing that still waits there will end. `is_stuck`: something has been given up that does.
+    `training`: the group of gradients, if that is not the default group. `is_cut()`: the group has been given up.
+    `is_dead()`: nothing that still waits there will ever end. `is_stuck`: something that waits there was given up.
     """
 
     group: dist.ProcessGroup | None = None
@@ -59,7 +60,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place among the ranks. `owned`: this library made the process group and takes it down."""
+    """This process's place among the ranks. `owned`: this library created the process group and destroys it."""
 
     rank: int = 0
     size: int = 1
@@ -68,7 +69,7 @@ class World:
     owned: bool = False
 
     def broadcast(self, message: Any) -> Any:
-        """Rank 0's `message` (JSON data) on every rank; what the others pass is ignored. All ranks must call."""
+        """Return rank 0's `message` (JSON data) on every rank; what the others pass is ignored. All ranks must call."""
         if self.size == 1:
             return message
         data = _to_bytes(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
@@ -80,7 +81,7 @@ class World:
         return _from_bytes(data)
 
     def gather(self, message: Any) -> list[Any]:
-        """Every rank's `message` (JSON data) on every rank, in order of rank. All ranks must call."""
+        """Return every rank's `message` (JSON data) on every rank, in order of rank. All ranks must call."""
         if self.size == 1:
             return [message]
         data = _to_bytes(message)
@@ -94,11 +95,11 @@ class World:
         return [_from_bytes(data[: int(length)]) for data, length in zip(found, lengths, strict=True)]
 
     def share(self, data: torch.Tensor, source: int) -> None:
-        """Fill `data` (uint8, equally long everywhere) with what it is on rank `source`. All ranks must call."""
+        """Fill `data` (uint8, of equal length on all ranks) with rank `source`'s. All ranks must call."""
         self._call(dist.broadcast, data, src=source)
 
     def send(self, data: torch.Tensor, to: int) -> None:
-        """Send `data` (uint8) to a rank that calls `receive`; returns once it is on its way."""
+        """Send `data` (uint8) to a rank that calls `receive`; return once it has been sent."""
         self._call_apart(dist.send, data, to)
 
     def receive(self, data: torch.Tensor, source: int) -> None:
@@ -106,7 +107,7 @@ class World:
         self._call_apart(dist.recv, data, source)
 
     def highest(self, *values: int) -> list[int]:
-        """The highest of each value over all ranks. All ranks must call."""
+        """Return the maximum of each value over all ranks. All ranks must call."""
         if self.size == 1:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.int64)
@@ -114,12 +115,14 @@ class World:
         return [int(number) for number in numbers]
 
     def _call(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Run a collective to its end. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
+        """Run a collective to completion. Raises RuntimeError if a peer is lost, GroupOver if it would never
+        complete."""
         with collective_errors():
             finish(collective(*arguments, group=self.channel.group, async_op=True, **options), self.channel)
 
     def _call_apart(self, transfer: Callable[..., Any], *arguments: Any) -> None:
-        """As `_call`, for what cannot be waited for with a limit: gloo then ends all that goes on in the group."""
+        """Like `_call`, for transfers that cannot be waited for with a timeout, after which gloo would abort the whole
+        group."""
         errors: list[BaseException] = []
 
         def run() -> None:
@@ -140,12 +143,12 @@ class World:
 
 
 class GroupOver(RuntimeError):
-    """The group ended before it had met."""
+    """The group ended before it was complete."""
 
 
 @contextmanager
 def collective_errors() -> Iterator[None]:
-    """Mark the RuntimeErrors that are raised in here as those of collectives; see `is_of_collective`."""
+    """Mark the RuntimeErrors that are raised inside as errors of collectives; see `is_of_collective`."""
     try:
         yield
     except RuntimeError as error:
@@ -154,17 +157,17 @@ def collective_errors() -> Iterator[None]:
 
 
 def is_of_collective(error: BaseException) -> bool:
-    """Has a collective of this library raised this error? Errors of the script can have the same type."""
+    """Return whether a collective of this library raised this error. Errors of the script may have the same type."""
     return getattr(error, "_elasticctl_collective", False)
 
 
 def finish(work: Any, channel: Channel) -> None:
-    """Wait for the end of a collective. Raises RuntimeError if a peer is lost, GroupOver where it would never end."""
+    """Wait for a collective. Raises RuntimeError if a peer is lost, GroupOver if it would never complete."""
     while True:
         try:
             work.wait(_LOOK)
             return
-        except RuntimeError:  # also where it takes longer
+        except RuntimeError:  # also raised on a timeout
             if work.is_completed():
                 work.wait()
                 return
@@ -172,7 +175,7 @@ def finish(work: Any, channel: Channel) -> None:
 
 
 def finish_on_gpu(channel: Channel) -> None:
-    """Wait until the current GPU has done all that it has been told to. Raises GroupOver if the group was cut off.
+    """Wait until the current GPU has finished all of its queued work. Raises GroupOver if the group was given up.
 
     Neither the GPU nor torch tells whether a collective there has ended with a result or was aborted.
     """
@@ -184,13 +187,14 @@ def finish_on_gpu(channel: Channel) -> None:
 def _check_dead(channel: Channel) -> None:
     if channel.is_dead():
         channel.is_stuck = True
-        raise GroupOver("what was on its way to a lost peer never ends")
+        raise GroupOver("a transfer to a lost peer never ends")
 
 
 def join(environ: Mapping[str, str] = os.environ) -> World:
-    """Join the group torchrun's environment describes, unless the script has; without either, a world of one.
+    """Join the group that torchrun's environment describes, unless the script has; without either, return a world of
+    one.
 
-    The backend is nccl where there are GPUs and gloo where there are none. Raises TrainError as `refuse_helper` does.
+    The backend is nccl if there are GPUs, otherwise gloo. Raises TrainError as `refuse_helper` does.
     """
     refuse_helper()
     here = device(environ)
@@ -205,9 +209,10 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
 
 
 def _place_in_kept_store(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Where the store outlives the group, as under torchrun: a part of it that no other group has been in.
+    """Return arguments for a store that outlives the group, as under torchrun: a prefix that no other group has used.
 
-    A script may make several runs, one after the other; in the same part, each would find the addresses of the last.
+    A script may make several runs, one after the other. With the same prefix, each would find the addresses of the
+    last.
     """
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
@@ -220,10 +225,10 @@ def _place_in_kept_store(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def refuse_helper() -> None:
-    """Raise TrainError in a process that only imports the script, in order to help the rank that has started it.
+    """Raise TrainError in a helper process that imports the script because a rank has started it.
 
-    It has the rank's environment: it would join the group a second time as that rank, and take its storage away.
-    `multiprocessing` marks such a process for as long as it imports the script, and refuses to start another in it.
+    Such a process has the rank's environment: it would join the group a second time as that rank, and take over its
+    storage. `multiprocessing` marks it while it imports the script, and refuses to start another process in it.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise TrainError(
@@ -234,40 +239,40 @@ def refuse_helper() -> None:
 
 
 def collectives_of_script() -> int:
-    """How many collectives there have been in the default group."""
+    """Return the number of collectives in the default group so far."""
     group: Any = dist.group.WORLD  # torch's annotations lack the method
     return 0 if group is None else int(group._get_sequence_number_for_group())
 
 
 def has_other_groups(world: World) -> bool:
-    """Are there process groups beside the default one and this library's?"""
+    """Return whether there are process groups besides the default one and this library's."""
     groups = _torch_groups()
     ours = groups.default_pg, world.channel.group, world.channel.training
     return not all(group in ours for group in groups.pg_map)
 
 
 def _torch_groups() -> Any:
-    """What torch knows of this process's groups; it has no public name for it."""
+    """Return torch's record of this process's groups, for which it has no public name."""
     module: Any = dist.distributed_c10d
     return module._world
 
 
 def is_ours_to_join(environ: Mapping[str, str] = os.environ) -> bool:
-    """Is there a group to join, which the script has not joined itself?"""
+    """Return whether there is a group to join that the script has not joined itself."""
     return not dist.is_initialized() and all(environ.get(name) for name in _TORCHRUN_VARIABLES)
 
 
 def meet(is_over: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Store:
-    """Wait until all ranks of the group that the environment describes are there; returns the store for `rejoin`.
+    """Wait until all ranks of the group that the environment describes have arrived; return the store for `rejoin`.
 
-    Raises GroupOver as soon as `is_over()`, for one of them may never come.
+    Raises GroupOver as soon as `is_over()`, because one of them may never come.
     """
     address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     server = None
     while server is None:
         if is_over():
             raise GroupOver
-        with suppress(RuntimeError):  # its host may be gone: then the group is over soon
+        with suppress(RuntimeError):  # its host may be gone; the group is over soon then
             server = TCPStore(*address, is_master=False, timeout=_CONNECT, wait_for_workers=False)
     store = PrefixStore(f"elasticctl/ranks/{environ['TORCHELASTIC_RESTART_COUNT']}", server)
     if store.add("here", 1) == int(environ["WORLD_SIZE"]):
@@ -281,12 +286,12 @@ def meet(is_over: Callable[[], bool], environ: Mapping[str, str] = os.environ) -
 
 
 def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) -> World:
-    """Form the group of those that have met, in place of any other. Raises RuntimeError when one of them is lost.
+    """Form the group of the ranks that have met, in place of any other. Raises RuntimeError if one of them is lost.
 
-    The default group is the script's own; `training` has a group beside it, so that the two never meet.
+    The default group is the script's own. `training` uses a separate group, so that the two never collide.
     """
     _take_down(world.channel)
-    _torch_groups().group_count = 0  # an attempt that failed has counted: its name for this group would be its own
+    _torch_groups().group_count = 0  # a failed attempt has counted, and group names must agree on all ranks
     os.environ |= _SURVIVING
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
@@ -298,19 +303,19 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
 
 
 def groups(world: World) -> list[dist.ProcessGroup]:
-    """Those whose collectives run on the world's device: the script's own, and that of gradients."""
+    """Return the groups whose collectives run on the world's device: the script's own, and that of gradients."""
     return [group for group in (dist.group.WORLD, world.channel.training) if group is not None]
 
 
 def connect_gpus(world: World) -> None:
-    """Connect the GPUs of all ranks for training, which NCCL would do in the first step. Raises RuntimeError."""
+    """Connect the GPUs of all ranks, which NCCL would otherwise do in the first step. Raises RuntimeError."""
     if world.size > 1:
         dist.all_reduce(torch.zeros(1, device=world.device), group=world.channel.training)
         finish_on_gpu(world.channel)
 
 
 def leave(world: World) -> None:
-    """Take down the process group, if this library made it, and let go of this library's own. Last of all calls.
+    """Destroy the process group, if this library created it, and release this library's own. Must be the last call.
 
     The group's threads end here; see `_end_threads`.
     """
@@ -321,7 +326,7 @@ def leave(world: World) -> None:
 
 
 def _take_down(channel: Channel) -> None:
-    """End all groups and their threads, but for those in which something is stuck: that would be waited for."""
+    """Destroy all groups and their threads, except those in which something is stuck, which would block."""
     if channel.is_stuck:
         for group in _torch_groups().pg_map:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
@@ -331,17 +336,17 @@ def _take_down(channel: Channel) -> None:
 
 
 def _end_threads(channel: Channel) -> None:
-    """The interpreter is about to end, maybe of an error: end this library's threads, give others' a moment.
+    """At the exit of the interpreter, also after an error: end this library's threads, and give others a moment.
 
-    gloo's threads let go of a message's tensors some time after the message has arrived, and need the interpreter for
-    it. Where that is ending they cannot have it, and the process aborts ("terminate called without an active
-    exception", https://github.com/pytorch/pytorch/pull/179291) instead of ending with its own exit code.
+    gloo's threads release a message's tensors some time after the message has arrived, and need the interpreter for
+    that. While it exits they cannot have it, and the process aborts ("terminate called without an active exception",
+    https://github.com/pytorch/pytorch/pull/179291) instead of exiting with its own exit code.
     """
     group, channel.group = channel.group, None
     if not dist.is_initialized():
         return
     if group is not None:
-        with suppress(RuntimeError, ValueError):  # taken down by the script
+        with suppress(RuntimeError, ValueError):  # the script has destroyed it
             dist.destroy_process_group(group)
         del group
     time.sleep(_LET_GO_S)
@@ -360,7 +365,7 @@ def _backend(of: torch.device) -> str:
 
 
 def device(environ: Mapping[str, str] = os.environ) -> torch.device:
-    """This rank's GPU, which becomes the current one; the CPU where there is none."""
+    """Return this rank's GPU, which becomes the current one; the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     gpu = torch.device("cuda", int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -1,17 +1,18 @@
-"""How often a run loses work, as it has seen it, by the age of its machines.
+"""How often a run loses work, as it has observed, by the age of its machines.
 
     interruptions.json     what all groups that have trained at a storage URL have seen, and who trains there now
 
-Machines of clouds do not fail at a constant rate: most are taken early, and some clouds end every spot machine after a
-day ("Modeling The Temporally Constrained Preemptions of Transient Cloud VMs", Kadupitiya et al., 2020). So the time
-that machines were in a group, and the losses, are counted by their age.
+Machines in clouds do not fail at a constant rate: most are reclaimed early, and some clouds end every spot machine
+after a day ("Modeling The Temporally Constrained Preemptions of Transient Cloud VMs", Kadupitiya et al., 2020). So both
+the time that machines were in a group and the losses are counted by age.
 
-An *interruption* is a group that ended without handing over what it had done: work was lost. A group that committed its
-last step, because workers were added, removed or given notice or because the job was suspended, is none, and neither is
-one whose state lives on in its ranks or in workers' memory. A group is taken to have lived until it said that it ended,
-else for `UNSEEN_S` behind its last commit at most: a job that waits for machines, or for its user, learns nothing.
+An *interruption* is the end of a group that lost work, because it did not hand over what it had done. A group that
+committed its last step, because workers were added, removed or given notice or because the job was suspended, is not
+one, and neither is a group whose state survives in its ranks or in workers' memory. A group counts as alive until it
+reported its end, or else for at most `UNSEEN_S` after its last commit: while a job waits for machines, or for its user,
+it learns nothing.
 
-The file is only a help: without it, or if it cannot be read, a run learns from the beginning.
+The file is only an optimization: without it, or if it cannot be read, a run learns from the beginning.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from elasticctl_store.storage import Storage
 log = logging.getLogger("elasticctl_train")
 
 AGES_S = (0.0, 3600.0, 3 * 3600.0, 12 * 3600.0, 20 * 3600.0)
-"""From each of these ages on, losses are counted apart."""
+"""Losses are counted separately from each of these ages on."""
 
 PRIOR_S = 4 * 3600.0
-"""How often a spot group is taken to be interrupted before anything is known: once in so many seconds."""
+"""The assumed mean time between interruptions of a spot group before anything is known."""
 
 QUIET_S = 24 * 3600.0
-"""The rarest that interruptions are taken to be: Google's preemptible machines end within 24 hours."""
+"""The longest mean time between interruptions that is assumed: Google's preemptible machines end within 24 hours."""
 
 UNSEEN_S = 600.0
-"""How long a group may have lived behind the last that was seen of it: the longest interval between saves."""
+"""How long a group may have lived after it was last seen: the longest interval between saves."""
 
 _AGE_EVENTS = 1.0
-"""The rate of all ages together counts as much as so many losses of one age."""
+"""The weight of the overall rate, in losses at one age."""
 
 _MOST_S = 1e11
 _NONE = (0.0,) * len(AGES_S)
@@ -57,7 +58,7 @@ _NONE = (0.0,) * len(AGES_S)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that ranks are on: an id that it keeps until it boots again, and when it booted (by rank 0's clock)."""
+    """A machine that ranks run on: an id that it keeps until it reboots, and when it booted (by rank 0's clock)."""
 
     id: str
     booted_at: float
@@ -65,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """How likely an interruption is: `by_age` for each machine (per second), `other` whatever their ages.
+    """The rate of interruptions: `by_age` for each machine (per second), `other` regardless of their ages.
 
     `ages_s` are the ages of the machines now.
     """
@@ -75,14 +76,14 @@ class Hazard:
     ages_s: Sequence[float]
 
     def between_s(self) -> float:
-        """The mean time between interruptions at the rate of now; `QUIET_S` at most."""
+        """Return the mean time between interruptions at the current rate; at most `QUIET_S`."""
         return 1 / self._rate(0.0)
 
     def best_interval_s(self, cost_s: float) -> float:
-        """How long to go on before a save of `cost_s` seconds pays.
+        """Return how long to continue before a save that costs `cost_s` seconds pays.
 
-        It pays once the work that is expected to be lost, the sum of rate times work at risk, has grown to its cost. At
-        a constant rate that is sqrt(2 x cost x mean time between interruptions).
+        It pays once the work that is expected to be lost, the integral of rate times work at risk, has grown to its
+        cost. At a constant rate, that is after sqrt(2 x cost x mean time between interruptions).
         """
         changes_s = sorted({edge - age_s for edge in AGES_S for age_s in self.ages_s if edge > age_s})
         lost_s = 0.0
@@ -103,9 +104,9 @@ class Hazard:
 class Record:
     """What has been seen so far, and the group that trains now, or did last.
 
-    `machine_s` and `losses` count the machines' time and their losses by age, `group_s` and `others` the group's time
-    and interruptions in which no machine was lost. A loss of several machines at once is one interruption, shared among
-    them. `ended_at` is set by a group that lost nothing at its end.
+    `machine_s` and `losses` count the machines' time and their losses by age; `group_s` and `others` count the group's
+    time and the interruptions in which no machine was lost. A loss of several machines at once is one interruption,
+    divided among them. `ended_at` is set by a group that lost nothing at its end.
     """
 
     machine_s: Sequence[float] = _NONE
@@ -119,7 +120,10 @@ class Record:
     def followed_by(
         self, machines: Sequence[Machine], now: float, *, committed_at: float | None, work_lost: bool
     ) -> Record:
-        """Another group begins. `committed_at`: the last commit before it; `work_lost`: what was done since is gone."""
+        """Return the record after another group has begun.
+
+        `committed_at` is the last commit before it; `work_lost` says whether the work since then was lost.
+        """
         if not self.machines:
             return Record(self.machine_s, self.losses, self.group_s, self.others, tuple(machines), now)
         seen_at = max(self.since, min(committed_at or 0.0, now))
@@ -136,7 +140,7 @@ class Record:
         return Record(tuple(machine_s), tuple(losses), group_s, others, tuple(machines), now)
 
     def _lived(self, until: float) -> tuple[list[float], float]:
-        """`machine_s` and `group_s` with the time of the present group up to then."""
+        """Return `machine_s` and `group_s` including the present group's time until then."""
         machine_s = list(self.machine_s)
         for machine in self.machines:
             for span, spent_s in enumerate(_spent(self.since - machine.booted_at, until - machine.booted_at)):
@@ -144,10 +148,10 @@ class Record:
         return machine_s, self.group_s + max(0.0, until - self.since)
 
     def hazard(self, now: float) -> Hazard:
-        """What to expect of the machines in the group, which has lived until now.
+        """Return the rates to expect of the machines in the group, which has lived until now.
 
-        All together are taken to have been interrupted once more, in `PRIOR_S`; from there, each age is weighed by what
-        was seen of it.
+        All machines together are assumed to have had one more interruption, in `PRIOR_S`. From there, each age is
+        weighted by what was seen of it.
         """
         machine_s, group_s = self._lived(now)
         usual = (1 + sum(self.losses)) / (PRIOR_S * max(1, len(self.machines)) + sum(machine_s))
@@ -160,7 +164,7 @@ class Record:
 
 
 def unknown_hazard() -> Hazard:
-    """What to expect of machines of which nothing is known."""
+    """Return the rates to expect of machines about which nothing is known."""
     return Record().hazard(0.0)
 
 
@@ -169,14 +173,14 @@ def _span(age_s: float) -> int:
 
 
 def _spent(from_s: float, to_s: float) -> list[float]:
-    """How much of the time between two ages is of each span."""
+    """Return how much of the time between two ages belongs to each span."""
     ends_s = (*AGES_S[1:], math.inf)
     starts_s = (-math.inf, *AGES_S[1:])
     return [max(0.0, min(to_s, end) - max(from_s, start)) for start, end in zip(starts_s, ends_s, strict=True)]
 
 
 def this_machine() -> tuple[str, float | None]:
-    """An id of this machine, and its age in seconds; None where the system does not say."""
+    """Return an id of this machine, and its age in seconds; None if the system does not provide it."""
     with suppress(OSError, ValueError, IndexError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
         age_s = float(Path("/proc/uptime").read_text().split()[0])
@@ -185,23 +189,23 @@ def this_machine() -> tuple[str, float | None]:
 
 
 def machines_of(found: Sequence[tuple[str, float | None]], before: Record, now: float) -> list[Machine]:
-    """The machines of all ranks, from each one's `this_machine()`, each once.
+    """Return the machines of all ranks, each once, from every rank's `this_machine()`.
 
-    One of unknown age is as old as it has been known here.
+    A machine of unknown age is as old as this record has known it.
     """
     known = {machine.id: machine for machine in before.machines}
     machines = {}
     for name, age_s in found:
         seen = known.get(name)
         if seen is not None:
-            machines[name] = seen  # by one clock: uptime jumps where a machine has slept
+            machines[name] = seen  # measured by one clock: uptime jumps after a machine was asleep
         else:
             machines[name] = Machine(name, now - (age_s or 0.0))
     return list(machines.values())
 
 
 class Interruptions:
-    """On rank 0: keeps the record of a storage URL beside training, which never waits for it."""
+    """On rank 0: maintains the record of a storage URL in the background. Training never waits for it."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -210,16 +214,16 @@ class Interruptions:
         self._thread: threading.Thread | None = None
 
     def begin(self, found: Sequence[tuple[str, float | None]], *, work_lost: bool) -> None:
-        """A group begins, on the machines of which each rank has told `this_machine()`."""
+        """Record that a group begins, on the machines that each rank has described by `this_machine()`."""
         self._run(lambda: self._begin(found, work_lost))
 
     def end(self, grace_s: float) -> None:
-        """The group ends, and nothing that it has done is lost; give that so many seconds to be written down."""
+        """Record that the group ends without losing work; wait at most `grace_s` seconds for it to be stored."""
         self._run(lambda: self._write(replace(self._record, ended_at=time.time())))
         self.join(grace_s)
 
     def hazard(self) -> Hazard:
-        """What to expect of the machines from now on."""
+        """Return the rates to expect of the machines from now on."""
         began_s, record = self._began_s, self._record
         return record.hazard(record.since + time.monotonic() - began_s)
 
@@ -237,7 +241,7 @@ class Interruptions:
             try:
                 work()
             except StorageError as e:
-                log.info("%s: how often this run is interrupted is not known: %s", self._storage.url, e)
+                log.info("%s: the record of interruptions is unavailable: %s", self._storage.url, e)
 
         self._thread = threading.Thread(target=run, name="elasticctl-interruptions", daemon=True)
         self._thread.start()
@@ -260,12 +264,12 @@ class Interruptions:
 
 
 def encode(record: Record) -> bytes:
-    """A record as JSON."""
+    """Return a record as JSON."""
     return json.dumps(asdict(record)).encode()
 
 
 def decode(data: bytes) -> Record:
-    """The same from JSON; an empty record from anything else."""
+    """Return the record from JSON; an empty record for anything else."""
     try:
         body = json.loads(data)
         machines = tuple(Machine(one["id"], float(one["booted_at"])) for one in body["machines"])

@@ -1,7 +1,7 @@
-"""The newest value of each metric, of those that are no finite numbers any more since which step, and every value.
+"""The newest value of each metric, since when metrics are not finite, and every value.
 
-Every loss is looked at, but not one by one: reading a tensor of a GPU waits for it, so those are read together, twice a
-second.
+Every loss is examined, but not one by one: reading a tensor from a GPU waits for it, so losses are read together, twice
+a second.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 
 LOSS = "loss"
 Row = dict[str, float | str]
-"""`step`, `at` (seconds since the epoch), `samples` where they are known, and the metrics of that moment; what is not
-finite, as a word."""
+"""`step`, `at` (seconds since the epoch), `samples` if known, and the metrics of that moment; a value that is not
+finite is a word."""
 RESERVED = ("step", "at", "samples")
 
 _LOOK_EVERY_S = 0.5
 _MAX_UNREAD = 256
 _MAX_ROWS = 10_000
-"""Kept where nobody takes them: the newest."""
+"""How many rows to keep, the newest ones, while nobody takes them."""
 _JSON_WORDS = {"NaN": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """What a metric is instead of a finite number ("NaN", "inf" or "-inf"), and since which step."""
+    """The value of a metric that is not finite ("NaN", "inf" or "-inf"), and since which step."""
 
     value: str
     step: int
@@ -46,7 +46,7 @@ class Metrics:
         self._looked_s = -math.inf
 
     def add_loss(self, step: int, loss: torch.Tensor | float, samples: int | None = None) -> bool:
-        """Take the loss of a step, after so many `samples` in all; True if it is time to report metrics."""
+        """Record the loss of a step, after `samples` in all; return True if it is time to report metrics."""
         if isinstance(loss, torch.Tensor) and _is_elsewhere(loss):
             self._keep(step, samples, loss.detach())
         else:
@@ -59,23 +59,23 @@ class Metrics:
         return True
 
     def note(self, step: int, metrics: Mapping[str, torch.Tensor | float], samples: int | None = None) -> None:
-        """Take other numbers at this step, after so many `samples` in all."""
+        """Record other metrics at this step, after `samples` in all."""
         now = time.time()
         for name, value in metrics.items():
             self._take(name, step, now, _number(value), samples)
 
     def restore(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What they were at the checkpoint from which training goes on: nothing new."""
+        """Restore the values of the checkpoint that training resumes from; they are not new."""
         for name, value in metrics.items():
             self._judge(name, step, value)
 
     def take_rows(self) -> list[Row]:
-        """Every value since the last call, those of one step and moment together."""
+        """Return all values since the last call; those of one step and moment form one row."""
         taken, self._rows = self._rows, []
         return taken
 
     def look(self) -> None:
-        """Read the losses that are still on the device; waits for it."""
+        """Read the losses that are still on the device, which waits for it."""
         unread, self._unread = self._unread, []
         if not unread:
             return
@@ -84,7 +84,7 @@ class Metrics:
             self._take(LOSS, step, at, value, samples)
 
     def as_data(self) -> dict[str, Any]:
-        """All of them as JSON, which has no word for NaN."""
+        """Return all metrics as JSON, which cannot represent NaN."""
         lost = {name: {"value": item.value, "since_step": item.step} for name, item in self.not_finite.items()}
         return {**self.finite, **lost}
 
@@ -118,7 +118,7 @@ class Metrics:
 
 
 def _is_elsewhere(loss: torch.Tensor) -> bool:
-    """Is it on a device whose work would have to be waited for?"""
+    """Return whether the loss is on a device whose work would have to be waited for."""
     return loss.device.type != "cpu"
 
 

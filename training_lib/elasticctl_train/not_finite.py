@@ -1,4 +1,4 @@
-"""What is done about a loss that is no finite number: warn, stop the job, or go back to before it."""
+"""What to do about a loss that is not finite: warn, stop the job, or go back to before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_NAN_VARIABLE = "ELASTICCTL_ON_NAN"
 
 
 class OnNan(StrEnum):
-    """What $ELASTICCTL_ON_NAN may say. The default, `warn`, lets training go on."""
+    """The values of $ELASTICCTL_ON_NAN. The default, `warn`, lets training continue."""
 
     WARN = "warn"
     STOP = "stop"
@@ -29,17 +29,17 @@ class OnNan(StrEnum):
 
     @classmethod
     def from_environment(cls) -> OnNan:
-        """Raises TrainError for any other word."""
+        """Return the configured choice. Raises TrainError for any other word."""
         given = os.environ.get(ON_NAN_VARIABLE) or cls.WARN
         try:
             return cls(given)
         except ValueError:
             choices = f"{cls.WARN}, {cls.STOP} or {cls.ROLLBACK}"
-            raise TrainError(f"${ON_NAN_VARIABLE}={given}: give {choices}") from None
+            raise TrainError(f"${ON_NAN_VARIABLE}={given} is invalid. FIX: set it to {choices}") from None
 
 
 class LossGuard:
-    """Watches the losses that this rank has told `progress`."""
+    """Watches the losses that this rank has passed to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._choice, self._progress = OnNan.from_environment(), progress
@@ -48,11 +48,11 @@ class LossGuard:
 
     @property
     def goes_back(self) -> bool:
-        """Is a loss that is no finite number undone?"""
+        """Whether the run goes back to before a loss that is not finite."""
         return self._choice is OnNan.ROLLBACK
 
     def refuse_rollback(self, why: str) -> None:
-        """For users that cannot skip batches: raises TrainError where that may be asked for."""
+        """Raise TrainError if going back is configured, for users of this class that cannot skip batches."""
         if self.goes_back:
             instead = f"{OnNan.STOP} or {OnNan.WARN}"
             raise TrainError(
@@ -60,12 +60,12 @@ class LossGuard:
             )
 
     def look(self, cursor: Cursor) -> None:
-        """As `heed`, of every loss up to this step: some may not have been read from the device yet."""
+        """Like `heed`, for every loss up to this step, including those that have not been read from the device yet."""
         self._progress.metrics.look()
         self.heed(cursor)
 
     def heed(self, cursor: Cursor) -> None:
-        """Warn once, on rank 0, if the loss is no finite number. Raises NotFiniteError where that ends the job."""
+        """Warn once, on rank 0, if the loss is not finite. Raises NotFiniteError if that ends the job."""
         lost = self._progress.metrics.not_finite.get(LOSS)
         if lost is None:
             self._has_warned, self._lost = False, None
@@ -75,7 +75,9 @@ class LossGuard:
             return
         if self._choice is OnNan.STOP:
             self._tell_all(cursor)
-            raise NotFiniteError(f"the loss is {lost.value} since step {lost.step}, and the job was told to stop then")
+            raise NotFiniteError(
+                f"the loss is {lost.value} since step {lost.step}, and the job is configured to stop then"
+            )
         self._has_warned = True
         if self._progress.is_main:
             log.warning("the loss is %s since step %d", lost.value, lost.step)
@@ -83,9 +85,10 @@ class LossGuard:
     def go_back_if_lost(
         self, world: dist.World, cursor: Cursor, open_checkpoints: Callable[[], Checkpointer | None]
     ) -> None:
-        """All ranks: is the loss of any no finite number, and is that to be undone? Then this process ends.
+        """On all ranks: end this process in order to go back, if the loss of any rank is not finite and that is
+        configured.
 
-        A loss that was finite again by now has harmed nothing. Raises RollbackError, or NotFiniteError.
+        A loss that has become finite again does not count. Raises RollbackError, or NotFiniteError.
         """
         if not self.goes_back:
             return
@@ -97,7 +100,9 @@ class LossGuard:
         step, value, at = min((one for one in world.gather(mine) if one), key=lambda one: one[0])
         self._tell_all(cursor)
         if checkpoints is None:
-            raise NotFiniteError(f"the loss is {value} since step {step}, and without a storage there is no way back")
+            raise NotFiniteError(
+                f"the loss is {value} since step {step}, and without a storage there is no checkpoint to go back to"
+            )
         checkpoints.go_back(step, value, at)
 
     def _tell_all(self, cursor: Cursor) -> None:

@@ -1,15 +1,15 @@
-"""When to save, agreed over the ranks without a message in every step; and which checkpoints to keep.
+"""When to save, agreed between the ranks without a message in every step; and which checkpoints to keep.
 
-Saving "every 30 s" by each rank's own clock would have ranks disagree. So the ranks meet only at *check* steps, which
-are known to all beforehand: there rank 0 says whether a save is due and which step is the next check.
+If each rank saved "every 30 s" by its own clock, ranks would disagree. So the ranks only meet at *check* steps, which
+all of them know in advance. There, rank 0 decides whether a save is due and which step is the next check.
 
-The same meeting serves a notice (this group has to stop soon): the launcher makes a file appear, any rank that sees it
-says so at the next check, and all stop behind that very step. Where a notice can come, checks are never far apart.
+The same meeting handles notice (this group has to stop soon): the launcher creates a file, any rank that sees it says
+so at the next check, and all ranks stop after that very step. If notice is possible, checks are never far apart.
 
-Without an interval given, rank 0 chooses it: a save costs the time that training stands still for it, an interruption
-costs on average half an interval of work, and their sum is least at sqrt(2 x cost x mean time between interruptions)
-(Young, "A first order approximation to the optimum checkpoint interval", 1974; Daly refined it in 2006). The rate of
-interruptions changes with the age of the machines, so the interval is chosen anew at each save (`interruptions`).
+If no interval is given, rank 0 chooses it. A save costs the time for which training is stopped; an interruption costs
+half an interval of work on average; their sum is minimal at sqrt(2 x cost x mean time between interruptions) (Young, "A
+first order approximation to the optimum checkpoint interval", 1974; refined by Daly in 2006). The rate of interruptions
+changes with the age of the machines, so the interval is chosen again at each save (`interruptions`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from elasticctl_train.interruptions import Hazard, unknown_hazard
 log = logging.getLogger("elasticctl_train")
 
 NOTICE_CHECK_S = 0.2
-"""How far checks are apart where a notice can come: a message of some 0.1 ms each time."""
+"""The time between checks if notice is possible; each costs a message of some 0.1 ms."""
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
-"""Between these the interval is chosen."""
+"""The limits of a chosen interval."""
 
 _COSTS_KEPT = 5
 _SAID_AGAIN_AT = 2.0
@@ -40,13 +40,14 @@ _SAID_AGAIN_AT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SavePolicy:
-    """Save every `every_s` seconds ("auto": as often as is worth it), or every `every_steps` steps instead.
+    """Save every `every_s` seconds ("auto": as often as it pays), or every `every_steps` steps instead.
 
-    Of the commits, the newest `keep_last` stay; also one in every `keep_every_h` hours, and the `keep_best` best by
-    `metric` (a name given to `Run.log`, or "loss"), whose `mode` is "min" or "max".
+    Of the commits, the newest `keep_last` are kept; also one for every `keep_every_h` hours, and the `keep_best` best
+    by `metric` (a name given to `Run.log`, or "loss"), whose `mode` is "min" or "max".
 
-    `Run.finish` saves the end in any case. The end of an epoch is no reason of its own to save: a resume is exact in
-    mid-epoch too. A save that comes due while one is still being written is skipped and counted.
+    `Run.finish` saves the end in any case. The end of an epoch is not saved specially: a run resumes exactly in the
+    middle of an epoch, too. A save that is due while another is still being written is skipped and counted. Raises
+    TrainError for invalid values.
     """
 
     every_s: float | Literal["auto"] | None = None
@@ -73,29 +74,29 @@ class SavePolicy:
 
     @property
     def auto(self) -> bool:
-        """True where the interval is chosen during training: the default."""
+        """Whether the interval is chosen during training, which is the default."""
         return self.every_steps is None and self.every_s in (None, "auto")
 
     @property
     def retention(self) -> Retention:
-        """Which commits stay."""
+        """Which commits to keep."""
         every_s = None if self.keep_every_h is None else self.keep_every_h * 3600
         return Retention(self.keep_last, every_s, self.keep_best or 0, self.metric, self.mode)
 
 
 def interval_s(cost_s: float, write_s: float, hazard: Hazard) -> float:
-    """The seconds between saves at which the least time is lost.
+    """Return the interval between saves, in seconds, that loses the least time.
 
-    `cost_s` is how long training stands still for a save. Writing takes `write_s` beside training; the interval is
-    twice that at least, to leave training the network half the time.
+    `cost_s` is how long training is stopped for a save. Writing takes `write_s` seconds beside training; the interval
+    is at least twice that, to leave training the network half the time.
     """
     return min(max(hazard.best_interval_s(cost_s), 2 * write_s, SHORTEST_S), LONGEST_S)
 
 
 class Cadence:
-    """Rank 0's clockwork: turns the policy into check steps.
+    """Rank 0's schedule: turns the policy into check steps.
 
-    `hazard()` is how likely interruptions are from now on, for a policy that chooses its interval.
+    `hazard()` returns the rate of interruptions from now on, for a policy that chooses its interval.
     """
 
     def __init__(
@@ -120,9 +121,10 @@ class Cadence:
         self.first_check = step + 1 if by_clock else _next_multiple(step, self._every_steps or 1)
 
     def saved(self, cost_s: float) -> None:
-        """Training has stood still so long for a save: chooses the interval anew where that is left to it.
+        """Record that a save stopped training for `cost_s` seconds; choose a new interval if that is left to this
+        class.
 
-        Of the last few costs the median counts: the first save also pays for memory it touches for the first time.
+        The median of the last few costs is used, because the first save also touches its memory for the first time.
         """
         self._costs_s.append(cost_s)
         if not self._auto:
@@ -139,13 +141,14 @@ class Cadence:
             )
 
     def written(self, write_s: float) -> None:
-        """A save took so long from its start to its commit. May be called from another thread."""
+        """Record that a save took `write_s` seconds from its start to its commit. May be called from another thread."""
         self._write_s = write_s
 
     def check(self, step: int, now_s: float | None = None) -> tuple[bool, int]:
-        """At a check step: is a save due, and which step is the next check.
+        """At a check step: return whether a save is due, and the step of the next check.
 
-        By time, the distance of checks doubles after a save until what is left of the interval allows no more steps.
+        With an interval in time, the distance between checks doubles after a save until the rest of the interval
+        permits no more steps.
         """
         if self._every_steps is not None and not self._notice_possible:
             return True, _next_multiple(step, self._every_steps)
@@ -159,7 +162,7 @@ class Cadence:
         return due, step + self._gap
 
     def _due(self, step: int, now_s: float, step_s: float) -> tuple[bool, float]:
-        """Is a save due at this step, and in how many steps is the next."""
+        """Return whether a save is due at this step, and in how many steps the next one is."""
         if self._every_steps is not None:
             passed = step >= _next_multiple(self._checked_step, self._every_steps)
             return passed, _next_multiple(step, self._every_steps) - step

@@ -1,7 +1,7 @@
-"""How training goes, as numbers: speed, steps to go and the user's metrics, sent to the launcher with each step.
+"""The progress of training as numbers: speed, remaining steps and the user's metrics, sent to the launcher with a step.
 
-Of short steps only some are told, for each report wakes the launcher up: on a machine whose cores are all busy, a rank
-stands still for that longer than for all else that this library does in a step.
+Not every short step is reported, because each report wakes up the launcher. On a machine whose cores are all busy, that
+stops a rank for longer than everything else that this library does in a step.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from elasticctl_train.step_times import StepTimes
 
 NOTICE_VARIABLE = "ELASTICCTL_NOTICE_FILE"
 LEAVE = "leave"
-"""What the file says to a worker that has to go; the others find it empty."""
+"""The content of the file for a worker that has to leave; for the others it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Where notice would appear; `path` is empty where nobody can give any."""
+    """Where notice appears; `path` is empty if nobody can give any."""
 
     path: str = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Notice:
-        """The launcher's file for this generation."""
+        """Return the launcher's file for this generation."""
         return cls(environ.get(NOTICE_VARIABLE, ""))
 
     @property
     def possible(self) -> bool:
-        """True where a launcher may give notice."""
+        """Whether a launcher may give notice."""
         return bool(self.path)
 
     def is_to_leave(self) -> bool:
-        """Is it this rank's own worker that has to go?"""
+        """Return whether it is this rank's own worker that has to leave."""
         with suppress(OSError), open(self.path) as file:
             return file.read() == LEAVE
         return False
 
     def given(self) -> bool:
-        """True once notice has been given; costs one look at the file system."""
+        """Return whether notice has been given; costs one access to the file system."""
         return self.possible and os.path.exists(self.path)
 
 
@@ -61,7 +61,7 @@ SURELY_S = 5.0
 
 
 class Reporter:
-    """Sends to the launcher's socket; says nothing where the environment names none."""
+    """Sends reports to the launcher's socket; does nothing if the environment names none."""
 
     def __init__(self, rank: int, environ: Mapping[str, str] = os.environ) -> None:
         generation = environ.get(GENERATION_VARIABLE, "")
@@ -73,33 +73,33 @@ class Reporter:
             self._socket.setblocking(False)
 
     def move(self, rank: int, generation: int) -> None:
-        """This process is another rank from now on."""
+        """Report as another rank from now on."""
         self._base = {"rank": rank, "generation": generation}
 
     @property
     def rank(self) -> int:
-        """Which rank reports."""
+        """The rank that reports."""
         return self._base["rank"]
 
     @property
     def is_heard(self) -> bool:
-        """Is there a launcher?"""
+        """Whether there is a launcher."""
         return self._socket is not None
 
     def send(self, kind: str, **fields: object) -> bool:
-        """Send one report; fields that are None are left out. False if nobody takes it now."""
-        taken = self._socket  # which another thread may close
+        """Send one report, without the fields that are None; return False if it cannot be delivered now."""
+        taken = self._socket  # another thread may close it
         if taken is None:
             return False
         known = {name: value for name, value in fields.items() if value is not None}
         data = json.dumps({"kind": kind, **self._base, **known}).encode()
-        with suppress(OSError):  # no listener yet or any more, or its queue is full
+        with suppress(OSError):  # no listener yet or any longer, or its queue is full
             taken.sendto(data, self._path)
             return True
         return False
 
     def send_surely(self, kind: str, **fields: object) -> bool:
-        """Send one report that somebody waits for: stands still until there is room for it, at most `SURELY_S`."""
+        """Send one report that somebody waits for: block until there is room for it, for at most `SURELY_S`."""
         taken = self._socket
         if taken is None:
             return False
@@ -122,13 +122,13 @@ TELL_EVERY_S = 0.1
 _RATE_WINDOW_S = 10.0
 _ROWS_EVERY_S = 0.5
 _ROWS_BYTES = 32_768
-"""In one report, which the launcher reads up to twice that size."""
+"""The size of the rows in one report; the launcher reads up to twice that."""
 _MAX_ROWS = 20_000
-"""Kept while the launcher takes none: the newest."""
+"""How many rows to keep, the newest ones, while the launcher accepts none."""
 
 
 class Progress:
-    """Counts what `Run.step` and `Run.log` tell it and reports it."""
+    """Counts what `Run.step` and `Run.log` pass to it and reports it."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -147,19 +147,20 @@ class Progress:
 
     @property
     def is_main(self) -> bool:
-        """Does rank 0 train here, which speaks for all?"""
+        """Whether this is rank 0, which reports for all."""
         return self._reporter.rank == 0
 
     def count_samples_from(self, before: int) -> None:
-        """`before` samples were trained on earlier: for users whose cursors do not tell how many there are by now."""
+        """Start counting after `before` samples, for users whose cursors do not contain the number of samples."""
         self._samples_before, self._samples = before, 0
 
     def samples_at(self, cursor: Cursor) -> int | None:
-        """How many samples are trained on by now; None where nobody tells."""
+        """Return the number of samples trained on so far; None if unknown."""
         return cursor.samples if self._samples_before is None else self._samples_before + self._samples
 
     def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
-        """One optimizer step over `samples` samples of the whole group is done; metrics are reported twice a second."""
+        """Record that an optimizer step over `samples` samples of the whole group is done; report metrics twice a
+        second."""
         now_s = time.monotonic()
         self._samples += samples
         self._newest = cursor, samples
@@ -173,7 +174,7 @@ class Progress:
         self.send(cursor, with_metrics=is_time, times=times)
 
     def send(self, cursor: Cursor, *, with_metrics: bool = True, times: Mapping[str, float] | None = None) -> None:
-        """Report where training is, and in how many steps it will be done as far as the last one showed."""
+        """Report where training is, and its expected end as estimated from the last step."""
         self._told, self._told_s = cursor.step, time.monotonic()
         self._reporter.send(
             "progress",
@@ -189,13 +190,13 @@ class Progress:
             self.send_rows()
 
     def tell_rest(self) -> None:
-        """Report the newest step, if that has not been done; from any thread."""
+        """Report the newest step, unless that has been done. Thread-safe."""
         newest = self._newest
         if newest is not None and newest[0].step != self._told:
             self.send(newest[0], with_metrics=False)
 
     def send_rows(self, *, surely: bool = False) -> None:
-        """Send every value that rank 0 was given, to be stored; twice a second at most, unless `surely`."""
+        """Send all values that rank 0 was given, to be stored; at most twice a second, unless `surely`."""
         now_s = time.monotonic()
         if not surely and now_s - self._rows_sent_s < _ROWS_EVERY_S:
             return
@@ -206,7 +207,7 @@ class Progress:
         self._rows.extend(text for text in map(json.dumps, rows) if len(text) < _ROWS_BYTES)
         send = self._reporter.send_surely if surely else self._reporter.send
         while self._rows:
-            sizes = itertools.accumulate(len(row) + row.count('"') + 4 for row in self._rows)  # as JSON within JSON
+            sizes = itertools.accumulate(len(row) + row.count('"') + 4 for row in self._rows)  # escaped as JSON in JSON
             batch = max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _ROWS_BYTES, sizes)))
             if not send("metrics", rows=list(itertools.islice(self._rows, batch))):
                 return
@@ -220,7 +221,8 @@ class Progress:
         return round((end - start) / (end_s - start_s), 1) if end_s > start_s and end > start else None
 
     def _expected_steps(self) -> int | None:
-        """Steps in all, if those to come are like the newest: of several batches each where gradients accumulate."""
+        """Return the total number of steps if those to come are like the newest one, which may accumulate several
+        batches."""
         if self._newest is None or self.total_epochs is None or self.plan is None:
             return self.total_steps
         cursor, samples = self._newest

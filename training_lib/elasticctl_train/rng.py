@@ -1,4 +1,4 @@
-"""The random number generators of one rank: Python's, NumPy's and torch's, the current CUDA device's included."""
+"""The random number generators of one rank: Python's, NumPy's and torch's, including the current CUDA device's."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 import torch
 
 _MT19937_BYTES = 624 * 4 + 4
-"""Its words, and the place among them."""
+"""The state of the generator: its words, and the position in them."""
 
 
 def capture() -> dict[str, Any]:
-    """The state of every generator, as a state tree."""
+    """Return the state of every generator, as a state tree."""
     return Capture().take()
 
 
 class Capture:
-    """As `capture`, again and again. NumPy takes long to tell its state, so it is asked only when that has changed."""
+    """Like `capture`, repeatedly. Reading NumPy's state is slow, so it is only read if it has changed."""
 
     def __init__(self) -> None:
         self._numpy: dict[str, Any] | None = None
         self._numpy_words = b""
 
     def take(self) -> dict[str, Any]:
-        """The state of every generator, as a state tree."""
+        """Return the state of every generator, as a state tree."""
         words = _words_of_numpy()
         if self._numpy is None or not words or words != self._numpy_words or self._numpy["has_gauss"]:
             self._numpy, self._numpy_words = _state_of_numpy(), words
@@ -45,8 +45,8 @@ def _state_of_numpy() -> dict[str, Any]:
 
 
 def _words_of_numpy() -> bytes:
-    """What every number drawn changes of the state, but for one kept from before (`has_gauss`); empty if not known."""
-    module: Any = np.random  # whose annotations lack the function
+    """Return the part of the state that every drawn number changes (which excludes `has_gauss`); empty if unknown."""
+    module: Any = np.random  # its annotations lack the function
     bits = module.get_bit_generator()
     if type(bits) is not np.random.MT19937:
         return b""
@@ -59,7 +59,7 @@ def _has_gpu() -> bool:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put every generator back to a captured state; CUDA's only where both sides have one."""
+    """Restore every generator to a captured state; CUDA's only if both sides have one."""
     random.setstate(state["python"])
     words = state["numpy"]["state"]["key"].numpy().astype(np.uint32)
     np.random.set_state({**state["numpy"], "state": {"key": words, "pos": state["numpy"]["state"]["pos"]}})
@@ -77,6 +77,6 @@ def seed_all(*parts: int) -> None:
 
 
 def mix(*parts: int) -> int:
-    """One 63-bit seed out of several numbers, such that no two lists of numbers share one by accident."""
+    """Return a 63-bit seed that is derived from several numbers, practically without collisions."""
     digest = hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

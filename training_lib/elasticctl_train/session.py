@@ -1,7 +1,7 @@
 """`Session`: what `Run` and the hooks into other frameworks share.
 
-It takes the storage URL over, saves on the policy's cadence, heeds notice and reports. What the state is made of is
-its user's to say.
+It takes over the storage URL, saves at the policy's intervals, responds to notice and reports. Its user decides what
+the state consists of.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _LONG_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What to save now: `state` is the same on all ranks, `local` this rank's own (see `Checkpointer.save`).
+    """What to save now: `state` is the same on all ranks, `local` is this rank's own (see `Checkpointer.save`).
 
-    `parameters` names those tensors of it in which no NaN and no infinity belongs, `until_step` the parts that are
-    optimizers'.
+    `parameters` names the tensors in it that should contain no NaN or infinity, `until_step` the parts that belong to
+    optimizers.
     """
 
     state: Mapping[str, Any]
@@ -58,11 +58,11 @@ class Snapshot:
 
 
 class Session:
-    """One incarnation of a training run on this rank. Every rank makes the same calls in the same order.
+    """One incarnation of a training run on this rank. All ranks must make the same calls in the same order.
 
-    `cursor` says how far training is, and is its user's to change; `restored` is the checkpoint that was found,
-    until the first step is done. `losses` watches for those that are no finite numbers. `is_place_shared`: after
-    a step, all ranks are at the same place of the data, or the script is wrong.
+    `cursor` is how far training is; the user sets it. `restored` is the checkpoint that was found, until the first step
+    is done. `losses` watches for losses that are not finite. `is_place_shared`: after a step, all ranks must be at the
+    same position in the data; otherwise the script is wrong.
     """
 
     def __init__(
@@ -75,10 +75,11 @@ class Session:
         group: ElasticGroup | None = None,
         restarts_because: str = "a framework owns the training loop",
     ) -> None:
-        """Take over the storage URL (without one: $ELASTICCTL_STORAGE, or nothing is saved) and read what is there.
+        """Take over the storage URL (default: $ELASTICCTL_STORAGE; without it, nothing is saved) and read what is
+        there.
 
         `snapshot` is called for what to save, `like` before anything is read (see `Checkpointer.restore`). With
-        `group`, this process stays when the group changes (see `move`), without it `restarts_because` says why not.
+        `group`, this process stays when the group changes (see `move`); without it, `restarts_because` says why not.
         Raises StorageError, and RestoreError as `like` does.
         """
         _show_log()
@@ -114,29 +115,30 @@ class Session:
 
     @property
     def url(self) -> str:
-        """Where the checkpoints are; empty where none are saved."""
+        """The storage URL of the checkpoints; empty if none are saved."""
         return self._checkpoints.url if self._checkpoints else self._given_url
 
     @property
     def generation(self) -> int:
-        """The number of this incarnation among all that took the URL over; 0 where no checkpoints are saved."""
+        """The number of this incarnation among all that have taken over the URL; 0 if no checkpoints are saved."""
         return self._checkpoints.generation if self._checkpoints else 0
 
     @property
     def skip_to(self) -> Mapping[str, Any] | None:
-        """Where training goes on in the data instead of where the checkpoint was, as this run has noted it before."""
+        """The position in the data from which training continues instead of the checkpoint's, if this run has gone
+        back."""
         return None if self._back is None else self._back.skip_to
 
     @property
     def busy(self) -> bool:
-        """Is a save still being written by this rank?"""
+        """Whether this rank is still writing a save."""
         return self._checkpoints is not None and self._checkpoints.busy
 
     def begin(self, cursor: Cursor) -> None:
-        """Training starts, or resumes, here: call it once, with the state that was restored in place."""
+        """Start or resume training here. Call it once, after the state has been restored."""
         self.cursor = cursor
         is_copy = self.restored is not None and self.restored.is_copy
-        self._saved = Cursor() if self._origin or is_copy else cursor  # what lies elsewhere is not saved here
+        self._saved = Cursor() if self._origin or is_copy else cursor  # a state from elsewhere is not saved here yet
         if self.world.rank == 0:
             self._say_where()
         self._cadence = Cadence(
@@ -147,13 +149,13 @@ class Session:
         self._report_resumed()
 
     def move(self, world: dist.World, generation: int) -> None:
-        """The group has changed, and training goes on from where `cursor` is, in this process.
+        """Continue from `cursor` in this process, after the group has changed.
 
-        The storage is taken over only when there is something to save: nobody waits for it now.
+        The storage is only taken over once there is something to save, so nobody waits for it now.
         """
         self.world = world
         if self._checkpoints is not None:
-            self._checkpoints.abandon(0.0)  # it may wait for the share of a rank that is gone
+            self._checkpoints.abandon(0.0)  # it may be waiting for the share of a lost rank
         self._checkpoints = None
         self._is_open = self._prepared = self._owed = False
         self._saved, self._said_of_copies = Cursor(), ("", 0)
@@ -165,7 +167,7 @@ class Session:
         self._report_resumed()
 
     def stop_staying(self, why: str) -> None:
-        """From now on this process has to be started again when the group changes."""
+        """Have this process restarted, from now on, when the group changes."""
         if self._group is not None:
             self._group.close()
             self._group, self._restarts_because = None, why
@@ -188,11 +190,11 @@ class Session:
     def step(
         self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None = None, *, hold: bool = False
     ) -> None:
-        """One optimizer step over `samples` samples of all ranks is done, and training is at `cursor`.
+        """Record that an optimizer step over `samples` samples of all ranks is done, and that training is at `cursor`.
 
         Counts, reports, and saves when it is time. After notice it does not return: all ranks commit the same step and
-        wait to be stopped. `hold` puts both off to the next step. Raises FencedError when a newer run has taken over
-        the storage URL, and NotFiniteError for a loss that is no finite number where that is to end the job.
+        wait to be stopped. `hold` defers both to the next step. Raises FencedError if a newer run has taken over the
+        storage URL, and NotFiniteError for a loss that is not finite, if that ends the job.
         """
         self.cursor = cursor
         self._watch.step = cursor.step
@@ -204,13 +206,13 @@ class Session:
             self._meet()
 
     def log(self, metrics: Mapping[str, torch.Tensor | float]) -> None:
-        """Report numbers of the user's own; the newest of each also goes into the next checkpoint's entry."""
+        """Report metrics of the user's own; the newest value of each also goes into the next checkpoint's entry."""
         self.progress.metrics.note(self.cursor.step, metrics, self.progress.samples_at(self.cursor))
         self.progress.send(self.cursor)
         self.losses.heed(self.cursor)
 
     def finish(self) -> None:
-        """Commit the end of training and wait for it; a second call is idle. Raises SaveError."""
+        """Commit the end of training and wait for it; a second call does nothing. Raises SaveError."""
         if self._finished:
             return
         self.losses.go_back_if_lost(self.world, self.cursor, self._open)
@@ -224,7 +226,7 @@ class Session:
         self._watch.stop()
         self.progress.send(self.cursor)
         self.progress.send_rows(surely=True)
-        self.world.highest(0)  # nobody takes the group down while another still uses it
+        self.world.highest(0)  # a barrier: no rank destroys the group while another still uses it
         self._finished = True
         if self._group is not None:
             self._group.close()
@@ -234,7 +236,8 @@ class Session:
         dist.leave(self.world)
 
     def abandon(self) -> None:
-        """Training has failed: tell its last values, and give a save that is in flight a moment. Ranks do not meet."""
+        """After a failure of training: report the last values, and give a save in flight a moment. Does not
+        communicate."""
         self._watch.stop()
         self.progress.tell_rest()
         self.progress.send_rows(surely=True)
@@ -242,12 +245,12 @@ class Session:
             self._checkpoints.abandon(_ABANDON_GRACE_S)
 
     def _open(self) -> Checkpointer | None:
-        """Take the storage URL over, unless that is done; None where no checkpoints are saved."""
+        """Take over the storage URL, unless that is done; return None if no checkpoints are saved."""
         if not self._is_open:
             self._checkpoints, self._is_open = self._take_over(self._given_url), True
             if self._checkpoints is not None:
                 self._checkpoints.recall()
-            self._note_group(work_lost=False)  # this process, or another rank's, has stayed
+            self._note_group(work_lost=False)  # a process has stayed, this one or another rank's
         return self._checkpoints
 
     def _take_over(self, url: str) -> Checkpointer | None:
@@ -263,14 +266,14 @@ class Session:
         return checkpoints
 
     def _note_group(self, *, work_lost: bool) -> None:
-        """All ranks: this group has begun, at the loss of what was done since the last commit or without."""
+        """On all ranks: record that this group has begun, and whether the work since the last commit was lost."""
         if self._interruptions is not None:
             machines = self.world.gather(this_machine())
             if self.world.rank == 0:
                 self._interruptions.begin(machines, work_lost=work_lost)
 
     def _note_end(self) -> None:
-        """This group ends, and nothing is lost."""
+        """Record that this group ends without losing anything."""
         if self._interruptions is not None and self.world.rank == 0:
             self._interruptions.end(_NOTE_GRACE_S)
 
@@ -278,21 +281,21 @@ class Session:
         return unknown_hazard() if self._interruptions is None else self._interruptions.hazard()
 
     def _restore(self, like: Like | None) -> Restored | None:
-        """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
+        """Read the newest checkpoint or, while this run has none, the one of another run that it is to start from."""
         if self._checkpoints and self.losses.goes_back:
             self._back = self._checkpoints.rollback()
         restored = self._checkpoints.restore(like, self._back) if self._checkpoints else None
         if restored is None and self._back is not None:
-            before = f"the checkpoints from before step {self._back.step}, to which this run was to go back, are gone"
+            before = f"this run is to go back, but the checkpoints from before step {self._back.step} are gone"
             raise StorageError(f"{self.url}: {before}. FIX: submit it again, under another URL")
         wanted = os.environ.get(START_FROM_VARIABLE, "")
         if restored is not None or not wanted:
             return restored
         url, separator, step = wanted.rpartition("#")
         if not (separator and url and (step == "latest" or (step.isascii() and step.isdigit()))):
-            raise TrainError(f"${START_FROM_VARIABLE}={wanted}: give URL#STEP or URL#latest")
+            raise TrainError(f"${START_FROM_VARIABLE}={wanted} is invalid. FIX: set it to URL#STEP or URL#latest")
         if self._checkpoints is None:
-            raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL of this run's own: set ${STORAGE_VARIABLE}")
+            raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL for this run. FIX: set ${STORAGE_VARIABLE}")
         self._origin = url
         return self._checkpoints.start_from(
             storage.open(url, waits=self._waits), None if step == "latest" else int(step), like
@@ -304,7 +307,7 @@ class Session:
         elif self.restored is not None and self._origin:
             log.info("started from step %d, epoch %d of %s", self.cursor.step, self.cursor.epoch, self._origin)
         elif self.restored is not None and self._back is not None:
-            said = "back to step %d, and on from epoch %d, sample %d: the loss was %s at step %d"
+            said = "went back to step %d, continuing from epoch %d, sample %d: the loss was %s at step %d"
             cursor, back = self.cursor, self._back
             log.warning(said, cursor.step, cursor.epoch, cursor.position, back.value, back.step)
         elif self.restored is not None:
@@ -314,15 +317,15 @@ class Session:
             log.info("no checkpoint at %s yet: starting at step 0", self.url)
 
     def _prepare(self) -> None:
-        """The first step is done, and with it the optimizer has its state: get ready to save such states."""
+        """Get ready to save, after the first step, which has given the optimizer its state."""
         self._prepared = True
-        self.restored = None  # what was loaded from it needs it no longer
+        self.restored = None  # free it: everything has been loaded
         if self._checkpoints is not None:
             first = self._snapshot()
             self._checkpoints.prepare(first.state, local=first.local, rank_0_only=first.rank_0_only)
 
     def _meet(self) -> None:
-        """The ranks agree: is it time to save, to stop, and when do they meet again."""
+        """Agree with all ranks on whether to save or to stop, and on when to meet again."""
         if self.is_place_shared:
             self._compare_places()
         self.losses.go_back_if_lost(self.world, self.cursor, self._open)
@@ -353,14 +356,14 @@ class Session:
         first_epoch, first = (-number for number in lowest)
         if (first_epoch, first) != (last_epoch, last):
             raise TrainError(
-                f"after step {self.cursor.step}, the ranks are at different places of the data: in epoch {first_epoch} "
-                f"and {last_epoch}, at sample {first} and {last}. FIX: leave the loop over the batches on all ranks in "
-                "the same step, by run.steps_done or a value that they share, not by a count of a rank's own batches"
-                " or by its own loss"
+                f"after step {self.cursor.step}, the ranks are at different positions in the data: in epoch "
+                f"{first_epoch} and {last_epoch}, at sample {first} and {last}. FIX: leave the loop over the batches on"
+                " all ranks in the same step, by run.steps_done or a value that they share, not by a count of a rank's"
+                " own batches or by its own loss"
             )
 
     def _copy(self, checkpoints: Checkpointer, copies: Copies) -> None:
-        """Have this step's state in launchers' memory, if it is time; say how far back a loss goes from now on."""
+        """Copy this step's state to launchers' memory, if it is time; report how far back a loss goes from now on."""
         if checkpoints.is_copy_granted:
             now = self._snapshot()
             label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics.finite))
@@ -373,7 +376,8 @@ class Session:
             self._reporter.send("copied", step=copies.step, every_steps=steps, lack=lack or None)
 
     def _get_ready_to_save(self) -> bool:
-        """Take the storage over; True if this step has to be saved, and not one soon after, which is felt less."""
+        """Take over the storage; return True if this very step must be saved, rather than one soon after, which costs
+        less."""
         self._open()
         self._prepare()
         if self._checkpoints is not None and self._policy.every_steps is None:
@@ -384,8 +388,8 @@ class Session:
     def _drain(self) -> NoReturn:
         """Commit this step on all ranks, tell the launcher, and wait for it to stop this process.
 
-        Where processes stay, raises GroupOver on those whose worker does not have to go. For newcomers alone nothing is
-        committed; if somebody has to go, others may be told so in the next moment.
+        If processes stay, raises GroupOver on those whose worker need not leave. Nothing is committed if the notice is
+        only for newcomers; if a worker has to leave, others may get notice at any moment.
         """
         stays = self._group is not None and not self._notice.is_to_leave()
         if self._group is not None and all(self.world.gather(stays)):
@@ -394,7 +398,7 @@ class Session:
         if kept is not None and self._commit_here(kept):
             self._note_end()
         elif kept is not None and not kept.has_given_up:
-            log.warning("%s; an older one has to do", kept.failure())
+            log.warning("%s; the job will resume from an older one", kept.failure())
         if stays:
             self._leave_group()
         self._wait_to_be_stopped()
@@ -405,9 +409,10 @@ class Session:
         raise dist.GroupOver
 
     def _wait_to_be_stopped(self) -> NoReturn:
-        """Tell the launcher that this rank has drained. Nothing but the launcher, or its death, ends the wait."""
+        """Tell the launcher that this rank has drained, and wait until the launcher ends this process, or dies."""
         if self._checkpoints is not None and self._checkpoints.has_given_up and self.world.rank == 0:
-            log.warning("step %d is not saved, because the storage is away; an older one has to do", self.cursor.step)
+            said = "step %d is not saved, because the storage is unavailable; the job will resume from an older one"
+            log.warning(said, self.cursor.step)
         self.progress.send(self.cursor)
         _end_on_sigterm()
         self._reporter.send_surely("drained", step=self.cursor.step)
@@ -415,9 +420,9 @@ class Session:
             time.sleep(_LONG_S)
 
     def _commit_here(self, checkpoints: Checkpointer) -> bool:
-        """Have this very step committed, on all ranks; False when that failed, or was given up after notice.
+        """Commit this very step on all ranks; return False if that failed, or was given up after notice.
 
-        The storage may be away. Who was given notice does not wait for it.
+        The storage may be unavailable. A rank that has notice does not wait for it.
         """
         with self._watch.standing_still(nothing_to_save=False):
             is_saved = self._saved == self.cursor
@@ -429,9 +434,9 @@ class Session:
             return checkpoints.settle(self._notice.given, is_last=True)
 
     def _obstacle(self) -> str:
-        """What this rank or, as far as it knows, another one waits for; empty: nothing.
+        """Return what this rank or, as far as it knows, another one waits for; "" if nothing.
 
-        While training goes on, also why the last save failed: the next one may not.
+        While training continues, also return why the last save failed: the next one may fail, too.
         """
         others = self._checkpoints is not None and self._checkpoints.is_away
         waits = self._waits.reason() or ("another rank waits for its storage" if others else "")
@@ -461,10 +466,10 @@ class Session:
 
 
 def _end_on_sigterm() -> None:
-    """Have SIGTERM end this process once the script's own handler, if there is one, has run.
+    """Have SIGTERM end this process after the script's own handler, if there is one, has run.
 
-    The last step is committed, so there is nothing to go on for: a handler that returns, because its script would look
-    at a flag after the next step, must not keep the worker waiting.
+    The last step is committed, so there is nothing to continue for. A handler that only sets a flag for the script to
+    check after the next step must not keep the worker waiting.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -481,7 +486,7 @@ def _end_on_sigterm() -> None:
 
 
 def _show_log() -> None:
-    """Print this library's few lines to stderr where the script has not set up logging itself."""
+    """Print this library's few log lines to stderr if the script has not set up logging itself."""
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("elasticctl: %(message)s"))

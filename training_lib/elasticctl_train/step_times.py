@@ -1,8 +1,8 @@
-"""Where the time of training goes on this rank: fetching data, standing for gradients of others, saving; the rest is
-computing, evaluation and whatever else the script does.
+"""Where this rank's training time goes: fetching data, waiting for others' gradients, saving. The rest is computation,
+evaluation and whatever else the script does.
 
-It is summed up between two reads of a clock, and told as sums that only grow: whoever is told takes the difference, so
-that a report which is lost loses nothing.
+Times are summed up, and reported as sums that only grow. The receiver takes differences, so a lost report loses
+nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ TELL_EVERY_S = 0.5
 
 
 class StepTimes:
-    """Sums since the first step of this group. `data_s` is what fetching batches took; None where nobody tells.
+    """Sums in seconds since the first step of this group. `data_s` is the time spent fetching batches; None if unknown.
 
-    `all_reduce_s()` is for how long the gradients of other ranks were waited for since some moment; None: not known.
+    `all_reduce_s()` is how long this rank has waited for the gradients of others; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -28,16 +28,16 @@ class StepTimes:
         self._told_s = 0.0
 
     def restart(self) -> None:
-        """Another group makes the next step."""
+        """Start again: another group makes the next step."""
         self._since = None
 
     def add_data(self, took_s: float) -> None:
-        """A batch has been fetched."""
+        """Record that fetching a batch took `took_s` seconds."""
         self.data_s = (self.data_s or 0.0) + took_s
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Training stands still for a save."""
+        """Record the time spent inside, during which training is stopped for a save."""
         began_s = time.monotonic()
         try:
             yield
@@ -45,7 +45,7 @@ class StepTimes:
             self.save_s += time.monotonic() - began_s
 
     def told(self, now_s: float) -> dict[str, float] | None:
-        """The sums, to be sent with a step that has just been made; None if it is not time."""
+        """Return the sums to report with the step that has just been made; None if it is too early."""
         if self._since is None:
             self._since = now_s, self.data_s, self.all_reduce_s(), self.save_s
             return None

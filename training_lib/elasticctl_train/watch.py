@@ -1,6 +1,7 @@
-"""What a rank waits for, told to the launcher from a thread of its own; and notice, where no step comes to heed it.
+"""Report to the launcher what a rank waits for, from a thread of its own; and respond to notice while no steps are
+made.
 
-Ranks that wait for a storage make no steps: nobody else could tell their launcher so, or answer it.
+Ranks that wait for a storage make no steps, so nothing else could report that to their launcher, or respond to it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ TELL_EVERY_S = 5.0
 
 
 class Watch:
-    """A thread beside training, where there is a launcher to be told. `step`: where training is.
+    """A thread beside training, if there is a launcher to report to. `step` is where training is.
 
-    It reports as `waiting` what training stands still for, with a `reason` and again every few seconds, and as
-    `unsaved` what only saves wait for; each with an empty reason when it is over. `tick()` is called every time that
-    it looks.
+    It reports what training is stopped for as `waiting`, with a `reason` and again every few seconds, and what only
+    saves wait for as `unsaved`; each with an empty reason when it is over. `tick()` is called in every round.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Watch:
 
     @contextmanager
     def standing_still(self, *, nothing_to_save: bool) -> Iterator[None]:
-        """No steps are made for now. With `nothing_to_save`, a notice is answered at once: drained."""
+        """No steps are made inside. With `nothing_to_save`, respond to notice at once with `drained`."""
         self.stands_still, self._nothing_to_save = True, nothing_to_save
         try:
             yield
@@ -49,7 +49,7 @@ class Watch:
             self.stands_still = self._nothing_to_save = False
 
     def stop(self) -> None:
-        """Tell nothing more."""
+        """Stop reporting."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -123,13 +123,13 @@ def test_of_a_damaged_step_nothing_else_is_taken(old: Path, tmp_path: Path, monk
 @pytest.mark.parametrize("value", ["latest", "#3", "file:///x#", "file:///x#-1", "file:///x#newest"])
 def test_what_is_no_url_with_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", value)
-    with pytest.raises(TrainError, match="give URL#STEP or URL#latest"):
+    with pytest.raises(TrainError, match="set it to URL#STEP or URL#latest"):
         train(tmp_path / "new", 1)
 
 
 def test_it_needs_a_place_of_its_own(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
-    with pytest.raises(TrainError, match="needs a storage URL of this run's own"):
+    with pytest.raises(TrainError, match="needs a storage URL for this run"):
         Run(model=torch.nn.Linear(1, 1))
 
 

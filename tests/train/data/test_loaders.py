@@ -73,7 +73,7 @@ def test_whoever_numbers_the_batches_of_a_pass_knows_the_last_one_though_some_ca
 
 @pytest.mark.parametrize("name", ["batch_size", "sampler", "batch_sampler"])
 def test_options_that_would_make_other_batches_are_refused(name: str) -> None:
-    with pytest.raises(DataError, match=f"{name}=4: run.loader makes the batches"):
+    with pytest.raises(DataError, match=f"{name}=4: run.loader forms the batches"):
         loader(**{name: 4})
 
 
@@ -283,7 +283,7 @@ def test_a_stateful_data_loader_goes_on_where_it_was(tmp_path: Path, workers: in
 def test_at_another_world_size_it_reads_afresh_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     loader = StatefulDataLoader(Numbers(20), batch_size=4)
     loaders.restore({"batches": loader}, {"loaders": {}}, 2, 3)
-    assert caplog.messages == ["batches: saved on 2 ranks, from which 3 cannot continue: they start over"]
+    assert caplog.messages == ["batches: the positions were saved on 2 ranks and cannot be used on 3: starting over"]
     with pytest.raises(RestoreError, match="the checkpoint has no 'batches'"):
         loaders.restore({"batches": loader}, {"loaders": {}}, 3, 3)
 

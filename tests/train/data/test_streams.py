@@ -117,7 +117,7 @@ def test_a_stream_that_has_become_shorter_is_refused() -> None:
     ("plan", "options", "said"),
     [
         (StreamPlan(0), {}, "global_batch=0 makes no batch"),
-        (StreamPlan(8), {"batch_size": 4}, "batch_size=4: run.loader makes the batches"),
+        (StreamPlan(8), {"batch_size": 4}, "batch_size=4: run.loader forms the batches"),
     ],
 )
 def test_options_that_cannot_be_are_refused(plan: StreamPlan, options: dict[str, Any], said: str) -> None:

@@ -144,7 +144,7 @@ def test_an_object_is_refused_unless_pickles_are_allowed(tmp_path: Path, odd: An
     assert list(read_commits(LocalStorage(tmp_path))) == []
     save(state, tmp_path, allow_pickle=True)
     empty = {"t": torch.zeros(2), "deep": {"odd": None}}
-    assert "FIX: if you trust who wrote it" in said_of(lambda: load(empty, tmp_path), RestoreError)
+    assert "FIX: if you trust whoever wrote it" in said_of(lambda: load(empty, tmp_path), RestoreError)
     assert load(empty, tmp_path, allow_pickle=True)["deep"]["odd"] == odd
 
 

@@ -75,7 +75,7 @@ def test_another_global_batch_is_said(
     with caplog.at_level(logging.WARNING, logger="elasticctl_train"):
         train(tmp_path, "state")
     assert (
-        "saved with 6 samples in a step, going on with 5: samples of this epoch are repeated or missed" in caplog.text
+        "saved with 6 samples per step, continuing with 5: samples of this epoch are repeated or skipped" in caplog.text
     )
 
 

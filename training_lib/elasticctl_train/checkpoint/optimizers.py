@@ -34,9 +34,9 @@ def names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> Names:
 
 
 def spreads(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
-    """The states of sharded parameters that are not spread as these are: rows of a number, a key and how it is.
+    """Return the states of sharded parameters with a layout of their own, as rows (number, key, layout).
 
-    That is which dimension each dimension of the mesh shards (see `dtensor.sharded_dims`), or None for a plain tensor.
+    A layout is the dimension that each dimension of the mesh shards (see `dtensor.sharded_dims`); None: a plain tensor.
     """
     found: list[list[Any]] = []
     for number, parameter in enumerate(chain.from_iterable(group["params"] for group in optimizer.param_groups)):
@@ -128,7 +128,7 @@ class Pairs:
         return {"state": spread}
 
     def _like(self, number: int, key: Any, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor with the layout for this state of a sharded parameter; None if it is complete on every rank."""
+        """Return a tensor with the layout for this state of a sharded parameter; None if it is not sharded."""
         if (number, key) not in self._spread:
             return parameter if value.shape == parameter.shape else None
         dims = self._spread[number, key]

@@ -1,7 +1,8 @@
-"""Reads a checkpoint on all ranks: each share once from storage, or from memory, and from there to who wants it.
+"""Read a checkpoint on all ranks: each share once, from storage or from memory, and from there to the ranks that need
+it.
 
-What a rank wants of a tensor is all of it, or, where the live state has a sharded tensor in its place, its own box of
-that. Both sides of every exchange work out what is in it from what all ranks know, so a parcel is nothing but bytes.
+A rank needs the whole of a tensor or, if the live state has a sharded tensor in its place, its own box of it. Both
+sides of every exchange derive its contents from what all ranks know, so a parcel consists of nothing but bytes.
 """
 
 from __future__ import annotations
@@ -39,23 +40,24 @@ PARCEL_BYTES = 16 << 20
 """About how much is sent at a time."""
 
 Parcel = list[tuple[Piece, Box]]
-"""Boxes to be sent together, each with the piece it is part of."""
+"""Boxes to be sent together, each with the piece that it is part of."""
 
 
 class Filling:
     """One rank's part of a restore."""
 
     def __init__(self, world: World, contents: Contents, alike: Mapping[str, torch.Tensor], own_of: int) -> None:
-        """`alike` has the sharded tensors of the live state, by name; `own_of` the rank whose own is wanted."""
+        """`alike` has the sharded tensors of the live state, by name; `own_of` is the rank whose own state is
+        wanted."""
         self._world, self._contents, self._alike, self._own_of = world, contents, alike, own_of
         self._spread: dict[str, dict[int, Box]] = {}
         self._filled: dict[str, torch.Tensor] = {}
         self._finish = tree.Finisher()
 
     def take(self, index: int, data: torch.Tensor, landing: Landing | None = None) -> None:
-        """Take what this rank wants from share number `index`, whose bytes are `data`.
+        """Take what this rank needs from share number `index`, whose bytes are `data`.
 
-        With the `landing` that these are in, large tensors that lie there in one piece stay there: nothing is copied.
+        If they are in `landing`, large tensors that are contiguous there stay there, without being copied.
         """
         for piece in self._contents.shares[index].pieces:
             wanted = self._wanted(index, piece, self._world.rank)
@@ -71,7 +73,8 @@ class Filling:
                 self._put(piece, wanted, _slice(source, wanted.within(piece.box)))
 
     def hand_on(self, index: int, supplier: int, receivers: Sequence[int], data: torch.Tensor | None) -> None:
-        """Send share number `index` from rank `supplier`, which holds it as `data`. All ranks must call."""
+        """Send share number `index` from rank `supplier`, which holds it as `data`, to the receivers. All ranks must
+        call."""
         if not receivers:
             return
         me = self._world.rank
@@ -90,17 +93,17 @@ class Filling:
                     self._unpack(parcel, content)
 
     def state(self) -> dict[str, Any]:
-        """The state, once every share has been taken or received."""
+        """Return the state, once every share has been taken or received."""
         state: dict[str, Any] = decode(self._contents.state, self._tensor)
         return state
 
     def own(self) -> Any:
-        """What was this rank's own; None if there was no such rank."""
+        """Return what was this rank's own; None if there was no such rank."""
         contents, rank = self._contents, self._own_of
         return decode(contents.shares[rank].local, self._tensor) if rank < contents.world_size else None
 
     def _tensor(self, name: str, kind: TensorType) -> torch.Tensor:
-        if name not in self._filled:  # one without elements, on this rank or altogether
+        if name not in self._filled:  # it has no elements, on this rank or at all
             box = dtensor.box_of(self._alike[name]) if name in self._alike else boxes.whole(kind.shape)
             self._filled[name] = torch.empty(box.shape, dtype=tree.DTYPES[kind.dtype])
         if name in self._alike and not dtensor.is_sharded(self._filled[name]):
@@ -108,7 +111,7 @@ class Filling:
         return self._finish(name, kind, self._filled[name])
 
     def _target(self, piece: Piece, rank: int) -> Box | None:
-        """What a rank wants of the tensor a piece is of; None: nothing."""
+        """Return what a rank needs of the tensor that a piece belongs to; None if nothing."""
         if piece.name not in self._alike:
             return piece.box if piece.is_own else boxes.whole(self._contents.tensors[piece.name].shape)
         if piece.name not in self._spread:
@@ -116,7 +119,7 @@ class Filling:
         return self._spread[piece.name].get(rank)
 
     def _wanted(self, index: int, piece: Piece, rank: int) -> Box | None:
-        """What a rank wants of a piece of share number `index`; None: nothing."""
+        """Return what a rank needs of a piece of share number `index`; None if nothing."""
         if piece.is_own and index != (self._own_of if rank == self._world.rank else rank):
             return None
         target = self._target(piece, rank)
@@ -131,7 +134,8 @@ class Filling:
         _slice(self._filled[piece.name], box.within(target)).copy_(source)
 
     def _parcels(self, index: int, receiver: int | None) -> Iterator[Parcel]:
-        """What of a share is sent to one receiver, or, with None, to all ranks, because all want all of it."""
+        """Yield what of a share is sent to one receiver; with None, what is sent to all ranks, because all of them need
+        all of it."""
         parcel: Parcel = []
         room = PARCEL_BYTES
         for piece in self._contents.shares[index].pieces:
@@ -158,7 +162,7 @@ class Filling:
 
 
 def _slice(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """The elements of a box, counted in this very tensor."""
+    """Return the elements of a box, relative to this very tensor."""
     for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, length)
@@ -166,7 +170,7 @@ def _slice(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def _cut_up(box: Box, itemsize: int) -> Iterator[Box]:
-    """A box in parts of about a parcel at most."""
+    """Yield a box in parts of at most about one parcel."""
     while True:
         parts = boxes.cut_at(box, box.elements * itemsize, PARCEL_BYTES)
         if parts is None:
@@ -177,7 +181,7 @@ def _cut_up(box: Box, itemsize: int) -> Iterator[Box]:
 
 
 def _pack(parcel: Parcel, data: torch.Tensor) -> torch.Tensor:
-    """The bytes of a parcel, out of the share they are in."""
+    """Return the bytes of a parcel from the share that contains them."""
     content, start = _room_for(parcel), 0
     for piece, box in parcel:
         source = _slice(tree.view(data, piece.start, piece.dtype, piece.box.shape), box.within(piece.box))
@@ -192,7 +196,7 @@ def _room_for(parcel: Parcel) -> torch.Tensor:
 
 
 def _aligned(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """These bytes where elements of this dtype may lie."""
+    """Return these bytes at an address that is aligned for this dtype."""
     return data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
 
 
@@ -200,10 +204,10 @@ _DAMAGE = (DamagedError, MissingError)
 
 
 class Offering(Protocol):
-    """Objects that lie in this node's memory: `Tier` those that are stored too, `Copies` others."""
+    """Objects in this node's memory: `Tier` has those that are also stored, `Copies` those that are not."""
 
     def offers(self) -> dict[ObjectRef, Offer]:
-        """Where they are, by what they should be."""
+        """Return where they are, by what they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +221,9 @@ class RestoreSource:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A share's bytes, found whole, and where other ranks of this node find them, if they can.
+    """A share's bytes, found intact, and where other ranks of this node can find them, if they can.
 
-    `landing`: where they are in memory of this process's own, which the tensors can keep.
+    `landing`: private memory of this process that contains them, which the tensors can keep.
     """
 
     data: torch.Tensor
@@ -228,9 +232,9 @@ class Held:
 
 
 def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[str, Any], Any]:
-    """Read a checkpoint in one process: the whole state, and what was `rank`'s own (None if there was no such rank).
+    """Read a checkpoint in one process; return the state, and what was `rank`'s own (None if there was no such rank).
 
-    Raises DamagedError or MissingError unless all is there, to the byte, and StorageError.
+    Raises DamagedError or MissingError unless everything is exactly as it was written, and StorageError.
     """
     return read(RestoreSource(storage, World(), None), read_contents(storage, commit), {}, own_of=rank)
 
@@ -238,11 +242,11 @@ def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[st
 def read(
     place: RestoreSource, contents: Contents, alike: Mapping[str, torch.Tensor], own_of: int | None = None
 ) -> tuple[dict[str, Any], Any]:
-    """Read a checkpoint on all ranks: the state, and what was this rank's own (None if there was no such rank).
+    """Read a checkpoint on all ranks; return the state, and what was this rank's own (None if there was no such rank).
 
-    `alike` has the sharded tensors of the live state by name; `own_of` is another rank whose own is wanted. Raises
-    DamagedError, on every rank, when any byte is not what was committed, and StorageError, on every rank, when storage
-    cannot be read.
+    `alike` has the sharded tensors of the live state by name; `own_of` is another rank whose own state is wanted.
+    Raises DamagedError, on every rank, if any byte is not what was committed, and StorageError, on every rank, if the
+    storage cannot be read.
     """
     world = place.world
     files = _in_tier(place, contents)
@@ -264,12 +268,13 @@ def read(
         filling.hand_on(index, supplier, far, data)
         if own is not None and own.landing is not None:
             own.landing.close()
-    world.highest(0)  # nobody writes to what another still reads from
+    world.highest(0)  # a barrier: no rank writes to memory that another still reads
     return filling.state(), filling.own()
 
 
 def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> list[int]:
-    """Which rank supplies which share: one that has it in its tier, else any; spread evenly, one's own if possible."""
+    """Return which rank supplies which share: one that has it in its tier, else any; balanced, preferably a rank's
+    own."""
     load_bytes = [0] * len(offered)
     suppliers = [0] * len(sizes_bytes)
     for index in sorted(range(len(sizes_bytes)), key=lambda index: (-sizes_bytes[index], index)):
@@ -281,7 +286,7 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
 
 
 def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Offer]:
-    """The shares this rank could supply from its node's tier, by number, and where they are."""
+    """Return the shares that this rank can supply from its node's tier, by number, and where they are."""
     found = place.tier.offers() if place.tier is not None else {}
     return {i: found[share.file] for i, share in enumerate(contents.shares) if share.file in found}
 
@@ -289,7 +294,7 @@ def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Offer]:
 def _acquire(
     place: RestoreSource, contents: Contents, mine: Sequence[int], files: Mapping[int, Offer], opened: ExitStack
 ) -> Iterator[tuple[int, Held | StorageError]]:
-    """The shares this rank supplies, each checked, or why there is none; their files stay open in `opened`."""
+    """Yield the shares that this rank supplies, each verified, or the error; their files stay open in `opened`."""
     for index in mine:
         share = contents.shares[index]
         try:
@@ -300,18 +305,18 @@ def _acquire(
 
 
 def _from_tier(offer: Offer, share: ShareContents, opened: ExitStack) -> Held | None:
-    """The bytes in the tier, if they are what their label says."""
+    """Return the bytes in the tier, if they match their label."""
     try:
         file = opened.enter_context(offer.path.open("rb", buffering=0))
         data = local_tier.map_file(file)[offer.start : offer.start + share.file.size_bytes]
         check(share, data)
-    except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
+    except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or damaged
         return None
     return Held(data, local_tier.address_of(file, offer.start))
 
 
 def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> Held:
-    """The bytes as stored, where there are other ranks in memory that those of this node can map."""
+    """Read the bytes from storage. If there are other ranks, read into memory that those of this node can map."""
     key, size_bytes = share.file.key, share.file.size_bytes
     shared = local_tier.reserve(size_bytes) if place.world.size > 1 else None
     if shared is not None:
@@ -320,7 +325,7 @@ def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack)
         try:
             landing = Landing(size_bytes)
         except NoMemoryError:
-            place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if there are fewer bytes
+            place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if the object is shorter
             raise
         held = Held(landing.data, landing=landing)
 
@@ -342,7 +347,8 @@ def check(share: ShareContents, data: torch.Tensor) -> None:
 def _agree(
     world: World, acquired: Iterable[tuple[int, Held | StorageError]]
 ) -> tuple[dict[int, Held], dict[int, FileAddress]]:
-    """This rank's shares, and the spots of all ranks'; raises, on every rank, what any has met."""
+    """Return this rank's shares, and the addresses of all ranks' shares; raise on every rank what any of them has
+    met."""
     held: dict[int, Held] = {}
     error: StorageError | None = None
     for index, found in acquired:
@@ -352,7 +358,9 @@ def _agree(
             held[index] = found
     spots = [(index, astuple(share.spot)) for index, share in held.items() if share.spot is not None]
     said = world.gather([spots, "" if error is None else str(error), isinstance(error, _DAMAGE)])
-    for *_, message, is_damage in sorted(said, key=lambda one: bool(one[-1])):  # first what cannot be read at all
+    for *_, message, is_damage in sorted(
+        said, key=lambda one: bool(one[-1])
+    ):  # errors of the storage come before damage
         if message:
             raise (DamagedError if is_damage else StorageError)(message) from error
     return held, {index: FileAddress(*spot) for found, *_ in said for index, spot in found}

@@ -1,6 +1,6 @@
 """This rank's copies of the state: what a save writes, so that training may change the state meanwhile.
 
-The copies lie in warm buffers and, where the node has a local tier, in files that outlive this process.
+The copies are in warm buffers and, if the node has a local tier, in files that outlive this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Snapshots:
     def __init__(self, world: World, tier: Tier | None) -> None:
         self.tier = tier
         self.restored_folder = ""
-        """The save folder that the state came from: what the tier holds of it stays until there is a newer commit."""
+        """The save folder that the state came from: the tier keeps what it has of it until there is a newer commit."""
         self.unchanged = Unchanged()
         self._world = world
         self._copier = Copier()
@@ -41,17 +41,18 @@ class Snapshots:
         self._may_wait, self._heeds_steps = True, False
 
     def prepare(self, state: State, local: State, rank_0_only: Collection[str]) -> None:
-        """Make the buffers for such states, in the background. Raises StateError."""
+        """Allocate the buffers for such states in the background. Raises StateError."""
         self._late = None
         self._arrange(shares.flatten(state, local), rank_0_only)
 
     def take(
         self, state: State, local: State, rank_0_only: Collection[str], until_step: Collection[str] = ()
     ) -> shares.Share | NoMemoryError:
-        """This rank's share, copied, or why there is none: from here on training may change the state.
+        """Return this rank's share, copied, or the reason why there is none. From here on, training may change the
+        state.
 
-        The parts `until_step` are copied by who writes the share, and at the latest as any optimizer's next step
-        begins. Raises StateError.
+        The parts in `until_step` are copied by the thread that writes the share, and at the latest when any optimizer's
+        next step begins. Raises StateError.
         """
         if self._late is not None and self._late.is_torn:
             self._may_wait = False
@@ -62,7 +63,7 @@ class Snapshots:
             try:
                 buffer = buffers.next()
             except NoMemoryError as e:
-                return e.with_traceback(None)  # whose frames hold the state
+                return e.with_traceback(None)  # its frames would keep the state alive
             if self.tier is not None and buffer.in_tier:
                 self.tier.unlabel(buffer.index)
             copied = plan.fill(buffer, flat, self._copier, until_step if self._may_wait else ())
@@ -72,30 +73,31 @@ class Snapshots:
             return shares.Share(plan, buffer, flat.state, flat.local, copied)
 
     def finish(self) -> None:
-        """Have copied what was to be copied later; for the thread that writes the share."""
+        """Finish the late copies. Called by the thread that writes the share."""
         if self._late is not None:
             self._late.finish_beside()
 
     def hasten(self) -> None:
-        """By the thread that trains: have all copied when this returns, and confirm it."""
+        """Finish the late copies and confirm them. Called by the thread that trains."""
         if self._late is not None:
             self._late.finish()
             self._late.confirm()
 
     def confirm(self) -> None:
-        """By the thread that trains: what was copied beside it was, up to now, as it had to be, or was not."""
+        """Check whether tensors were changed before their late copy. Called by the thread that trains."""
         if self._late is not None:
             self._late.confirm()
 
     def stored(self, share: shares.Share, files: Sequence[ObjectRef]) -> None:
-        """The share has been stored as these files: the tier may offer them, once they are committed too."""
+        """Record that the share is stored as these files, so the tier may offer them once they are also committed."""
         self._stored = share
         if self.tier is not None and share.buffer.in_tier:
             starts = [planned.start for planned in share.plan.files]
             self.tier.label(share.buffer.index, dict(zip(files, starts, strict=True)))
 
     def keep(self) -> None:
-        """The last save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
+        """Record that the last save is committed: its buffer holds the newest snapshot, and a former process's files
+        can go."""
         if self._stored is not None:
             self.unchanged.committed(self._stored)
             self._stored = None
@@ -106,7 +108,7 @@ class Snapshots:
             self._buffers.turn()
 
     def _heed_steps(self) -> None:
-        """From now on, and for as long as this lives, `hasten` before every step of every optimizer."""
+        """From now on, for as long as this object exists, call `hasten` before every step of every optimizer."""
         if not self._heeds_steps:
             self._heeds_steps = True
             myself = weakref.ref(self)
@@ -119,7 +121,8 @@ class Snapshots:
             weakref.finalize(self, register_optimizer_step_pre_hook(before_step).remove).atexit = False
 
     def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
-        """The plan for such states, and buffers of the right size; made anew only when the states have changed."""
+        """Return the plan for such states, and buffers of the right size; they are only renewed if the states have
+        changed."""
         unchanged = self.unchanged.pieces
         if self._plan is None or not self._plan.fits(flat, rank_0_only, unchanged):
             self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only, unchanged)
@@ -127,7 +130,7 @@ class Snapshots:
         if self._buffers is None or not self._buffers.fit(size_bytes):
             if self._buffers is not None:
                 self._buffers.close()
-            self._buffers = None  # its memory goes before there is new
+            self._buffers = None  # free the memory before allocating more
             kept = self.tier is not None and self.tier.clear(but_for=self.restored_folder)
             gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)
             self._buffers = Buffers(size_bytes, tier=self.tier, pin=gpu, one_at_first=kept)
@@ -137,13 +140,13 @@ class Snapshots:
 
 @cache
 def _collect_once() -> None:
-    """Or the first full collection, which the imports have made long, falls into a save."""
+    """Run the first full collection now, which the imports have made long, rather than during a save."""
     gc.collect()
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Put the garbage collector off: a full collection behind the imports of torch takes longer than a copy of 1 GB."""
+    """Suspend the garbage collector: after the imports of torch, a full collection takes longer than copying 1 GB."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

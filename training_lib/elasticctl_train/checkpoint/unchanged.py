@@ -1,15 +1,15 @@
-"""What of a rank's share does not change from save to save: written once, to a base file, and referred to since then.
+"""What does not change of a rank's share from save to save: written once, to a base file, and referred to from then on.
 
-Which pieces that are is found out by looking: twice in a row, ever more rarely, a committed share's pieces are compared
-by their CRCs. What has stayed the same is laid out behind the rest, as a file of its own; that a save need not write it
-again is decided by a digest of its bytes alone, in each save. So frozen parameters, adapters (LoRA) and parts that are
-frozen for a while need no declaration, and whoever writes to a tensor in whatever way is noticed.
+These pieces are detected: at two commits in a row, less and less often, the pieces of a committed share are compared by
+their CRCs. What has stayed the same is laid out after the rest, in a file of its own. Whether a save has to write that
+file again depends only on a digest of its bytes, which every save computes. So frozen parameters, adapters (LoRA) and
+parts that are frozen for a while need no declaration, and any write to a tensor is noticed, however it is made.
 
-A save refers only to a base file that a commit of the same run has brought in, or the one that the run went on from,
-and that every commit since has needed. Retention relies on it: the newest commit is never deleted, so neither is what a
-save in flight refers to.
+A save refers only to a base file that a commit of the same run has introduced, or to that of the commit the run resumed
+from, and that every commit since has needed. Retention relies on this: the newest commit is never deleted, so neither
+is what a save in flight refers to.
 
-Share documents have the digests of their base files beside what the reader needs, for the run that goes on from there:
+Share documents contain the digests of their base files, for a run that resumes from them:
 
     "bases_sha256": {KEY: 64 hex digits}
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from elasticctl_train.checkpoint.shares import Share
 
 LEAST_BYTES = 1 << 20
-"""Less is not worth a file of its own."""
+"""Less than this is not worth a file of its own."""
 LEAST_SHARE = 0.25
-"""Nor is less of a share than this; to write a larger base file anew has to gain as much."""
+"""Nor is less than this fraction of a share. Writing a larger base file again must gain as much."""
 MOST_BREAKS = 2
-"""A base file that has changed so often is given up, until the next look."""
+"""A base file that has changed this often is given up until the next comparison."""
 
 Name = tuple[str, Box]
-"""A box of a tensor: what a piece is known by, wherever it lies."""
+"""A box of a tensor, which identifies a piece wherever it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Stored:
 
 
 class Unchanged:
-    """What one rank knows of its own shares; used by one thread at a time.
+    """What one rank knows about its own shares. Used by one thread at a time.
 
     `pieces` are those that belong in a base file from now on.
     """
@@ -65,25 +65,25 @@ class Unchanged:
         self._commits, self._look_at, self._is_second_look = 0, 1, False
 
     def recall(self, document: Any) -> None:
-        """Begin with the base file of this rank's share in the commit that training goes on from, if that has one."""
+        """Start with the base file of this rank's share in the commit that training resumes from, if there is one."""
         try:
             (base,) = document["bases"]
             file = entries.parse_ref(base["file"])
             digest = bytes.fromhex(document["bases_sha256"][base["file"]["key"]])
             pieces = frozenset((str(name), Box(tuple(at), tuple(shape))) for name, _, at, shape, _ in base["pieces"])
-        except (KeyError, TypeError, ValueError):  # of an older version, or without a base file
+        except (KeyError, TypeError, ValueError):  # from an older version, or without a base file
             return
         if file is not None and entries.is_base_file(file.key) and len(digest) == hashlib.sha256().digest_size:
             self.pieces, self._committed, self._digest = pieces, _Stored(file, digest), digest
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the document of the share that was stored last says for a later run."""
+        """The fields for a later run in the document of the share that was stored last."""
         stored = self._pending or self._committed
         return {"bases_sha256": {stored.file.key: stored.digest.hex()}} if stored is not None else {}
 
     def store(self, share: Share, storage: Storage, key: str) -> ObjectRef | None:
-        """The base file of a share whose document gets this key, written if it has to be; None: it has none.
+        """Return the base file of a share whose document has this key, writing it if necessary; None if it has none.
 
         Raises StorageError.
         """
@@ -106,13 +106,13 @@ class Unchanged:
         return self._pending.file
 
     def to_write_bytes(self, share: Share) -> int:
-        """About how much a save of the share writes."""
+        """Return about how many bytes a save of the share writes."""
         base = share.plan.base
         is_stored = base is not None and self._committed is not None and not self._is_distrusted.is_set()
         return share.plan.size_bytes - (base.size_bytes if base is not None and is_stored else 0)
 
     def committed(self, share: Share) -> None:
-        """The share that was stored last is part of a commit."""
+        """Record that the share that was stored last is part of a commit."""
         if self._pending is not None:
             self._committed, self._pending = self._pending, None
         self._commits += 1
@@ -122,14 +122,12 @@ class Unchanged:
             self._look(share)
 
     def forget(self) -> None:
-        """Let the next save refer to nothing that is stored: one has failed, or a commit was found damaged.
-
-        Any thread may say so.
-        """
+        """Have the next save refer to nothing that is stored, because a save failed or a commit is damaged.
+        Thread-safe."""
         self._is_distrusted.set()
 
     def _look(self, share: Share) -> None:
-        """Take note of all pieces, and at the commit after that see which of them are the same."""
+        """Record the CRCs of all pieces, and compare them at the next commit."""
         before, self._crcs = self._crcs, _crcs(share, share.plan.shared_pieces)
         if not self._is_second_look:
             self._is_second_look = True
@@ -144,7 +142,7 @@ class Unchanged:
             self._breaks = 0
 
     def _leave_out_changed(self, share: Share) -> None:
-        """Something in the base file has changed: it is not to be in the next one."""
+        """Remove from the next base file what has changed in this one."""
         self._breaks += 1
         now = _crcs(share, self.pieces)
         same = frozenset(name for name, crc in now.items() if self._crcs.get(name) == crc)

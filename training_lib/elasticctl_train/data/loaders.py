@@ -26,11 +26,12 @@ log = logging.getLogger("elasticctl_train")
 
 _FIXED_OPTIONS = ("batch_size", "batch_sampler", "sampler")
 Begin = Callable[[], Cursor]
-"""Is called when a pass over a loader starts; returns where training is."""
+"""Called when a pass over a loader starts; returns where training is."""
 
 
 class ElasticSampler(Sampler[list[int]]):
-    """A batch sampler for torch's DataLoader: this rank's samples of each global batch, from a position to be saved.
+    """A batch sampler for torch's DataLoader: this rank's samples of each global batch, from a position that can be
+    saved.
 
         sampler = ElasticSampler(EpochPlan(len(dataset), global_batch=256, shuffle=True))
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
@@ -39,19 +40,19 @@ class ElasticSampler(Sampler[list[int]]):
             for batch in loader:                    # the rest of the epoch
                 (loss * sampler.weight).backward()
                 …
-                sampler.advance()                   # this batch is trained on
+                sampler.advance()                   # this batch has been trained on
                 save(sampler.state_dict())
 
-    The position moves by `advance` alone, so what a DataLoader's workers fetch ahead is not counted. The length is that
-    of a whole epoch. A rank without a sample in a batch gets a stand-in out of that batch, with weight 0 (see `data`).
+    Only `advance` moves the position, so what a DataLoader's workers prefetch is not counted. The length is that of a
+    whole epoch. A rank without a sample in a batch gets a stand-in from that batch, with weight 0 (see `plan`).
     """
 
     def __init__(
         self, plan: EpochPlan, *, rank: int | None = None, world_size: int | None = None, position: int = 0
     ) -> None:
-        """Begin at `position` of the plan's epoch. Rank and world size are the process group's, or torchrun's.
+        """Start at `position` of the plan's epoch. Rank and world size default to the process group's, or torchrun's.
 
-        Raises DataError for a plan that makes no batch.
+        Raises DataError for a plan without a batch.
         """
         data.check(plan, Cursor())
         place = _place()
@@ -66,33 +67,34 @@ class ElasticSampler(Sampler[list[int]]):
 
     @property
     def own_samples(self) -> int:
-        """How many samples of the next batch to be trained on are this rank's; 0 when it gets a stand-in."""
+        """The number of samples of the next batch that belong to this rank; 0 if it gets a stand-in."""
         return self._feed().own
 
     @property
     def weight(self) -> float:
-        """What to multiply the next batch's mean loss by, so that the mean over ranks is that of the global batch."""
+        """The factor for the next batch's mean loss by which the mean over ranks becomes that of the global batch."""
         return self._feed().weight
 
     def advance(self) -> None:
-        """The next batch is trained on, by all ranks; behind the last one of an epoch the next epoch begins."""
+        """Record that all ranks have trained on the next batch; after the last one of an epoch, the next epoch
+        begins."""
         self._position += len(self._next())
         if self._position >= self._plan.end:
             self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of another epoch; the one that is under way is left where it is."""
+        """Go to the start of another epoch; if it is the current one, keep the position."""
         if epoch != self.epoch:
             self._plan, self._position = replace(self._plan, epoch=epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position; the same on every rank, and good for any world size."""
+        """Return the position; the same on every rank, and valid for any world size."""
         plan = self._plan
         cursor = Cursor(0, plan.epoch, self._position, plan.length, plan.shuffle, plan.seed)
         return {name: value for name, value in asdict(cursor).items() if name != "step"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a saved position; DataError when its epoch was begun with other data, shuffle or seed."""
+        """Go to a saved position. Raises DataError if its epoch was begun with other data, shuffle or seed."""
         cursor = Cursor(**state_dict)
         data.check(self._plan, cursor)
         self._plan, self._position = replace(self._plan, epoch=cursor.epoch), cursor.position
@@ -117,16 +119,16 @@ class ElasticSampler(Sampler[list[int]]):
 
 
 class ElasticDataLoader(DataLoader[Any]):
-    """A DataLoader whose position is in its `state_dict()`, for frameworks that own the loop.
+    """A DataLoader whose position is in its `state_dict()`, for frameworks that own the training loop.
 
-    A batch counts as trained on when it is handed out, so the framework must not fetch ahead. `options` are those of
-    torch's DataLoader but for its own batch size and samplers.
+    A batch counts as trained on when it is returned, so the framework must not prefetch. `options` are those of torch's
+    DataLoader, except its batch size and samplers.
     """
 
     def __init__(
         self, dataset: Dataset[Any], *, global_batch: int, shuffle: bool = False, seed: int = 0, **options: Any
     ) -> None:
-        """`global_batch` samples make one batch over all ranks. Raises DataError."""
+        """`global_batch` is the number of samples in one batch over all ranks. Raises DataError."""
         plan = EpochPlan(length_of(dataset), global_batch, shuffle, seed, drop_last=options.pop("drop_last", False))
         self.global_batch = global_batch
         self._elastic = ElasticSampler(plan)
@@ -135,14 +137,14 @@ class ElasticDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_sampler=self._elastic, **chosen)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own iterator is a private class
-        """The rest of the epoch."""
+        """Yield the rest of the epoch."""
         for batch in super().__iter__():
             self._weight = self._elastic.weight
             self._elastic.advance()
             yield batch
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Weight the mean loss over this rank's samples of the newest batch, as `Run.scale_loss` does."""
+        """Weight the mean loss over this rank's samples of the newest batch, like `Run.scale_loss`."""
         return loss if self._weight == 1.0 else loss * self._weight
 
     def set_epoch(self, epoch: int) -> None:
@@ -159,10 +161,10 @@ class ElasticDataLoader(DataLoader[Any]):
 
 
 class ElasticLoader:
-    """What is left of an epoch, from where training is when a pass begins; `len` is that of the newest pass.
+    """The rest of an epoch, from where training is when a pass begins; `len` is that of the newest pass.
 
-    Batches that come again because a step was lost count each time, for whoever numbers those of a pass counts so too.
-    Tells `feed` of each batch as it is handed over.
+    Batches that are repeated because a step was lost count each time, like in a script that numbers the batches of a
+    pass. Reports each batch to `feed` when it is returned.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class ElasticLoader:
         feed: Feed,
         begin: Begin,
     ) -> None:
-        """`make` makes torch's loader of a plan from a position on; `begin` is called as a pass begins."""
+        """`make` creates torch's loader for a plan from a position on; `begin` is called when a pass begins."""
         self._make, self._feed, self._begin = make, feed, begin
         self._passed = 0
         self._go_to(plan, position)
@@ -212,7 +214,7 @@ def make_loader(
     begin: Begin,
     options: Mapping[str, Any],
 ) -> ElasticLoader:
-    """A loader over what is left of the epoch from `position` on. `options` go to torch's DataLoader."""
+    """Return a loader over the rest of the epoch from `position` on. `options` are passed to torch's DataLoader."""
 
     def make(plan: EpochPlan, position: int) -> DataLoader[Any]:
         sampler = ElasticSampler(plan, rank=feed.rank, world_size=feed.world_size, position=position)
@@ -223,11 +225,11 @@ def make_loader(
 
 
 def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:
-    """Options of a DataLoader with what this library adds to them.
+    """Return options of a DataLoader with what this library adds to them.
 
     It gets a generator of its own, so that a resume does not shift the script's random numbers. Its workers ignore
-    every SIGTERM but the rank's own: the signal may reach the whole process group, and a worker that died of it would
-    take the last save along. Raises DataError for options that say which samples make a batch.
+    every SIGTERM but the rank's own: the signal may reach the whole process group, and a worker that died from it would
+    prevent the last save. Raises DataError for options that determine which samples form a batch.
     """
     check_options(options)
     generator = torch.Generator().manual_seed(rng.mix(*seeds))
@@ -235,14 +237,14 @@ def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise DataError for options of a DataLoader that say which samples make a batch."""
+    """Raise DataError for options of a DataLoader that determine which samples form a batch."""
     for name in _FIXED_OPTIONS:
         if name in options:
-            raise DataError(f"{name}={options[name]!r}: run.loader makes the batches. FIX: give global_batch alone")
+            raise DataError(f"{name}={options[name]!r}: run.loader forms the batches. FIX: pass only global_batch")
 
 
 def length_of(dataset: object) -> int:
-    """How many samples a dataset has; DataError for one that cannot be indexed."""
+    """Return the number of samples in a dataset. Raises DataError if it cannot be indexed."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         kind = type(dataset).__name__
         raise DataError(f"{kind}: a dataset needs __len__ and __getitem__, to give each rank its part")
@@ -250,7 +252,7 @@ def length_of(dataset: object) -> int:
 
 
 def among(parts: Mapping[str, Any]) -> dict[str, Stateful]:
-    """The parts that have a position of their own on each rank: data loaders with a state, such as torchdata's.
+    """Return the parts that have a position of their own on each rank: data loaders with a state, such as torchdata's.
 
     Raises DataError for a data loader without one.
     """
@@ -269,11 +271,15 @@ def among(parts: Mapping[str, Any]) -> dict[str, Stateful]:
 
 
 def restore(loaders: Mapping[str, Stateful], local: Mapping[str, Any], ranks_before: int, world_size: int) -> None:
-    """Put the loaders of this rank back to where they were. At another world size nothing says where that would be."""
+    """Restore the positions of this rank's loaders. At another world size these positions are meaningless: they start
+    over."""
     if loaders and ranks_before != world_size:
         names = ", ".join(loaders)
         log.warning(
-            "%s: saved on %d ranks, from which %d cannot continue: they start over", names, ranks_before, world_size
+            "%s: the positions were saved on %d ranks and cannot be used on %d: starting over",
+            names,
+            ranks_before,
+            world_size,
         )
         return
     for name, loader in loaders.items():
@@ -283,12 +289,13 @@ def restore(loaders: Mapping[str, Stateful], local: Mapping[str, Any], ranks_bef
 
 
 def is_shared_position(state: object) -> bool:
-    """True for a state of `ElasticSampler`, which is the same on every rank and good for any world size."""
+    """Return whether this is a state of `ElasticSampler`, which is the same on every rank and valid for any world
+    size."""
     return isinstance(state, Mapping) and state.keys() == {"epoch", "position", "length", "shuffle", "seed"}
 
 
 def _place() -> tuple[int, int]:
-    """Rank and world size of this process."""
+    """Return rank and world size of this process."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -304,10 +311,10 @@ def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
 
 
 def _obey_rank() -> None:
-    """End this worker once its rank terminates it.
+    """End this worker when its rank terminates it.
 
-    A DataLoader does so with workers that do not end by themselves, because they wait for a file system, say; the
-    interpreter of the rank would otherwise wait for them at its end.
+    A DataLoader does so with workers that do not exit by themselves, for example because they wait for a file system.
+    The interpreter of the rank would otherwise wait for them when it exits.
     """
     rank = multiprocessing.parent_process()
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != (rank.pid if rank is not None else os.getppid()):

@@ -1,15 +1,15 @@
-"""Where training is in the data, and who gets which samples.
+"""The position of training in the data, and which rank gets which samples.
 
-The position is a number of samples of the epoch, the same on every rank, so it means the same at any world size. An
-epoch's order depends on the seed and the epoch alone. It is cut into global batches of a fixed size (the last may be
-smaller); each global batch is cut into one slice per rank, whose sizes differ by at most one. Whatever the world size
-was along the way, every sample of an epoch is trained on exactly once.
+The position is a number of samples of the epoch, the same on every rank, so it is valid at any world size. The order of
+an epoch depends only on the seed and the epoch. It is cut into global batches of a fixed size (the last may be
+smaller); each global batch is cut into one slice per rank, and their sizes differ by at most one. However the world
+size changes along the way, every sample of an epoch is trained on exactly once.
 
-Slices of different sizes make the mean over ranks, which DistributedDataParallel takes, differ from the mean over the
-global batch. Rank r's gradient therefore has to count n_r x world size / n: `Feed.weight`, applied by `Run.scale_loss`.
-Requiring divisibility instead would forbid most world sizes. Where a last batch has fewer samples than there are
-ranks, the ranks without one run a sample of that batch with weight 0, because every rank has to take part in the
-gradients' all-reduce.
+With slices of different sizes, the mean over ranks, which DistributedDataParallel computes, differs from the mean over
+the global batch. Rank r's gradient therefore has to be weighted by n_r x world size / n: this is `Feed.weight`, which
+`Run.scale_loss` applies. Requiring divisibility instead would rule out most world sizes. If the last batch has fewer
+samples than there are ranks, the ranks without a sample run one of that batch with weight 0, because every rank has to
+take part in the all-reduce of gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """One epoch's order and its cut into global batches; the same on every rank."""
+    """The order of one epoch and its cut into global batches; the same on every rank."""
 
     length: int
     global_batch: int
@@ -40,20 +40,20 @@ class EpochPlan:
 
     @property
     def end(self) -> int:
-        """How many samples of the epoch are used: all, unless the smaller last batch is dropped."""
+        """The number of samples of the epoch that are used: all, unless the smaller last batch is dropped."""
         return self.length - self.length % self.global_batch if self.drop_last else self.length
 
     def count(self, position: int) -> int:
-        """How many global batches there are from `position` on."""
+        """Return the number of global batches from `position` on."""
         return len(range(position, self.end, self.global_batch))
 
     def batches(self, position: int) -> Iterator[range]:
-        """The global batches from `position` on, as ranges of positions."""
+        """Yield the global batches from `position` on, as ranges of positions."""
         for start in range(position, self.end, self.global_batch):
             yield range(start, min(start + self.global_batch, self.end))
 
     def order(self) -> torch.Tensor | range:
-        """Which sample is at which position."""
+        """Return the index of the sample at each position."""
         if not self.shuffle:
             return range(self.length)
         generator = torch.Generator().manual_seed(rng.mix(self.seed, self.epoch))
@@ -61,7 +61,7 @@ class EpochPlan:
 
 
 def slice_of(batch: range, rank: int, world_size: int) -> range:
-    """The rank's share of a global batch; sizes differ by at most one, and it may be empty."""
+    """Return the rank's slice of a global batch; sizes differ by at most one, and it may be empty."""
     base, extra = divmod(len(batch), world_size)
     start = batch.start + rank * base + min(rank, extra)
     return range(start, start + base + (rank < extra))
@@ -69,9 +69,9 @@ def slice_of(batch: range, rank: int, world_size: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far training is: `position` samples of `epoch` are trained on, out of `length` in the order of `seed`.
+    """How far training is: `position` samples of `epoch` have been trained on, out of `length`, in the order of `seed`.
 
-    `length` is None for a stream, whose end is not known beforehand.
+    `length` is None for a stream, whose end is not known in advance.
     """
 
     step: int = 0
@@ -83,28 +83,28 @@ class Cursor:
 
     @property
     def samples(self) -> int | None:
-        """How many samples are trained on in all epochs, with those that their ends drop; None where nobody tells."""
+        """The number of samples trained on in all epochs, including those that `drop_last` drops; None if unknown."""
         if self.length:
             return self.epoch * self.length + self.position
         return self.position if self.position and not self.epoch else None
 
     def next_step(self, samples: int) -> Cursor:
-        """Behind one more step, over so many samples."""
+        """Return the cursor after one more step, over this many samples."""
         return Cursor(self.step + 1, self.epoch, self.position + samples, self.length, self.shuffle, self.seed)
 
     def next_epoch(self) -> Cursor:
-        """The start of the next epoch."""
+        """Return the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, position=0)
 
 
 @dataclass(slots=True)
 class Feed:
-    """Counts what the loader handed to the training loop; DataLoader workers' prefetch is not in it.
+    """Counts what the loader has passed to the training loop, without what DataLoader workers have prefetched.
 
-    `pending` samples were handed over since the last step; `own` of the newest global batch of `total` are this rank's.
-    `mark` is the state of a stream behind that batch, where it has one to tell. `moves` counts those to another group.
-    `batches` were handed over since the last step, `usual_batches` make most steps.
-    `on_fetched(took_s)` is called once a batch has been fetched.
+    `pending` samples were passed since the last step; `own` samples of the newest global batch, which has `total`,
+    belong to this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to
+    another group. `batches` were passed since the last step; most steps consist of `usual_batches`.
+    `on_fetched(took_s)` is called after a batch has been fetched.
     """
 
     rank: int = 0
@@ -120,9 +120,10 @@ class Feed:
     on_fetched: Callable[[float], None] | None = None
 
     def watch_fetches(self, batches: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """`batches()`, with `on_fetch(is_first)` called before the first one of each step is fetched, or the pass ends.
+        """Yield from `batches()`, calling `on_fetch(is_first)` before the first batch of each step is fetched.
 
-        `is_first`: of the pass. That its workers are started is part of fetching the first.
+        It is also called before the pass ends. `is_first`: it is the first batch of the pass. Fetching that includes
+        starting the workers.
         """
         began_s = time.monotonic()
         fetched = iter(batches())
@@ -143,42 +144,42 @@ class Feed:
             yield batch
 
     def move(self, rank: int, world_size: int) -> None:
-        """This process is another rank from now on, and begins again with what follows the last step."""
+        """Become another rank, and start again with what follows the last step."""
         self.rank, self.world_size = rank, world_size
         self.moves += 1
 
     def hand_over(self, batch: range) -> None:
-        """Note that this rank's slice of a global batch goes to the training loop now."""
+        """Record that this rank's slice of a global batch is passed to the training loop now."""
         self.pending += len(batch)
         self.batches += 1
         self.own, self.total = len(slice_of(batch, self.rank, self.world_size)), len(batch)
 
     def take(self) -> int:
-        """The samples handed over since the last call."""
+        """Return the number of samples passed since the last call."""
         pending, self.pending, self.batches = self.pending, 0, 0
         return pending
 
     def take_step(self) -> tuple[int, bool]:
-        """As `take`, for a step; and is it made of several batches, but not of as many as others?"""
+        """Like `take`, for a step; also return whether it consists of several batches, but not of the usual number."""
         batches, usual = self.batches, self.usual_batches
         self.usual_batches = max(batches, usual)
         return self.take(), batches > 1 and batches != usual
 
     @property
     def weight(self) -> float:
-        """What this rank's mean loss must be multiplied by so that the mean over ranks is that of the global batch."""
+        """The factor for this rank's mean loss by which the mean over ranks becomes that of the global batch."""
         return self.own * self.world_size / self.total if self.total else 1.0
 
 
 def check(plan: EpochPlan, cursor: Cursor) -> None:
-    """Raise DataError for a plan that cannot be, or that would repeat or miss samples of a begun epoch."""
+    """Raise DataError for an invalid plan, or one that would repeat or skip samples of an epoch that has begun."""
     if plan.global_batch < 1 or plan.end < 1:
         raise DataError(f"global_batch={plan.global_batch} makes no batch out of {plan.length} samples")
     check_same(cursor, plan.length, plan.shuffle, plan.seed)
 
 
 def check_same(cursor: Cursor, length: int | None, shuffle: bool, seed: int) -> None:
-    """Raise DataError when a started epoch would continue with other data: `length` samples (None: a stream)."""
+    """Raise DataError if an epoch that has begun would continue with other data: `length` samples (None: a stream)."""
     if cursor.position == 0:
         return
     begun = {"samples": _count(cursor.length), "shuffle": cursor.shuffle, "seed": cursor.seed}
@@ -186,8 +187,8 @@ def check_same(cursor: Cursor, length: int | None, shuffle: bool, seed: int) -> 
     for name, value in begun.items():
         if now[name] != value:
             raise DataError(
-                f"epoch {cursor.epoch} was begun with {name}={value} and cannot be continued with {name}={now[name]}: "
-                f"restore it, or start afresh under another storage URL"
+                f"epoch {cursor.epoch} was begun with {name}={value} and cannot be continued with {name}={now[name]}."
+                f" FIX: restore {name}, or start over with another storage URL"
             )
 
 

@@ -1,9 +1,9 @@
-"""Iterable datasets: samples that come one after the other, with no numbers to give out.
+"""Iterable datasets, whose samples come one after the other and cannot be indexed.
 
-Every rank, and every DataLoader worker of it, reads the whole stream and keeps its own part of each global batch: of
-the i-th sample of a batch, rank i modulo the world size. So the position is a number of samples here too, the same on
-every rank; it means the same at any world size, and nobody needs to know the end beforehand. It takes a stream that
-comes in the same order wherever it is read.
+Every rank, and each of its DataLoader workers, reads the whole stream and keeps its own part of each global batch: the
+i-th sample of a batch belongs to rank i modulo the world size. So the position is a number of samples here, too, the
+same on every rank and valid at any world size, and the end need not be known in advance. The stream must have the same
+order wherever it is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elasticctl_train.data.plan import Feed
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What is left of one epoch of a stream, from `position` on; `mark` is its own state there, if it has one."""
+    """The rest of one epoch of a stream, from `position` on; `mark` is the stream's own state there, if it has one."""
 
     global_batch: int
     epoch: int = 0
@@ -33,14 +33,15 @@ class StreamPlan:
 
 
 class StreamLoader:
-    """What is left of an epoch of a stream, from where training is when a pass begins; tells `feed` of each batch."""
+    """The rest of an epoch of a stream, from where training is when a pass begins; reports each batch to `feed`."""
 
     def __init__(
         self, make: Callable[[StreamPlan], DataLoader[Any]], plan: StreamPlan, feed: Feed, begin: Begin
     ) -> None:
-        """`make` makes torch's loader of a plan; `begin` is called as a pass begins, and leaves its mark in `feed`."""
+        """`make` creates torch's loader for a plan; `begin` is called when a pass begins, and leaves its mark in
+        `feed`."""
         self._make, self._plan, self._feed, self._begin = make, plan, feed, begin
-        make(plan)  # whether it can be made is seen at once
+        make(plan)  # raise errors now
 
     def __iter__(self) -> Iterator[Any]:
         cursor = self._begin()
@@ -52,21 +53,21 @@ class StreamLoader:
 
 
 def is_stream(dataset: object) -> bool:
-    """True for a dataset that can be read from its beginning on, but not by number."""
+    """Return whether a dataset can be read from its beginning, but not indexed."""
     return isinstance(dataset, IterableDataset) or (
         hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
     )
 
 
 def has_state(dataset: object) -> bool:
-    """True for a stream that can save its position and resume there."""
+    """Return whether a stream can save its position and resume there."""
     return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
 
 
 def make_loader(dataset: Any, plan: StreamPlan, feed: Feed, begin: Begin, options: Mapping[str, Any]) -> StreamLoader:
-    """A loader over what is left of the epoch. `options` go to torch's DataLoader. Raises DataError.
+    """Return a loader over the rest of the epoch. `options` are passed to torch's DataLoader. Raises DataError.
 
-    A dataset with `set_epoch` gets the epoch, by which it may shuffle.
+    If the dataset has `set_epoch`, it is called with the epoch, which the dataset may use to shuffle.
     """
     if plan.global_batch < 1:
         raise DataError(f"global_batch={plan.global_batch} makes no batch")
@@ -86,7 +87,7 @@ def make_loader(dataset: Any, plan: StreamPlan, feed: Feed, begin: Begin, option
 class _Share(IterableDataset[Any]):
     """This rank's part of each global batch, as (size of the global batch, collated samples, the stream's state).
 
-    Of n workers each makes every n-th global batch. DataLoader takes turns with them, so all come in order.
+    Each of n workers makes every n-th global batch. DataLoader reads from them in turn, so the order is kept.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class _Share(IterableDataset[Any]):
             number += 1
 
     def _start(self) -> Iterator[Any]:
-        """The stream behind what is trained on already."""
+        """Return the stream after the samples that have been trained on."""
         plan = self._plan
         if plan.mark is not None:
             self._dataset.load_state_dict(plan.mark)
@@ -118,19 +119,22 @@ class _Share(IterableDataset[Any]):
         skipped = sum(1 for _ in islice(stream, plan.position))
         if skipped < plan.position:
             name = type(self._dataset).__name__
-            raise DataError(f"{name} ended at sample {skipped}, and {plan.position} were trained on: is it other data?")
+            raise DataError(
+                f"{name} ended at sample {skipped}, but {plan.position} have been trained on: has the data changed?"
+            )
         return stream
 
     def _mark(self, total: int) -> Any:
-        """The stream's state behind a batch of `total` samples; None behind one that hit the end, where it may tell of
-        the next beginning already.
+        """Return the stream's state after a batch of `total` samples.
+
+        Return None after a batch that reached the end, where the state may already be that of the next epoch.
         """
         if not has_state(self._dataset) or total < self._plan.global_batch:
             return None
         return copy.deepcopy(self._dataset.state_dict())
 
     def _next_batch(self, stream: Iterator[Any]) -> tuple[int, list[Any]]:
-        """How many samples the next global batch has, and this rank's; a stand-in where it has none of its own."""
+        """Return the size of the next global batch, and this rank's samples; a stand-in if it has none of its own."""
         own: list[Any] = []
         stand_in: list[Any] = []
         total = 0

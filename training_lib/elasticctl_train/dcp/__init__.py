@@ -1,11 +1,11 @@
-"""The checkpoint format behind `torch.distributed.checkpoint`: `dcp.save`, `dcp.async_save` and `dcp.load`.
+"""The checkpoint format as a storage for `torch.distributed.checkpoint`: `dcp.save`, `dcp.async_save` and `dcp.load`.
 
     from elasticctl_train.dcp import ElasticReader, ElasticWriter
 
     dcp.save(state_dict, storage_writer=ElasticWriter("s3://bucket/run"))
     dcp.load(state_dict, storage_reader=ElasticReader("s3://bucket/run"))
 
-The planners, resharding and the in-place loading are PyTorch's own.
+The planners, resharding and loading in place are PyTorch's own.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a planner of `torch.distributed.checkpoint` plans, in terms of a checkpoint: items by name, and a state tree.
+"""The plans of `torch.distributed.checkpoint` in terms of a checkpoint: items by name, and a state tree.
 
-A planner takes a state dict apart into items, each with a *name* (DCP: fqn) that says where it was. The checkpoint has
-the state dict as it was, a tree of tensors and plain values, so that `Checkpointer` and every command can read it; the
-names are in the field `dcp` of rank 0's share document:
+A planner flattens a state dict into items, each with a *name* (DCP: fqn) that says where it was. The checkpoint has the
+original state dict, a tree of tensors and plain values, so that `Checkpointer` and every command can read it. The names
+are in the field `dcp` of rank 0's share document:
 
     {"paths": [[NAME, [KEY, …]], …], "mapped": true, "planner_data": TREE, "raw": [NAME, …]}
 
-`paths` says where in the tree each item is. With `mapped`, the planner's own data are just that (those of PyTorch's
-own are); else they are in `planner_data`. The items in `raw` are bytes of which nothing is known but who made them.
+`paths` is the position of each item in the tree. With `mapped`, the planner's own data is just that (as for PyTorch's
+planners); otherwise it is in `planner_data`. The items in `raw` are bytes that only their creator can interpret.
 
-DCP hands over whatever is no tensor as pickled bytes. Bytes are stored as what they stand for, as JSON, and made again
-when they are loaded: so nothing that comes from the storage is ever unpickled.
+DCP passes everything that is not a tensor as pickled bytes. They are stored as the values that they represent, as JSON,
+and pickled again when they are loaded. So nothing that comes from the storage is ever unpickled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STEP = re.compile(r"#(\d+|latest)$", re.ASCII)
 
 
 def parse_id(checkpoint_id: str | os.PathLike[str] | None, url: str) -> tuple[str, int | None]:
-    """The URL and the step that DCP's `checkpoint_id` names: `URL`, `URL#STEP`, or `#STEP` of the URL given here."""
+    """Return the URL and the step of DCP's `checkpoint_id`: `URL`, `URL#STEP`, or `#STEP` of the given URL."""
     text = "" if checkpoint_id is None else os.fspath(checkpoint_id)
     found = _STEP.search(text)
     step = int(found[1]) if found and found[1] != "latest" else None
@@ -45,28 +45,29 @@ def parse_id(checkpoint_id: str | os.PathLike[str] | None, url: str) -> tuple[st
 
 
 def check_url(url: str) -> str:
-    """The URL, or else the job's. Raises StorageError where there is neither."""
+    """Return the URL, or else the job's. Raises StorageError if there is neither."""
     url = url or os.environ.get(STORAGE_VARIABLE, "")
     if not url:
-        raise StorageError(f"there is no storage URL: give one, a checkpoint_id, or set ${STORAGE_VARIABLE}")
+        raise StorageError(f"there is no storage URL. FIX: pass one, or a checkpoint_id, or set ${STORAGE_VARIABLE}")
     return url
 
 
 def encode_bytes(name: str, content: bytes) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What a planner has pickled, as JSON and the tensors in it by name. Raises StateError for what neither holds."""
+    """Return what a planner has pickled, as JSON and the tensors in it by name. Raises StateError if that is
+    impossible."""
     try:
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as e:  # what unpickling raises is anything
         raise StateError(
-            f"{name}: a checkpoint cannot hold such an object but as a pickle, which can run anything. FIX: make it "
-            "tensors, numbers, text, lists and dicts; or give the writer and the reader allow_pickle=True"
+            f"{name}: a checkpoint can hold such an object only as a pickle, which can run any code. FIX: use tensors,"
+            " numbers, text, lists and dicts; or pass allow_pickle=True to the writer and the reader"
         ) from e
     flat = tree.Flattener()
     return flat.encode(value, name), flat.tensors
 
 
 def to_bytes(value: object) -> io.BytesIO:
-    """What a planner takes for a value."""
+    """Return a value in the form that planners accept."""
     content = io.BytesIO()
     torch.save(value, content)
     content.seek(0)
@@ -74,9 +75,10 @@ def to_bytes(value: object) -> io.BytesIO:
 
 
 def encode_tree(items: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The state tree of items, which are JSON by name, and where in it each of them is.
+    """Return the state tree of items, which are JSON by name, and the position of each item in it.
 
-    They are where the planner says, or, if that makes no tree of dicts and lists, side by side. Raises StateError.
+    The positions are those of the planner or, if these form no tree of dicts and lists, the top level. Raises
+    StateError.
     """
     places = {name: tuple(paths.get(name, (name,))) for name in items}
     try:
@@ -90,7 +92,7 @@ def encode_tree(items: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[di
 
 
 def describe(places: Mapping[str, Path], planner_data: Any, raw: Sequence[str]) -> dict[str, Any]:
-    """The field `dcp`. Raises StateError for planner data that JSON cannot hold."""
+    """Return the field `dcp`. Raises StateError for planner data that JSON cannot represent."""
     said: dict[str, Any] = {"paths": [[name, list(path)] for name, path in places.items()]}
     if isinstance(planner_data, Mapping) and planner_data == places:
         said["mapped"] = True
@@ -103,7 +105,7 @@ def describe(places: Mapping[str, Path], planner_data: Any, raw: Sequence[str]) 
 
 
 def find_items(state: Any, said: Any) -> tuple[dict[str, Any], Any, frozenset[str]]:
-    """The items by name, out of a state that the field `dcp` is said of; the planner's data; and the raw ones.
+    """Return the items of a state by name, the planner's data, and the raw items; `said` is the field `dcp`.
 
     Raises DamagedError.
     """
@@ -112,15 +114,15 @@ def find_items(state: Any, said: Any) -> tuple[dict[str, Any], Any, frozenset[st
         items = {name: _at(state, path) for name, path in places.items()}
         raw = frozenset(said.get("raw", ()))
         if len(places) != len(said["paths"]) or not raw <= items.keys():
-            raise ValueError("names that are there twice, or not at all")
+            raise ValueError("duplicate or unknown names")
         planner_data = places if said.get("mapped") else decode(said.get("planner_data"), _refuse_tensor)
     except (LookupError, TypeError, ValueError, AttributeError) as e:
-        raise DamagedError(f"what it says of {FIELD} does not fit its state: {e!s:.80}") from e
+        raise DamagedError(f"its field {FIELD} does not fit its state: {e!s:.80}") from e
     return items, planner_data, raw
 
 
 def replace_tensors(value: Any, found: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with other tensors in it."""
+    """Return the value with its tensors replaced."""
     if isinstance(value, torch.Tensor):
         return found(value)
     if isinstance(value, Counter):
@@ -133,14 +135,14 @@ def replace_tensors(value: Any, found: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 class _Leaf:
-    """JSON that is not to be looked into."""
+    """JSON that is opaque here."""
 
     def __init__(self, content: Any) -> None:
         self.content = content
 
 
 def _nest(items: Mapping[str, Any], places: Mapping[str, Path]) -> dict[str, Any]:
-    """Nested dicts, with the items as leaves. Raises ValueError where one lies in another, or a key is odd."""
+    """Return nested dicts with the items as leaves. Raises ValueError if one is inside another, or a key is invalid."""
     root: dict[Any, Any] = {}
     for name, content in items.items():
         *above, last = places[name]
@@ -148,12 +150,12 @@ def _nest(items: Mapping[str, Any], places: Mapping[str, Path]) -> dict[str, Any
         for key in above:
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
-                raise ValueError(f"{name} lies in another item")
+                raise ValueError(f"{name} is inside another item")
         if last in node or any(type(key) not in (str, int) for key in places[name]):
-            raise ValueError(f"{name} lies where another item does")
+            raise ValueError(f"{name} has the position of another item")
         node[last] = _Leaf(content)
     if any(type(key) is not str for key in root):
-        raise ValueError("a state dict has names")
+        raise ValueError("the keys of a state dict must be text")
     return root
 
 
@@ -174,7 +176,7 @@ def _as_json(node: Any) -> Any:
 def _at(value: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         if type(key) not in (str, int) or not isinstance(value, dict | list):
-            raise ValueError("a path leads nowhere")
+            raise ValueError("a path does not exist")
         value = value[key]
     return value
 

@@ -1,7 +1,7 @@
-"""`ElasticReader`: what `dcp.load` reads from: any checkpoint of a storage URL, whoever has saved it.
+"""`ElasticReader`: lets `dcp.load` read any checkpoint of a storage URL, whoever has saved it.
 
-Every file that this rank needs a part of is read whole, one after the other, and compared with its checksum before
-anything of it reaches a tensor of the state dict.
+Every file that this rank needs a part of is read completely, one after the other, and verified against its checksum
+before any of it reaches a tensor of the state dict.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from elasticctl_train.dcp.writer import ElasticWriter
 log = logging.getLogger("elasticctl_train")
 
 _SHOWN = 5
-"""Of a list in an error no more is shown."""
+"""The number of list items that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """A tensor of a checkpoint, for which one without data stands in."""
+    """A tensor of a checkpoint, and a tensor without data that takes its place."""
 
     name: str
     kind: TensorType
@@ -84,7 +84,7 @@ class Found:
                 raise RestoreError(f"{storage.url}, step {commit.step}: DCP cannot name its parts: {e}") from e
             found.items, found.planner_data = planner.state_dict, planner.mappings
         if not all(isinstance(found.items[name], torch.Tensor) for name in found.raw):
-            raise DamagedError(f"what it says of {items.FIELD} does not fit its state: bytes that are none")
+            raise DamagedError(f"its field {items.FIELD} does not fit its state: a raw item is not bytes")
         for index, share in enumerate(found.contents.shares):
             for piece in share.pieces:
                 if piece.box.elements and not piece.is_own:
@@ -92,13 +92,13 @@ class Found:
         return found
 
     def metadata(self, load_id: str) -> Metadata:
-        """What a planner has to know of it."""
+        """Return what a planner has to know about it."""
         kinds = {name: self._kind_of(name) for name in self.items}
         meta = StorageMeta(checkpoint_id=f"{self.storage.url}#{self.commit.step}", load_id=load_id)
         return Metadata(kinds, planner_data=self.planner_data, storage_data={}, storage_meta=meta)
 
     def stand_of(self, name: str) -> Stand | None:
-        """The tensor that an item is; None for one that is no tensor, as far as a planner knows."""
+        """Return the tensor that an item is; None if it is not a tensor, as far as a planner knows."""
         return self.stands.get(id(self.items[name])) if name not in self.raw else None
 
     def _kind_of(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
@@ -122,39 +122,40 @@ class Found:
 class ElasticReader(StorageReader):
     """A storage of `torch.distributed.checkpoint` that reads what `ElasticWriter`, `Run` or `Checkpointer` has saved.
 
-    `url` is where; without one, `checkpoint_id` says so, or $ELASTICCTL_STORAGE. It reads the newest checkpoint whose
-    documents are whole, or that of `step`, or of a `checkpoint_id` of the form `URL#STEP` or `#STEP`.
+    `url` is the storage (default: that of `checkpoint_id`, or $ELASTICCTL_STORAGE). It reads the newest checkpoint
+    whose documents are intact, or that of `step`, or of a `checkpoint_id` of the form `URL#STEP` or `#STEP`.
     """
 
     def __init__(
         self, url: str | os.PathLike[str] = "", *, step: int | None = None, allow_pickle: bool = False
     ) -> None:
-        """With `allow_pickle`, pickles go to the planner, which may run what is in them: trust who wrote them."""
+        """With `allow_pickle`, pickles are passed to the planner, which may run code in them: only for trusted
+        sources."""
         self._url, self._step, self._allow_pickle = os.fspath(url), step, allow_pickle
         self._found: Found | None = None
 
     @property
     def checkpoint_id(self) -> str:
-        """The checkpoint that is read, as `URL#STEP`, or the URL before that is known."""
+        """The checkpoint that is read, as `URL#STEP`; the URL before that is known."""
         return self._url if self._found is None else f"{self._url}#{self._found.commit.step}"
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new load begins, of this `checkpoint_id` if there is one."""
+        """Begin a new load, of this `checkpoint_id` if there is one."""
         if checkpoint_id is not None:
             self._url, self._step = items.parse_id(checkpoint_id, self._url)
         self._found = None
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        """Find the checkpoint. Raises MissingError where there is none, and StorageError."""
+        """Find the checkpoint. Raises MissingError if there is none, and StorageError."""
         self._url = items.check_url(self._url)
         self._found = _newest(storages.open(self._url), self._step)
         return self._found.metadata(load_id=self._found.commit.folder)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """There is nothing left to set up."""
+        """Do nothing: everything is set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Tell the coordinator which checkpoint this rank has found."""
+        """Send the checkpoint that this rank has found to the coordinator."""
         plan.storage_data = self._current().commit.folder
         return plan
 
@@ -162,13 +163,14 @@ class ElasticReader(StorageReader):
         """On the coordinator: raise RestoreError unless all ranks have found the same checkpoint."""
         if len({plan.storage_data for plan in plans} - {None}) > 1:
             raise RestoreError(
-                f"{self._url}: the ranks found different checkpoints, for one was saved, deleted or damaged just then. "
-                "FIX: load again, or name a step"
+                f"{self._url}: the ranks found different checkpoints, because one was saved, deleted or damaged just"
+                " then. FIX: load again, or specify a step"
             )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Load the items of a plan. Raises DamagedError, RestoreError and StorageError: then some may be loaded."""
+        """Load the items of a plan. Raises DamagedError, RestoreError and StorageError; some items may be loaded
+        then."""
         found = self._current()
         wanted: dict[int, list[tuple[Piece, ReadItem | None]]] = {}
         values: list[ReadItem] = []
@@ -198,7 +200,7 @@ class ElasticReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is this `URL`, `URL#STEP` or `#STEP`?"""
+        """Return whether this is `URL`, `URL#STEP` or `#STEP`."""
         return ElasticWriter.validate_checkpoint_id(checkpoint_id)
 
     def _current(self) -> Found:
@@ -210,8 +212,8 @@ class ElasticReader(StorageReader):
         if name in found.raw:
             if not self._allow_pickle:
                 raise RestoreError(
-                    f"{name}: it is stored as a pickle, which can run anything when it is loaded. FIX: if you trust "
-                    "who wrote it, ElasticReader(…, allow_pickle=True)"
+                    f"{name}: it is stored as a pickle, which can run any code when it is loaded. FIX: if you trust "
+                    "whoever wrote it, use ElasticReader(…, allow_pickle=True)"
                 )
             stand = found.stands[id(found.items[name])]
             content = inner.get(stand.name)
@@ -227,7 +229,7 @@ class ElasticReader(StorageReader):
 
 
 def _newest(storage: Storage, step: int | None) -> Found:
-    """The newest checkpoint (of this step) whose documents are whole."""
+    """Return the newest checkpoint (of this step) whose documents are intact. Raises MissingError, StorageError."""
     steps: list[int] = []
     damaged: list[str] = []
     for _, entry in read_entries(storage):
@@ -246,11 +248,11 @@ def _newest(storage: Storage, step: int | None) -> Found:
         raise StorageError(f"{storage.url}: no checkpoint can be read: {'; '.join(damaged[:_SHOWN])}")
     known = ", ".join(map(str, dict.fromkeys(steps))) or "none at all"
     wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-    raise MissingError(f"{storage.url}: {wanted} is not there; the steps that are: {known}")
+    raise MissingError(f"{storage.url}: {wanted} does not exist; existing steps: {known}")
 
 
 def _source_of(found: Found, item: ReadItem) -> tuple[int, Piece]:
-    """The piece that an item of a tensor is a part of. Raises RestoreError."""
+    """Return the piece that an item of a tensor is a part of. Raises RestoreError."""
     name, offset = item.storage_index.fqn, item.storage_index.offset
     stand = found.stand_of(name)
     for index, piece in found.pieces.get(stand.name, ()) if stand is not None else ():
@@ -260,13 +262,13 @@ def _source_of(found: Found, item: ReadItem) -> tuple[int, Piece]:
 
 
 def _tensors_in(found: Found, name: str) -> Iterator[str]:
-    """The names of the tensors in the value of an item."""
+    """Yield the names of the tensors in the value of an item."""
     for _, tensor in tree.leaves(found.items[name], name):
         yield found.stands[id(tensor)].name
 
 
 def _read_share(found: Found, index: int) -> torch.Tensor:
-    """A tensor file, whole and checked."""
+    """Return a tensor file, complete and verified."""
     share = found.contents.shares[index]
     data = torch.frombuffer(buffers.anonymous(share.file.size_bytes), dtype=torch.uint8)
 
@@ -290,7 +292,7 @@ def _load(planner: LoadPlanner, item: ReadItem, source: torch.Tensor) -> None:
 
 
 def _put(inner: dict[str, torch.Tensor], kind: TensorType, piece: Piece, source: torch.Tensor) -> None:
-    """Take a piece of a tensor that is part of a value."""
+    """Copy a piece of a tensor that is part of a value."""
     if piece.name not in inner:
         inner[piece.name] = torch.empty(kind.shape, dtype=source.dtype)
     target = inner[piece.name]

@@ -1,7 +1,7 @@
-"""`ElasticWriter`: what `dcp.save` and `dcp.async_save` write to becomes a checkpoint like any other.
+"""`ElasticWriter`: makes `dcp.save` and `dcp.async_save` write a checkpoint like any other.
 
-Each rank stores the tensors that the planner gives it, as they are: nothing is copied that lies in memory row by row.
-The coordinator, which is rank 0 of the group, then has the names and the plain values of all, and commits.
+Each rank stores the tensors that the planner gives it, as they are: tensors that are row-major in memory are not
+copied. The coordinator, which is rank 0 of the group, then receives the names and the plain values of all, and commits.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _ALL = Retention(last=1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank writes to in one save, which the coordinator has chosen.
+    """Where one rank writes to in one save, as chosen by the coordinator.
 
-    `nonce` is what that rank said as it planned; None where the planner has lost it.
+    `nonce` is what that rank sent while planning; None if the planner has dropped it.
     """
 
     folder: str
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the coordinator has to know of an item: the dtype of a tensor, or the JSON of what is none."""
+    """What the coordinator has to know about an item: the dtype of a tensor, or the JSON of anything else."""
 
     dtype: str = ""
     content: Any = None
@@ -63,14 +63,14 @@ class Written:
 
 @dataclass(slots=True)
 class Share:
-    """What a rank is about to store: boxes of tensors, by name, and what it says of its items."""
+    """What a rank is about to store: boxes of tensors, by name, and the description of its items."""
 
     boxes: list[tuple[str, TensorType, Box]] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     results: list[WriteResult] = field(default_factory=list)
 
     def add(self, name: str, kind: TensorType, box: Box, tensor: torch.Tensor) -> None:
-        """Store this box of a tensor, if there is anything in it."""
+        """Add this box of a tensor, unless it is empty."""
         if box.elements:
             self.boxes.append((name, kind, box))
             self.tensors.append(tensor)
@@ -79,9 +79,9 @@ class Share:
 class ElasticWriter(StorageWriter):
     """A storage of `torch.distributed.checkpoint` in which every save is one commit of a storage URL.
 
-    `url` is where; without one, `checkpoint_id` says so, or $ELASTICCTL_STORAGE. The step of a checkpoint is `step`,
-    or that of a `checkpoint_id` of the form `URL#STEP` or `#STEP`, or else one more than the newest there. `keep` says
-    which older checkpoints stay; without it all do. A writer takes the URL over with its first save.
+    `url` is the storage (default: that of `checkpoint_id`, or $ELASTICCTL_STORAGE). The step of a checkpoint is `step`,
+    or that of a `checkpoint_id` of the form `URL#STEP` or `#STEP`, or else one more than the newest there. `keep`
+    decides which older checkpoints are kept; by default all are. A writer takes over the URL with its first save.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class ElasticWriter(StorageWriter):
         keep: Retention | None = None,
         allow_pickle: bool = False,
     ) -> None:
-        """With `allow_pickle`, what is more than plain data is stored as the pickle that the planner makes of it."""
+        """With `allow_pickle`, objects that are not plain data are stored as the pickle that the planner makes of
+        them."""
         self._url, self._step = os.fspath(url), step
         self._keep, self._allow_pickle = keep or _ALL, allow_pickle
         self._forget()
@@ -106,7 +107,7 @@ class ElasticWriter(StorageWriter):
         self._place: Place | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs, as with AsyncCheckpointerType.PROCESS: it opens the storage anew."""
+        """Return what another process needs, as with AsyncCheckpointerType.PROCESS; it opens the storage again."""
         return {name: self.__dict__[name] for name in ("_url", "_step", "_keep", "_allow_pickle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -115,11 +116,11 @@ class ElasticWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The checkpoint that the last save has made, as `URL#STEP`, or the URL before there is one."""
+        """The checkpoint of the last save, as `URL#STEP`; the URL before there is one."""
         return f"{self._url}#{self._place.step}" if self._place is not None else self._url
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save begins, with this `checkpoint_id` if there is one."""
+        """Begin a new save, with this `checkpoint_id` if there is one."""
         url, step = items.parse_id(checkpoint_id, self._url)
         if checkpoint_id is not None:
             if url != self._url:
@@ -129,18 +130,20 @@ class ElasticWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Open the storage, on all ranks. Raises StorageError."""
         if not kwargs.get("use_collectives", True):
-            raise SaveError("without collectives there is no commit: call dcp.save with use_collectives=True")
+            raise SaveError(
+                "without collectives nothing can be committed. FIX: call dcp.save with use_collectives=True"
+            )
         self._nonce, self._document, self._place = secrets.token_hex(8), {}, None
         self._url = items.check_url(self._url)
         if self._storage is None:
             self._storage = storages.open(self._url)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tell the coordinator this rank's nonce."""
+        """Send this rank's nonce to the coordinator."""
         return replace(plan, storage_data=self._nonce)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator: take the URL over, unless that is done, and say where each rank writes to."""
+        """On the coordinator: take over the URL, unless that is done, and decide where each rank writes to."""
         committer = self._take_over()
         step = self._step
         if step is None:
@@ -155,7 +158,7 @@ class ElasticWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Store this rank's tensors and, but on the coordinator, its document. Raises StateError, StorageError."""
+        """Store this rank's tensors and, except on the coordinator, its document. Raises StateError, StorageError."""
         place = plan.storage_data
         if not isinstance(place, Place) or place.nonce not in (self._nonce, None):
             raise SaveError(
@@ -185,7 +188,7 @@ class ElasticWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator: write down what all ranks have stored, and commit. Raises StateError, StorageError."""
+        """On the coordinator: describe what all ranks have stored, and commit it. Raises StateError, StorageError."""
         place, committer = self._place, self._take_over()
         if place is None or place.rank:
             raise SaveError("the coordinator of a save has to be rank 0 of its group")
@@ -196,7 +199,9 @@ class ElasticWriter(StorageWriter):
             try:
                 read_contents(self._opened(), draft)
             except DamagedError as e:
-                raise SaveError(f"{self._url}: not saved, for the planner's items make no whole state: {e}") from e
+                raise SaveError(
+                    f"{self._url}: not saved, because the planner's items do not form a complete state: {e}"
+                ) from e
             commit = committer.commit(draft)
         except (StateError, StorageError):
             committer.sweep_again()
@@ -206,7 +211,7 @@ class ElasticWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Is this `URL`, `URL#STEP` or `#STEP`?"""
+        """Return whether this is `URL`, `URL#STEP` or `#STEP`."""
         url, step = items.parse_id(checkpoint_id, "")
         try:
             storages.open(url)
@@ -215,7 +220,7 @@ class ElasticWriter(StorageWriter):
         return True
 
     def storage_meta(self) -> StorageMeta:
-        """What planners are told of this storage."""
+        """Return what planners get to know about this storage."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._nonce)
 
     def _opened(self) -> Storage:
@@ -263,19 +268,19 @@ def _add_tensor(share: Share, item: WriteItem, tensor: torch.Tensor) -> tuple[in
         raise StateError(f"{name}: a checkpoint cannot hold a {tensor.layout} tensor of {tensor.dtype}")
     box = Box(tuple(planned.chunk.offsets), tuple(planned.chunk.sizes))
     if tuple(tensor.shape) != box.shape:
-        raise StateError(f"{name}: it was planned to be {box.shape} and is {tuple(tensor.shape)}")
+        raise StateError(f"{name}: its planned shape is {box.shape}, but it has {tuple(tensor.shape)}")
     share.add(name, TensorType(dtype, tuple(planned.size)), box, tensor.detach())
     return tensor.nbytes, Written(dtype)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:
-    """The elements row by row, as bytes."""
+    """Return the elements in row-major order, as bytes."""
     plain = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return plain.view(torch.uint8).numpy().data
 
 
 def _describe(metadata: Metadata, results: list[list[WriteResult]]) -> dict[str, Any]:
-    """The state, and what has to be known of the planner, as fields of rank 0's share document."""
+    """Return the state, and what has to be known about the planner, as fields of rank 0's share document."""
     written = {result.index.fqn: result.storage_data for found in results for result in found}
     contents: dict[str, Any] = {}
     for name, kind in metadata.state_dict_metadata.items():

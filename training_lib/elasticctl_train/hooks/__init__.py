@@ -1,1 +1,1 @@
-"""Callbacks by which other frameworks keep their state here: one module each, which imports its framework."""
+"""Callbacks through which other frameworks keep their state here: one module each, which imports its framework."""

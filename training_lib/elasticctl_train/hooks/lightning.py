@@ -1,7 +1,7 @@
-"""Lightning: `Trainer(callbacks=[ElasticCallback()])` saves, resumes, heeds notice and reports.
+"""Lightning: `Trainer(callbacks=[ElasticCallback()])` saves, resumes, responds to notice and reports.
 
-The state is what Lightning itself would put into a checkpoint file, taken from and given back to its checkpoint
-connector; that is the one private thing of Lightning used here. It resumes in the middle of an epoch when the training
+The state is what Lightning itself would write to a checkpoint file, taken from its checkpoint connector and given back
+to it; that is the only private API of Lightning in use here. Training resumes in the middle of an epoch if the training
 data loader has `state_dict()` and `load_state_dict()`.
 """
 
@@ -31,18 +31,18 @@ log = logging.getLogger("elasticctl_train")
 _MODEL, _OPTIMIZERS, _REST = "model", "optimizers", "lightning"
 _SAMPLES = "elasticctl_samples"
 _HYPERPARAMETERS = ("hparams_name", "hyper_parameters", "hparams_type")
-"""What Lightning writes for `load_from_checkpoint`: any objects, and of no use to a module that exists already."""
+"""What Lightning writes for `load_from_checkpoint`: arbitrary objects, of no use to a module that exists already."""
 
 
 class ElasticCallback(Callback):
     """Keeps the state of `Trainer.fit` at a storage URL and resumes from there.
 
-    Its checkpoints replace those of ModelCheckpoint: give `Trainer(enable_checkpointing=False)`. With several ranks and
-    an `ElasticDataLoader`, give `use_distributed_sampler=False` too.
+    Its checkpoints replace those of ModelCheckpoint: pass `Trainer(enable_checkpointing=False)`. With several ranks and
+    an `ElasticDataLoader`, also pass `use_distributed_sampler=False`.
     """
 
     def __init__(self, url: str | None = None, *, save: SavePolicy = SavePolicy()) -> None:  # noqa: B008 - frozen
-        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved."""
+        """`url` is where checkpoints are stored (default: $ELASTICCTL_STORAGE; without it, none are saved)."""
         self._url, self._policy = url, save
         self._session: Session | None = None
         self._rng: dict[str, Any] | None = None
@@ -50,7 +50,7 @@ class ElasticCallback(Callback):
         self._free_since_s: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the URL over and hand what is there to the trainer, which puts loops and optimizers back next.
+        """Take over the URL and pass the checkpoint there to the trainer, which restores loops and optimizers next.
 
         Raises StateError, StorageError and RestoreError.
         """
@@ -63,7 +63,7 @@ class ElasticCallback(Callback):
             self._rng = restored.local["rng"] if restored.local is not None else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training starts or resumes, and so do its random numbers."""
+        """Start or resume training, including its random numbers."""
         session = self._begin(trainer)
         before = _samples_of(session.restored) if session.cursor.step else 0
         if before is not None and _samples_per_step(trainer):
@@ -76,12 +76,12 @@ class ElasticCallback(Callback):
             rng.seed_all(torch.initial_seed(), session.generation, session.world.rank)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A batch has been fetched."""
+        """Record that a batch has been fetched."""
         if self._free_since_s is not None:
             self._running().progress.times.add_data(time.monotonic() - self._free_since_s)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What follows is not fetching a batch to train on."""
+        """Exclude validation from the time spent fetching batches."""
         self._free_since_s = None
 
     def on_train_batch_end(
@@ -89,7 +89,8 @@ class ElasticCallback(Callback):
     ) -> None:
         """Count an optimizer step, report, and save when it is time, or stop after notice; see `Session.step`.
 
-        The last batch of an epoch is left to the next one: Lightning would not run the end of a restored epoch.
+        After the last batch of an epoch, saving and stopping are deferred to the next one: Lightning would not run the
+        end of a restored epoch.
         """
         session, cursor = self._running(), self._cursor(trainer)
         if cursor.step > session.cursor.step:
@@ -99,7 +100,7 @@ class ElasticCallback(Callback):
         self._free_since_s = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report the numbers that were logged, and keep them with the next commit."""
+        """Report the metrics that were logged, and store them with the next commit."""
         self._running().log({name: value for name, value in trainer.callback_metrics.items() if value.numel() == 1})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,18 +110,18 @@ class ElasticCallback(Callback):
         session.finish()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training that was over before has not begun; say so all the same."""
+        """If training was already over, report its end."""
         if not self._begun:
             self._begin(trainer).finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give a save that is in flight a moment."""
+        """Give a save in flight a moment."""
         if self._session is not None:
             self._session.abandon()
 
     def _running(self) -> Session:
         if self._session is None:
-            raise TrainError("ElasticCallback: Trainer.fit has not started. FIX: give the callback to one Trainer")
+            raise TrainError("ElasticCallback: Trainer.fit has not started. FIX: pass the callback to one Trainer")
         return self._session
 
     def _begin(self, trainer: Trainer) -> Session:
@@ -145,10 +146,10 @@ class ElasticCallback(Callback):
 
 
 def _total_steps(trainer: Trainer, module: LightningModule) -> int | None:
-    """Optimizer steps of the whole training; None where nobody knows.
+    """Return the number of optimizer steps of the whole training; None if unknown.
 
-    Lightning's estimate takes a batch for one step. A module that steps by itself, such as a GAN's, makes any number of
-    them: as many in later batches as on average so far.
+    Lightning's estimate counts one step per batch. A module that optimizes manually, such as a GAN, may make any number
+    of steps: later batches are assumed to make as many as the average so far.
     """
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):
@@ -163,17 +164,17 @@ def _total_steps(trainer: Trainer, module: LightningModule) -> int | None:
 
 
 def _samples_per_step(trainer: Trainer) -> int:
-    """Samples in one optimizer step, of all ranks; 0 where the data loader does not tell."""
+    """Return the number of samples in one optimizer step, over all ranks; 0 if the data loader does not provide it."""
     return int(getattr(trainer.train_dataloader, "global_batch", 0)) * trainer.accumulate_grad_batches
 
 
 def _samples_of(restored: Restored | None) -> int | None:
-    """How many samples were trained on at a checkpoint; None where it does not say."""
+    """Return how many samples had been trained on at a checkpoint; None if unknown."""
     return None if restored is None else restored.state[_REST].get(_SAMPLES)
 
 
 def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
-    """The checkpoint as Lightning makes it, with the positions of this rank's data loaders where they fit."""
+    """Return the checkpoint in Lightning's format, with the positions of this rank's data loaders if they fit."""
     state = restored.state
     checkpoint: dict[str, Any] = {**state[_REST], "state_dict": state[_MODEL], "optimizer_states": state[_OPTIMIZERS]}
     fit_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
@@ -183,7 +184,7 @@ def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
         fit_loop["combined_loader"] = restored.local["loaders"]
     elif positions and not all(is_shared_position(position) for position in positions):
         log.warning(
-            "the data loaders' positions were saved on %d ranks, from which %d cannot continue: the epoch starts over",
+            "the data loaders' positions were saved on %d ranks and cannot be used on %d: the epoch starts over",
             ranks_before,
             world_size,
         )
@@ -192,7 +193,7 @@ def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
 
 
 def _restore_trainer(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """What `Trainer.fit(ckpt_path=…)` does with a checkpoint that it has read from a file."""
+    """Do what `Trainer.fit(ckpt_path=…)` does with a checkpoint that it has read from a file."""
     connector = trainer._checkpoint_connector
     connector._loaded_checkpoint = checkpoint
     connector.restore_datamodule()

@@ -1,12 +1,12 @@
-"""Hugging Face transformers: `Trainer(callbacks=[…])` saves, resumes, heeds notice and reports.
+"""Hugging Face transformers: `Trainer(callbacks=[…])` saves, resumes, responds to notice and reports.
 
     hook = ElasticCallback()
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[hook])
     trainer.train(resume_from_checkpoint=hook.resume(trainer))
 
-Trainer resumes from a folder, and a callback is called too late for that. So `resume` makes a folder that holds nothing
-but the trainer's progress, in JSON, and the three methods by which Trainer reads the rest from files are replaced, on
-this one object, by ones that take it from the checkpoint. Trainer then resumes at the right batch by itself.
+Trainer resumes from a folder, and calls callbacks too late for that. So `resume` creates a folder that contains only
+the trainer's progress, in JSON. On this one object, it replaces the three methods by which Trainer reads everything
+else from files with ones that read from the checkpoint. Trainer then resumes at the right batch by itself.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _PROGRESS, _STATE_FILE = "trainer", "trainer_state.json"
 class ElasticCallback(TrainerCallback):
     """Keeps the state of `Trainer.train` at a storage URL and resumes from there.
 
-    Its checkpoints replace Trainer's own: give `TrainingArguments(save_strategy="no")`.
+    Its checkpoints replace Trainer's own: pass `TrainingArguments(save_strategy="no")`.
     """
 
     def __init__(self, url: str | None = None, *, save: SavePolicy = SavePolicy()) -> None:  # noqa: B008 - frozen
-        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved."""
+        """`url` is where checkpoints are stored (default: $ELASTICCTL_STORAGE; without it, none are saved)."""
         self._url, self._policy = url, save
         self._session: Session | None = None
         self._trainer: Trainer | None = None
@@ -57,9 +57,9 @@ class ElasticCallback(TrainerCallback):
         self._samples_before = 0
 
     def resume(self, trainer: Trainer) -> str | None:
-        """Take the URL over; returns what to pass to `trainer.train` as `resume_from_checkpoint`: None, or a folder.
+        """Take over the URL; return the value for `resume_from_checkpoint` of `trainer.train`: None, or a folder.
 
-        Every rank must call it. Raises StorageError, and RestoreError where the checkpoint is of another model.
+        Every rank must call it. Raises StorageError, and RestoreError if the checkpoint belongs to another model.
         """
         self._trainer = trainer
         fit = partial(fitting.check, {"model": self._parts()["model"]})
@@ -72,7 +72,7 @@ class ElasticCallback(TrainerCallback):
         self._samples_before = progress.get("samples") or restored.commit.step * progress["batch"]
         if progress["batch"] != _samples_per_step(trainer):
             log.warning(
-                "saved with %d samples in a step, going on with %d: samples of this epoch are repeated or missed",
+                "saved with %d samples per step, continuing with %d: samples of this epoch are repeated or skipped",
                 progress["batch"],
                 _samples_per_step(trainer),
             )
@@ -88,7 +88,7 @@ class ElasticCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Training starts or resumes. Raises StateError for a state that a checkpoint cannot hold."""
+        """Start or resume training. Raises StateError for a state that a checkpoint cannot hold."""
         session = self._running()
         session.progress.total_epochs, session.progress.total_steps = int(args.num_train_epochs), state.max_steps
         self._clean_up()
@@ -104,12 +104,12 @@ class ElasticCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The batches of a step have been fetched."""
+        """Record that the batches of a step have been fetched."""
         if self._free_since_s is not None:
             self._running().progress.times.add_data(time.monotonic() - self._free_since_s)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """That was not fetching batches to train on."""
+        """Exclude evaluation from the time spent fetching batches."""
         self._free_since_s = time.monotonic()
 
     def on_log(
@@ -183,6 +183,6 @@ def _cursor(state: TrainerState) -> Cursor:
 
 
 def _samples_per_step(trainer: Any) -> int:
-    """The global batch: samples in one optimizer step, of all ranks."""
+    """Return the global batch: the number of samples in one optimizer step, over all ranks."""
     args = trainer.args
     return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)

@@ -2,8 +2,8 @@
 
 With a local tier there are two: one holds the last snapshot, the other is filled next.
 
-Memory that has never been touched is given out page by page on first use, which makes a first copy ten times as slow
-as a second. So a thread touches every page beforehand, and page-locks the memory where tensors come from a GPU.
+Memory that has never been touched is allocated page by page on first use, which makes a first copy ten times as slow as
+a second. So a thread touches every page beforehand, and page-locks the memory if tensors come from a GPU.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from elasticctl_train.checkpoint.memory.local_tier import Tier
 
 log = logging.getLogger("elasticctl_train")
 
-_SLACK_BYTES = 1 << 20  # so that a state whose small tensors change in shape needs no new buffers
+_SLACK_BYTES = 1 << 20  # so that a state whose small tensors change their shape needs no new buffers
 _PAGE_BYTES = mmap.PAGESIZE
 
 
 @dataclass(slots=True)
 class Buffer:
-    """`data` (uint8) is the memory; of two, `index` tells which. `pinned`: page-locked.
+    """`data` (uint8) is the memory; `index` is 0 or 1. `pinned`: page-locked.
 
-    `targets` are the tensors in it as laid out for `plan`: both are its user's.
+    `targets` are the tensors in it as laid out for `plan`; its user sets both.
     """
 
     index: int
@@ -45,10 +45,11 @@ class Buffer:
 
 
 class Buffers:
-    """A rank's one, or with a tier two, each a little more than `size_bytes` large, made in the background."""
+    """A rank's buffer, or with a tier its two buffers, each slightly larger than `size_bytes`, made in the
+    background."""
 
     def __init__(self, size_bytes: int, *, tier: Tier | None, pin: torch.device | None, one_at_first: bool) -> None:
-        """`pin` is the GPU that will copy into them. `one_at_first`: a second is made by `turn` only."""
+        """`pin` is the GPU that will copy into them. `one_at_first`: only `turn` makes a second one."""
         self._size_bytes = size_bytes + _SLACK_BYTES
         self._tier, self._pin = tier, pin
         self._made: dict[int, Future[Buffer]] = {}
@@ -56,22 +57,24 @@ class Buffers:
         self._begin([0] if one_at_first or tier is None else [0, 1])
 
     def fit(self, size_bytes: int) -> bool:
-        """Are these of the right size for that much?"""
+        """Return whether these have the right size for that many bytes."""
         return self._size_bytes - 2 * _SLACK_BYTES <= size_bytes <= self._size_bytes
 
     def next(self) -> Buffer:
-        """The buffer to be filled now; waits until it is warm. Raises NoMemoryError; a later call tries again."""
+        """Return the buffer to be filled now, once it is warm. Raises NoMemoryError; a later call tries again."""
         self._begin([self._next])
         return self._made[self._next].result()
 
     def turn(self) -> None:
-        """What was filled is to be kept: with a tier, the other one is next, made beside training if there is none."""
+        """Keep what was filled: with a tier, the other buffer is next, and is made beside training if it does not
+        exist."""
         if self._tier is not None:
             self._next = 1 - self._next
             self._begin([self._next])
 
     def close(self) -> None:
-        """Make no more of them, and wait for the one that is being made: its file has the name of its successor's."""
+        """Make no more buffers, and wait for the one that is being made, because its successor's file has the same
+        name."""
         for made in self._made.values():
             made.cancel()
         wait(self._made.values())
@@ -89,7 +92,7 @@ class Buffers:
                 continue
             try:
                 made.set_result(self.make_one(index))
-            except BaseException as e:  # noqa: BLE001 - the edge of a thread: who waits for the buffer raises it
+            except BaseException as e:  # noqa: BLE001 - the edge of a thread: `next` raises it
                 made.set_exception(e)
 
     def make_one(self, index: int) -> Buffer:
@@ -104,10 +107,10 @@ def _failed(made: Future[Buffer]) -> bool:
 
 
 def anonymous(size_bytes: int) -> mmap.mmap:
-    """Untouched memory of this process's own. Raises NoMemoryError.
+    """Return untouched private memory of this process. Raises NoMemoryError.
 
-    In small pages: large ones may have to be made free first, or given to a virtual machine by its host, and whoever
-    restores waits for that.
+    It uses small pages: large ones may first have to be freed, or be assigned to a virtual machine by its host, and a
+    restore would wait for that.
     """
     try:
         return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -116,10 +119,10 @@ def anonymous(size_bytes: int) -> mmap.mmap:
 
 
 def _map_for_buffer(size_bytes: int) -> torch.Tensor:
-    """The same for a buffer: in large pages where the kernel has them, for nobody waits while these are made.
+    """Return the same for a buffer, in large pages if the kernel has them: nobody waits while buffers are made.
 
-    Processes that are forked from this one, DataLoader workers mostly, do not get it: or else the first write to each
-    page after a fork would copy the page.
+    Processes that are forked from this one, such as DataLoader workers, do not get it: otherwise the first write to
+    each page after a fork would copy the page.
     """
     memory = anonymous(size_bytes)
     for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
@@ -134,20 +137,21 @@ def _tensor(memory: mmap.mmap) -> torch.Tensor:
 
 
 def touch(data: torch.Tensor) -> None:
-    """Have every page of `data` in memory, and mapped.
+    """Bring every page of `data` into memory.
 
-    With numpy, which is C: a daemon thread that the interpreter ends in the midst of torch's C++ aborts the process.
+    This uses numpy, which is C: a daemon thread that the interpreter ends while it is in torch's C++ aborts the
+    process.
     """
     data.numpy()[::_PAGE_BYTES] = 0
 
 
 def _pin(data: torch.Tensor, device: torch.device) -> bool:
-    """Page-lock `data` until it is freed, for copies from a GPU that nobody waits for; False if that is refused."""
+    """Page-lock `data` until it is freed, for asynchronous copies from a GPU; return False if that is refused."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
         failed = int(runtime.cudaHostRegister(data.data_ptr(), data.nbytes, 0))
     if failed:
-        log.warning("%d MB could not be page-locked (CUDA error %d): saves take longer", data.nbytes >> 20, failed)
+        log.warning("could not page-lock %d MB (CUDA error %d): saves take longer", data.nbytes >> 20, failed)
         return False
     weakref.finalize(data, runtime.cudaHostUnregister, data.data_ptr()).atexit = False
     return True

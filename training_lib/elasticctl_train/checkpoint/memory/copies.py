@@ -1,9 +1,9 @@
-"""Copies of shares in the memory of launchers: newer than the last commit, and enough to go on from after a restart.
+"""Copies of shares in the memory of launchers: newer than the last commit, and sufficient to continue after a restart.
 
-Between commits each rank writes its share, in the format of a checkpoint, to a folder in its launcher's shared memory,
-and has the launcher send it to one on another node (`elasticctl_launcher.peers.holder`, which also describes what is
-said on the socket). A set of shares with one folder's name is a whole state if there is one of every rank, no matter on
-which nodes; ranks that restart look together for the newest one, and prefer it to an older commit.
+Between commits, each rank writes its share, in the format of a checkpoint, to a folder in its launcher's shared memory,
+and has the launcher send it to one on another node (`elasticctl_launcher.peers.holder`, which also describes the
+protocol of the socket). A set of shares with one folder name is a complete state if it has one of every rank, no matter
+on which nodes. Ranks that restart look together for the newest set, and prefer it to an older commit.
 """
 
 from __future__ import annotations
@@ -39,27 +39,26 @@ VARIABLE = "ELASTICCTL_COPIES"
 """The launcher's socket."""
 FOLDER = "copies"
 SHARE_OF_TIME = 0.005
-"""Training stands still for copies no longer than that."""
+"""The maximum fraction of time for which training is stopped for copies."""
 BESIDE_SHARE = 0.05
-"""And they are made and sent during no more of the time than that, beside training."""
+"""The maximum fraction of time in which they are written and sent, beside training."""
 TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A whole set of shares: a commit as if it had been stored, and the documents of its shares."""
+    """A complete set of shares: a commit as if it had been stored, and the documents of its shares."""
 
     commit: Commit
     documents: tuple[Any, ...]
 
 
 class Copies:
-    """One rank's copies. `failed` says why none are made any more, `lack` why the last one is on this node only.
+    """One rank's copies. `failed` says why no more are made, `lack` why the last one is on this node only.
 
-    `steps_back` is about how many steps training will be past the newest whole copy when the next one is whole; 0 while
-    that is unknown.
-
-    `storage` is the node's folder of copies for one URL: what this and other launchers' ranks have written.
+    `steps_back` is about how many steps training will be past the newest complete copy when the next one is complete; 0
+    if unknown. `storage` is the node's folder of copies for one URL: what the ranks of this and of other launchers have
+    written.
     """
 
     def __init__(self, folder: Path, path: str) -> None:
@@ -75,7 +74,7 @@ class Copies:
 
     @classmethod
     def open(cls, url: str, environ: Mapping[str, str] = os.environ) -> Copies | None:
-        """Those of a storage URL; None where no launcher takes any."""
+        """Return the copies for a storage URL; None if no launcher takes any."""
         base, path = environ.get(TIER_VARIABLE), environ.get(VARIABLE)
         if not (base and path):
             return None
@@ -88,11 +87,11 @@ class Copies:
     # Making them
 
     def is_due(self) -> bool:
-        """Is it time for the next one?"""
+        """Return whether it is time for the next copy."""
         return not self.failed and time.monotonic() >= self._due_s
 
     def is_ready(self) -> bool:
-        """Has the launcher sent the last one?"""
+        """Return whether the launcher has sent the last copy."""
         if self._sending_since is None:
             return True
         answer = self._ask({"state": True})
@@ -104,7 +103,7 @@ class Copies:
         return True
 
     def begin(self, step: int, cost_s: float) -> None:
-        """Training stood still for `cost_s` seconds for the copy of `step`, which is being written now."""
+        """Record that training was stopped for `cost_s` seconds for the copy of `step`, which is being written now."""
         now_s = time.monotonic()
         made_steps, took_s = step - self.step, now_s - self._began_s
         self.step, self._cost_s = step, cost_s
@@ -117,11 +116,11 @@ class Copies:
 
     @property
     def interval_s(self) -> float:
-        """From one to the next, by what the last one has cost."""
+        """The time between two copies in seconds, from what the last one has cost."""
         return max(self._cost_s / SHARE_OF_TIME, self._write_s / BESIDE_SHARE)
 
     def keep(self, share: Share, folder: str, world: World) -> None:
-        """Write the share, in the background thread, and have it sent. What goes wrong is in `failed`."""
+        """Write the share, in the background thread, and have it sent. Errors are recorded in `failed`."""
         try:
             refused = self._ask({"room": 2 * share.plan.size_bytes}).get("refused")
             if refused:
@@ -138,17 +137,17 @@ class Copies:
                     ]
                 }
             )
-        except Exception as e:  # noqa: BLE001 - the edge of a thread: training goes on without copies
+        except Exception as e:  # noqa: BLE001 - the edge of a thread: training continues without copies
             self.fail(str(e))
 
     def fail(self, why: str) -> None:
-        """Make none any more; said once."""
+        """Make no more copies; logged once."""
         if not self.failed:
             self.failed = why
             log.warning("the state is not copied to other workers' memory: %s", why)
 
     def next_folder(self, generation: int, step: int, run_id: str) -> str:
-        """The name of the next set, the same on all ranks."""
+        """Return the name of the next set, which is the same on all ranks."""
         self._number += 1
         return entries.save_folder(generation, self._number, step, run_id)
 
@@ -156,7 +155,7 @@ class Copies:
         return f"{self._folder.name}/{key}"
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The launcher's answer; nothing if it has none."""
+        """Return the launcher's answer; empty if there is none."""
         with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as line:
             line.settimeout(TIMEOUT_S)
             line.connect(self._path)
@@ -169,7 +168,7 @@ class Copies:
     # Finding them
 
     def offers(self) -> dict[ObjectRef, Offer]:
-        """The tensor files that lie here as a whole, by what the documents beside them say."""
+        """Return the complete tensor files that are here, by their descriptions in the documents."""
         found = {}
         for key, data in self.documents().items():
             with suppress(DamagedError, KeyError, TypeError, OSError):
@@ -180,7 +179,7 @@ class Copies:
         return found
 
     def documents(self) -> dict[str, str]:
-        """The share documents that lie here, by key."""
+        """Return the share documents that are here, by key."""
         found = {}
         for path in self._folder.glob(f"{entries.DATA}*/share-*.json"):
             with suppress(OSError, UnicodeDecodeError):
@@ -191,9 +190,9 @@ class Copies:
 
 
 def find_sets(world: World, copies: Copies, newer_than: tuple[int, int]) -> Iterator[Candidate]:
-    """The whole sets that ranks' nodes hold, newest first; all ranks must go through them together.
+    """Yield the complete sets that ranks' nodes hold, newest first. All ranks must iterate together.
 
-    `newer_than` is the generation and the step of a commit.
+    `newer_than` is the (generation, step) of a commit.
     """
     mine = copies.documents()
     known = world.gather(list(mine))
@@ -208,7 +207,7 @@ def find_sets(world: World, copies: Copies, newer_than: tuple[int, int]) -> Iter
 
 
 def _whole_sets(everywhere: Set[str], newer_than: tuple[int, int]) -> list[tuple[str, list[str]]]:
-    """The folders of which there is every rank's share, newest first, and the keys of those in order of rank."""
+    """Return the folders for which there is every rank's share, newest first, with the keys in order of rank."""
     found: list[tuple[tuple[int, int], str, list[str]]] = []
     for first in everywhere:
         folder, _, name = first.rpartition("/")
@@ -225,7 +224,8 @@ def _whole_sets(everywhere: Set[str], newer_than: tuple[int, int]) -> list[tuple
 
 
 def _candidate(folder: str, documents: Mapping[str, bytes]) -> Candidate:
-    """Raises DamagedError, KeyError, TypeError or ValueError for documents that are none of a checkpoint."""
+    """Return the set of these documents. Raises DamagedError, KeyError, TypeError or ValueError if they form no
+    checkpoint."""
     loaded = tuple(load_document(key, data) for key, data in documents.items())
     refs = tuple(ObjectRef(key, len(data), entries.checksum([data])) for key, data in documents.items())
     save, said = entries.save_of(folder), loaded[0]["label"]

@@ -1,4 +1,4 @@
-"""Copies tensors in memory beside each other, and does one job at a time in a thread beside training."""
+"""Copy tensors in memory with several threads, and run one job at a time in a background thread."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from elasticctl_store import parallel
 from elasticctl_store.errors import SaveError
 
 CHUNK_BYTES = 2 << 20
-SMALL_BYTES = 128 << 10  # less is copied faster than the threads can take turns
-HELP_FROM_BYTES = 8 << 20  # of which each helper is to have as much
-MOST_THREADS = 8  # more gain little: the memory of a socket is as fast as some eight processors
-CONFIRM_S = 2.0  # no operation on a tensor that exists already takes so long
-LATE_CHUNK_BYTES = 256 << 10  # training may wait for a thread that leaves it the processors to end one
+SMALL_BYTES = 128 << 10  # less is copied faster than threads can take turns
+HELP_FROM_BYTES = 8 << 20  # use one more helper for each
+MOST_THREADS = 8  # more gain little: some eight processors saturate the memory of a socket
+CONFIRM_S = 2.0  # no operation on an existing tensor takes this long
+LATE_CHUNK_BYTES = 256 << 10  # training may wait for one to be copied by a thread that yields the processors to it
 
 Job = Callable[[], None]
 Chunk = tuple[int, int, int]
-"""Address to copy to, address to copy from, bytes."""
+"""(address to copy to, address to copy from, bytes)"""
 Late = tuple[Chunk, torch.Tensor, torch.Tensor, int]
-"""What to copy, the tensors to copy to and from, and which version of the latter."""
+"""(what to copy, tensor to copy to, tensor to copy from, version of the latter)"""
 
 
 class Background:
-    """A daemon thread that does one job at a time. Jobs must not raise.
+    """A daemon thread that runs one job at a time. Jobs must not raise.
 
-    With `niceness` above 0 it, and every thread that a job starts, leaves the processors to others that want them.
+    With `niceness` above 0 it, and every thread that a job starts, yields the processors to others that need them.
     """
 
     def __init__(self, name: str, niceness: int = 0) -> None:
@@ -43,15 +43,15 @@ class Background:
         self._idle = threading.Event()
         self._idle.set()
         threading.Thread(target=_work, args=(self._jobs, self._idle, niceness), name=name, daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)  # the thread holds no reference to this object, and ends with it
+        weakref.finalize(self, self._jobs.put, None)  # the thread does not reference this object, and ends with it
 
     @property
     def busy(self) -> bool:
-        """Is a job still being done?"""
+        """Whether a job is running."""
         return not self._idle.is_set()
 
     def start(self, job: Job) -> None:
-        """Have `job` done; the one before must be over."""
+        """Run `job`. The one before must be over."""
         self._idle.clear()
         self._jobs.put(job)
 
@@ -61,20 +61,20 @@ class Background:
 
 
 def _work(jobs: queue.SimpleQueue[Job | None], idle: threading.Event, niceness: int) -> None:
-    if niceness and sys.platform == "linux":  # where it belongs to a thread, and not to the process
+    if niceness and sys.platform == "linux":  # where niceness belongs to a thread, not to the process
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, max(niceness, os.getpriority(os.PRIO_PROCESS, own)))
     while (job := jobs.get()) is not None:
         try:
             job()
         finally:
-            del job  # and with it what it holds on to
+            del job  # and what it references
             idle.set()
 
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """A contiguous tensor in memory, looked up once. `by_bytes`: what is copied to it may be moved as bytes."""
+    """A contiguous tensor in memory, looked up once. `by_bytes`: what is copied to it may be copied as bytes."""
 
     view: torch.Tensor
     address: int
@@ -83,14 +83,14 @@ class CopyTarget:
 
     @classmethod
     def of(cls, view: torch.Tensor) -> CopyTarget:
-        """What there is to know of `view`. Complex numbers may have been conjugated in name only."""
+        """Return the target for `view`. Complex numbers may be conjugated lazily, so they are not copied as bytes."""
         return cls(view, view.data_ptr(), view.nbytes, not view.is_complex())
 
 
 class Copier:
-    """Copies tensors in memory, with as many threads as a rank has processors.
+    """Copies tensors in memory, with as many threads as the rank has processors.
 
-    What is copied at once is what training stands still for, and one processor cannot use all of the memory's speed.
+    Training is stopped for what is copied at once, and one processor cannot use the full speed of the memory.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,10 @@ class Copier:
     def copy(
         self, targets: Sequence[CopyTarget], sources: Sequence[torch.Tensor], may_wait: Sequence[bool] | None = None
     ) -> LateCopy | None:
-        """Copy each source to its target, of the same dtype and shape.
+        """Copy each source to its target, which has the same dtype and shape.
 
-        Those that `may_wait`, and are worth it, are not copied yet: that is what the copy returned is for.
+        Sources for which `may_wait` is true, and that are large enough, are not copied yet but by the returned
+        LateCopy.
         """
         large: deque[Chunk] = deque()
         small: list[Chunk] = []
@@ -135,13 +136,14 @@ class Copier:
 
 
 class LateCopy:
-    """Copies that are made beside training, or by whoever cannot wait any more: several threads do them together.
+    """Copies that are made in the background, or by a thread that cannot wait any longer; several threads share the
+    work.
 
-    The thread `beside` is none that gives way: training may come to wait for a chunk that it has begun.
+    The thread `beside` must have normal priority: training may have to wait for a chunk that it has started.
 
-    Whether a tensor was written to meanwhile is known from its version, which every operation on it raises, but only
-    once it has written: while one is under way, the version tells nothing. So whoever trains has to look (`confirm`),
-    between two operations. Where it does not come to that, an operation is taken to be over after `CONFIRM_S`.
+    Whether a tensor was written to meanwhile is known from its version, which every operation on it increments, but
+    only after it has written. While an operation is running, the version says nothing. So the thread that trains has to
+    check (`confirm`), between two operations. If it never does, an operation is assumed to be over after `CONFIRM_S`.
     """
 
     def __init__(self, copies: Sequence[Late], beside: Background) -> None:
@@ -155,7 +157,7 @@ class LateCopy:
         self.is_torn = False
 
     def finish(self) -> None:
-        """Have all copied when this returns."""
+        """Copy what is left; everything is copied when this returns."""
         while not self._done.is_set():
             with self._lock:
                 chunk = self._chunks.popleft() if self._chunks else None
@@ -171,7 +173,8 @@ class LateCopy:
                 self._done.set()
 
     def confirm(self) -> None:
-        """By the thread that trains, which writes to nothing now: if all is copied, see whether that was in time."""
+        """If everything is copied, check whether that was in time. Called by the thread that trains, between two
+        operations."""
         if self._done.is_set():
             self._look()
 
@@ -183,24 +186,24 @@ class LateCopy:
                 self._confirmed.set()
 
     def finish_beside(self) -> None:
-        """As `finish`, for one thread that gives way: another one copies."""
+        """Like `finish`, for a thread with low priority: another thread copies."""
         if not self._done.is_set():
             self._beside.start(self.finish)
             self._beside.join()
 
     def synchronize(self) -> None:
-        """As `finish_beside`."""
+        """The same as `finish_beside`."""
         self.finish_beside()
 
     def check(self) -> None:
-        """Wait until it is known whether all was copied in time; raises SaveError where something was not."""
+        """Wait until it is known whether everything was copied in time. Raises SaveError if something was not."""
         self.finish_beside()
         began_s = time.monotonic()
         self._confirmed.wait(CONFIRM_S)
         self.waited_s = time.monotonic() - began_s
         self._look()
         if self.is_torn:
-            raise SaveError("the optimizer's state was written to outside of its step, before it was copied")
+            raise SaveError("the optimizer's state was changed outside of its step, before it was copied")
 
 
 def _chunks(to: int, source: int, size_bytes: int, chunk_bytes: int) -> list[Chunk]:

@@ -1,7 +1,7 @@
-"""Memory that a share is read into, and that its large tensors keep: each owns its part, and nothing is copied.
+"""Memory that a share is read into and that its large tensors keep: each owns its part, and nothing is copied.
 
-A tensor that stays is the only thing in its storage, as if it had been allocated alone. The pages under it go back to
-the system when it is freed, those under everything else when the share has been taken apart.
+A tensor that stays is the only one in its storage, as if it had been allocated alone. The pages below it return to the
+system when it is freed, and all other pages once the share has been unpacked.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from elasticctl_train.checkpoint.memory import buffers
 
 KEPT_FROM_BYTES = 128 << 10
-"""Less is copied: to keep it in place would save less than the bookkeeping costs."""
+"""Smaller tensors are copied: keeping them in place would save less than the bookkeeping costs."""
 _ALIGNMENT = 64
-"""Where torch puts tensors of its own. Matrix products may round differently elsewhere."""
+"""The alignment of torch's own tensors. With another one, matrix products may round differently."""
 _DROP = getattr(mmap, "MADV_DONTNEED", None)
 
 
 class Landing:
-    """Untouched memory of this process's own; `data` (uint8) is all of it, until `close`."""
+    """Untouched private memory of this process; `data` (uint8) is all of it, until `close`."""
 
     def __init__(self, size_bytes: int) -> None:
         """Raises NoMemoryError."""
@@ -32,7 +32,8 @@ class Landing:
         self.data = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def keep(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor | None:
-        """The tensor that lies at byte `start`, with a storage of its own; None: copy it, for it cannot stay there."""
+        """Return the tensor at byte `start`, with a storage of its own; None if it cannot stay there and has to be
+        copied."""
         end = start + prod(shape) * dtype.itemsize
         if end - start < KEPT_FROM_BYTES or start % _ALIGNMENT:
             return None
@@ -42,7 +43,7 @@ class Landing:
         return torch.frombuffer(part, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
     def close(self) -> None:
-        """Give back what no tensor has kept: nobody reads from `data` any more."""
+        """Free what no tensor has kept. `data` must not be read any more."""
         end = 0
         for start, next_end in sorted(self._kept):
             _give_back(self._memory, end, start)
@@ -51,7 +52,7 @@ class Landing:
 
 
 def _give_back(memory: mmap.mmap, start: int, end: int) -> None:
-    """Free the pages that lie between two bytes as a whole."""
+    """Free the pages that are entirely between two bytes."""
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if _DROP is not None and first < last:
         memory.madvise(_DROP, first, last - first)

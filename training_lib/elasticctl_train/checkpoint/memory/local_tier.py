@@ -1,15 +1,15 @@
 """The local tier: the newest snapshot of each rank, kept in its node's shared memory.
 
-The launcher makes a private folder under /dev/shm that outlives its ranks, and names it in $ELASTICCTL_LOCAL_TIER. The
-buffers that ranks save from are files in there:
+The launcher creates a private folder under /dev/shm that outlives its ranks, and names it in $ELASTICCTL_LOCAL_TIER.
+The buffers that ranks save from are files there:
 
-    <URL>/g<generation>-r<rank>-<0 or 1>.data    whole tensor files, as they were stored, and some room behind them
-    <URL>/g<generation>-r<rank>-<0 or 1>.json    the objects they are, and where each starts: key, size, checksum
+    <URL>/g<generation>-r<rank>-<0 or 1>.data    whole tensor files, as they were stored, and some spare room
+    <URL>/g<generation>-r<rank>-<0 or 1>.json    the objects in it, and where each starts: key, size, checksum
 
-The second is there only once these objects have been stored, and goes before the first is written to again; a save
-is written to the buffer that does not hold the last snapshot known to be committed. A restore takes a file for an
-object of the commit only if all three agree, and checks the bytes too. Nobody ever writes to files of an older
-generation, which a process that was thought dead may still have mapped; they are deleted, once this one has a commit.
+The second file exists only once these objects have been stored, and is deleted before the first is written to again. A
+save is written to the buffer that does not hold the last snapshot known to be committed. A restore uses a file for an
+object of the commit only if all three agree, and also verifies the bytes. Files of an older generation are never
+written to, because a process that was thought dead may still map them; they are deleted once this one has a commit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """Where a file can be opened, and what it is known by: its number on its device under that boot of a kernel.
+    """Where a file can be opened, and its identity: the inode on its device under this boot of the kernel.
 
-    What is meant begins at its byte `start`.
+    The data begins at byte `start`.
     """
 
     path: str
@@ -50,14 +50,17 @@ class FileAddress:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An object that lies in a file from its byte `start` on."""
+    """An object in a file, from byte `start` on."""
 
     path: Path
     start: int = 0
 
 
 def reserve(size_bytes: int) -> tuple[torch.Tensor, BinaryIO] | None:
-    """Untouched memory (uint8) that others can map, and its file, to be closed once they have; None: not here."""
+    """Return untouched memory (uint8) that other processes can map, and its file; None if that is not possible.
+
+    Close the file once the others have mapped it.
+    """
     if size_bytes == 0 or not hasattr(os, "memfd_create"):
         return None
     try:
@@ -73,13 +76,14 @@ def reserve(size_bytes: int) -> tuple[torch.Tensor, BinaryIO] | None:
 
 
 def map_file(file: BinaryIO) -> torch.Tensor:
-    """What is in a file (uint8), not to be written to. Raises OSError; ValueError for an empty one."""
-    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable
+    """Return the contents of a file (uint8), which must not be written to. Raises OSError; ValueError if it is
+    empty."""
+    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch requires writable memory
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def address_of(file: BinaryIO, start: int = 0) -> FileAddress | None:
-    """Where other processes find an open file, from `start` on, for as long as it is open; None where they cannot."""
+    """Return where other processes find an open file, from `start` on, while it is open; None if they cannot."""
     with suppress(OSError):
         found = os.fstat(file.fileno())
         return FileAddress(
@@ -89,11 +93,12 @@ def address_of(file: BinaryIO, start: int = 0) -> FileAddress | None:
 
 
 def map_address(spot: FileAddress) -> torch.Tensor | None:
-    """What is in another's file (uint8), not to be written to; None where it is not to be seen from here."""
+    """Return the contents of another process's file (uint8), which must not be written to; None if it is not visible
+    here."""
     with suppress(OSError, ValueError):
         if BOOT_ID_FILE.read_text() != spot.boot:
             return None
-        found = os.stat(spot.path)  # first: to open what is no such file could block
+        found = os.stat(spot.path)  # before open, which could block on another kind of file
         if (found.st_dev, found.st_ino) == (spot.device, spot.inode):
             with open(spot.path, "rb") as file:
                 return map_file(file)[spot.start :]
@@ -104,7 +109,7 @@ log = logging.getLogger("elasticctl_train")
 
 VARIABLE = "ELASTICCTL_LOCAL_TIER"
 MARGIN_BYTES = 64 << 20
-"""How much of the shared memory is left to others, NCCL and DataLoader workers among them."""
+"""How much of the shared memory is left to others, such as NCCL and DataLoader workers."""
 
 
 class Tier:
@@ -115,7 +120,7 @@ class Tier:
 
     @classmethod
     def open(cls, url: str, rank: int, generation: int, environ: Mapping[str, str] = os.environ) -> Tier | None:
-        """The tier of this node; None where there is none, or where others could write to it."""
+        """Return the tier of this node; None if there is none, or if other users could write to it."""
         base = environ.get(VARIABLE)
         if not base:
             return None
@@ -132,7 +137,7 @@ class Tier:
         return cls(folder, rank, generation)
 
     def offers(self) -> dict[ObjectRef, Offer]:
-        """The objects whose bytes lie here, by what is said of them; nothing has been read of them yet."""
+        """Return the objects whose bytes are here, by their description; the bytes have not been read yet."""
         found = {}
         for label in sorted(self._folder.glob("*.json")):
             data = label.with_suffix(".data")
@@ -144,7 +149,8 @@ class Tier:
         return found
 
     def clear(self, but_for: str = "") -> bool:
-        """Delete what older generations left, but for objects in the save folder `but_for`; is anything kept?"""
+        """Delete what older generations left, except objects in the save folder `but_for`; return whether anything was
+        kept."""
         kept = {offer.path.stem for ref, offer in self.offers().items() if but_for and folder_of(ref.key) == but_for}
         kept_any = False
         for path in self._folder.glob("g*-*"):
@@ -158,7 +164,7 @@ class Tier:
         return kept_any
 
     def create(self, index: int, size_bytes: int) -> mmap.mmap | None:
-        """Make this rank's buffer number `index`, all its memory reserved; None where it does not fit."""
+        """Create this rank's buffer number `index` with all its memory reserved; return None if it does not fit."""
         path = self._path(index)
         try:
             path.unlink(missing_ok=True)
@@ -175,15 +181,15 @@ class Tier:
             return None
 
     def label(self, index: int, objects: Mapping[ObjectRef, int]) -> None:
-        """Say that buffer `index` holds these objects, which have been stored, and at which byte each starts."""
+        """Record that buffer `index` holds these objects, which have been stored, and at which byte each starts."""
         label = self._path(index).with_suffix(".json")
         partial = label.with_suffix(".partial")
-        with suppress(OSError):  # the tier is a help, never a condition
+        with suppress(OSError):  # the tier is only an optimization
             partial.write_text(json.dumps([{"object": asdict(ref), "start": at} for ref, at in objects.items()]))
             partial.replace(label)
 
     def unlabel(self, index: int) -> None:
-        """Say that buffer `index` holds nothing any more: it is about to be written to."""
+        """Record that buffer `index` holds nothing any more, because it is about to be written to."""
         self._path(index).with_suffix(".json").unlink(missing_ok=True)
 
     def _path(self, index: int) -> Path:
