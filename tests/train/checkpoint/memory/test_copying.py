@@ -73,6 +73,20 @@ def test_one_job_after_the_other() -> None:
     assert done == [True, False]
 
 
+def test_a_job_that_fails_is_logged_and_keeps_no_other_from_being_done(caplog: pytest.LogCaptureFixture) -> None:
+    background, done = Background("test-that-fails"), list[bool]()
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    background.start(fail)
+    background.join()
+    background.start(lambda: done.append(True))
+    background.join(60)
+    assert done == [True]
+    assert "can't start new thread" in caplog.text
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
 def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
     found: list[int] = []

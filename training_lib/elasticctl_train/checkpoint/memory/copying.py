@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import queue
 import sys
@@ -17,6 +18,8 @@ import torch
 
 from elasticctl_store import parallel
 from elasticctl_store.errors import SaveError
+
+log = logging.getLogger("elasticctl_train")
 
 CHUNK_BYTES = 2 << 20
 SMALL_BYTES = 128 << 10  # less is copied faster than threads can take turns
@@ -33,7 +36,7 @@ Late = tuple[Chunk, torch.Tensor, torch.Tensor, int]
 
 
 class Background:
-    """A daemon thread that runs one job at a time. Jobs must not raise.
+    """A daemon thread that runs one job at a time. Errors of jobs are only logged.
 
     With `niceness` above 0 it, and every thread that a job starts, yields the processors to others that need them.
     """
@@ -67,6 +70,8 @@ def _work(jobs: queue.SimpleQueue[Job | None], idle: threading.Event, niceness: 
     while (job := jobs.get()) is not None:
         try:
             job()
+        except Exception:
+            log.exception("a job in the background failed")
         finally:
             del job  # and what it references
             idle.set()
