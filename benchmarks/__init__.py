@@ -1,1 +1,1 @@
-"""Measurements of this project and its alternatives; docs/performance.md says how to run them."""
+"""Measurements of this project and its alternatives; docs/performance.md describes how to run them."""

@@ -1,9 +1,9 @@
-"""What the saves of a run write of which little is trained: a frozen model, and adapters (LoRA) with their Adam.
+"""How much a run writes per save if little of its state is trained: a frozen model, and adapters (LoRA) with Adam.
 
     python -m benchmarks.adapters [--megabytes 500] [--saves 20]
 
-Each save is made by two runs in turns: one that leaves out what has not changed, and one that writes all of it. Bytes
-are counted where they are handed to the storage, a folder; processor time is that of the whole process, training idle.
+Two runs alternate: one that leaves out what has not changed, and one that writes everything. Bytes are counted where
+they are passed to the storage, a folder; processor time is that of the whole process while training is idle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDTH, RANK = 1024, 16
 
 
 class CountingStorage(LocalStorage):
-    """A folder that counts the bytes it is given."""
+    """A folder that counts the bytes that are written to it."""
 
     count_bytes = 0
 
@@ -36,7 +36,7 @@ class CountingStorage(LocalStorage):
 
 
 def main() -> None:
-    """Measure, and print a line for each way."""
+    """Measure, and print one line for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=500, help="the model's size")
     parser.add_argument("--saves", type=int, default=20)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def save(run: Checkpointer, storage: CountingStorage, state: dict[str, Any], step: int) -> tuple[int, float, float]:
-    """Bytes, seconds until the commit and its clean-up are over, and CPU seconds of one save."""
+    """Return bytes, seconds until the commit and its clean-up are done, and CPU seconds of one save."""
     bytes_before, started_s, cpu_s = storage.count_bytes, time.monotonic(), time.process_time()
     run.save(state, Label(step))
     if not run.settle():
@@ -72,7 +72,7 @@ def save(run: Checkpointer, storage: CountingStorage, state: dict[str, Any], ste
 
 
 def report(found: dict[str, list[tuple[int, float, float]]]) -> None:
-    """Print the sum of the bytes, and medians of the later half of the saves."""
+    """Print the sum of the bytes, and medians over the second half of the saves."""
     whole = sum(size for size, *_ in found["everything"])
     for way, saves in found.items():
         written = sum(size for size, *_ in saves)

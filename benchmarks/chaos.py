@@ -2,8 +2,8 @@
 
     python benchmarks/chaos.py [--events 200] [--seed S] [--workers 3] [--fixed-size] [--json FILE] [--keep DIR]
 
-A small job on a local cluster of its own: ranks, launchers, whole workers and the supervisor are killed, ranks are
-stopped, workers get notice, the job is scaled. Then it finishes. What its training script recorded and the journal of
+A small job runs on a local cluster of its own. Ranks, launchers, whole workers and the supervisor are killed, ranks are
+stopped, workers get notice, the job is scaled. Then it finishes. The records of its training script and the journal of
 its storage must show that no committed step was lost, that each sample of each epoch was used exactly once on the
 committed line of history, and that the final weights are those of an undisturbed run. Otherwise the exit code is 1.
 """
@@ -41,16 +41,16 @@ SCRIPT = Path(__file__).parent / "upsets" / "train.py"
 SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10
 POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 5.0, "stragglerSeconds": 5.0}
 EPOCHS_TO_GO = 3
-"""How far ahead the end is set: far enough to reach every rank before it is there."""
+"""How far ahead the end is set: far enough that every rank learns of it in time."""
 GOES_ON_TIMEOUT_S, END_TIMEOUT_S = 240.0, 480.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an event led to; None where the next event came first, or training did not even stop.
+    """The effect of an event; None if the next event came first, or if training did not stop.
 
     `first_step_s`: from the event to the first step of a group formed after it, of `world_after` ranks; `standstill_s`:
-    from the last step of the group before to that one; `redone`: how many steps of the group before it did again.
+    from the last step of the group before to that step; `redone`: how many steps of the group before it repeated.
     """
 
     first_step_s: float | None = None
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many workers there are at first, and how few or many there may be."""
+    """The number of workers at the start, and its minimum and maximum."""
 
     workers: int
     low: int
@@ -113,7 +113,7 @@ def disturb(job: Job, mischief: Mischief, dice: random.Random, count: int, say: 
 
 
 def finish(job: Job, timeout_s: float) -> int:
-    """Let training come to its end; returns how many epochs it was."""
+    """Let training come to its end; return the number of epochs."""
     epochs = job.read().steps[-1].epoch + EPOCHS_TO_GO
     return _finish_at(job, epochs, timeout_s)
 
@@ -130,7 +130,7 @@ def _finish_at(job: Job, epochs: int, timeout_s: float) -> int:
 
 
 def costs(events: Sequence[Event], record: Record) -> list[Cost]:
-    """What each event led to."""
+    """Return the effect of each event."""
     found = []
     for event, until in zip(events, [*(e.at for e in events[1:]), float("inf")], strict=True):
         before = {step.generation for step in record.steps if step.at <= event.at}
@@ -147,14 +147,14 @@ def costs(events: Sequence[Event], record: Record) -> list[Cost]:
 
 
 def prove(job: Job, undisturbed: Job, task: Task, events: Sequence[Event], status: JobStatus) -> dict[str, list[str]]:
-    """Each thing that is to be proven -> what speaks against it."""
+    """Return each property to be proven -> what contradicts it."""
     entries: Any = job.entries()
     damaged = [str(entry) for entry in entries if isinstance(entry, Exception)]
     entries = [entry for entry in entries if not isinstance(entry, Exception)]
     blamed = {cause: n for cause, n in status.restarts.items() if cause in (Cause.APPLICATION, Cause.OOM_KILLED)}
     ours = sum(
         event.kind in ("rank", "hang") for event in events
-    )  # to its launcher, a rank that we kill fails by itself
+    )  # to its launcher, a rank that we kill looks like one that fails by itself
     blamed = blamed if sum(blamed.values()) > ours else {}
     weights, how = differing_weights(job.record, undisturbed.record)
     acknowledged = [(event.at, event.committed) for event in events]
@@ -187,7 +187,7 @@ def show(events: Sequence[Event], prices: Sequence[Cost], proofs: dict[str, list
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
-    """The whole story, in `folder`; returns the exit code."""
+    """Run the whole benchmark in `folder`; return the exit code."""
     began = time.monotonic()
     say = Console(stderr=True, highlight=False, markup=False).print
     dice = random.Random(options.seed)

@@ -1,10 +1,10 @@
-"""What checkpoints cost: how long training stalls, processor time, memory, and how soon they are committed or restored.
+"""What checkpoints cost: how long training stalls, processor time, memory, and the time until commit and restore.
 
     python benchmarks/checkpoint.py [--size 64MB] [--ranks 1] [--repeats 5] [--quick] [--server versitygw] [--json FILE]
 
-Each contender saves the same state to the same server in memory, in turns and each time in fresh processes, so that a
-first save is among them and a busy moment of the machine affects all. docs/performance.md describes the method and has
-results. Ctrl-C ends everything that was started and shows the results so far.
+All contenders save the same state to the same server in memory. They take turns, each time in fresh processes, so that
+first saves are included and a busy moment of the machine affects all of them. docs/performance.md describes the method
+and has results. Ctrl-C ends everything that was started and shows the results so far.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _LISTING_SINK_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Session:
-    """One run of the benchmark: what it has found so far."""
+    """One run of the benchmark, with its results so far."""
 
     say: Console
     measurements: list[Measurement] = field(default_factory=list)
     listing: dict[str, Any] = field(default_factory=dict)
 
     def measure(self, plan: Plan, sink: Server) -> None:
-        """Run one trial and keep what it found."""
+        """Run one trial and keep its result."""
         began_s = time.monotonic()
         found = trials.run_trial(plan, sink)
         self.measurements.append(found)
         self.say.print(_line(found, time.monotonic() - began_s), markup=False, soft_wrap=True)
 
     def list_commits(self) -> None:
-        """Count the requests for the newest of many commits."""
+        """Count the requests that finding the newest of many commits takes."""
         with Sink(_LISTING_SINK_BYTES) as sink:
             command = [sys.executable, "-m", "benchmarks.checkpoints.listing", sink.endpoint, str(COMMITS)]
             environ = trials.environment(sink.endpoint, "listing")
@@ -67,7 +67,8 @@ class Session:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 130 after Ctrl-C, 1 when we missed an aim, failed, or restored what was not saved."""
+    """Run the benchmark; return 130 after Ctrl-C, 1 if we missed an aim, failed, or restored something else than was
+    saved."""
     args = _arguments(argv)
     end_as_by_ctrl_c()
     began_at = time.time()
@@ -101,7 +102,7 @@ def _run(session: Session, args: argparse.Namespace) -> None:
 
 
 def _fits(session: Session, size_bytes: int, ranks: int) -> bool:
-    """Is there memory for it? A machine that swaps or kills measures nothing."""
+    """Return whether there is enough memory: a machine that swaps or kills processes measures nothing."""
     needed, free = trials.needed_bytes(size_bytes, ranks), psutil.virtual_memory().available
     if needed > free:
         session.say.print(
@@ -114,7 +115,7 @@ def _fits(session: Session, size_bytes: int, ranks: int) -> bool:
 
 
 def _show(session: Session, args: argparse.Namespace, began_at: float) -> bool:
-    """Print and write what was found; true when it is not what it was to be."""
+    """Print and write the results; return whether something went wrong."""
     summaries = results.summarise(session.measurements)
     aims = results.aims(summaries)
     console = Console() if sys.stdout.isatty() else Console(width=160)
@@ -134,7 +135,9 @@ def _show(session: Session, args: argparse.Namespace, began_at: float) -> bool:
         found = results.as_json(parameters, session.measurements, began_at) | {"listing": session.listing}
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     if args.svg and summaries:
-        from benchmarks.checkpoints import plot  # matplotlib: seconds to import, and only in the extra `dev`
+        from benchmarks.checkpoints import (
+            plot,
+        )  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
 
         plot.save_svg(summaries, args.svg)
     one_page = sum(session.listing.get("requests", {}).values()) <= 2
@@ -143,7 +146,7 @@ def _show(session: Session, args: argparse.Namespace, began_at: float) -> bool:
 
 
 def _line(found: Measurement, took_s: float) -> str:
-    """One trial, as it goes by."""
+    """Describe one trial in a line."""
     words = [size_in_words(found.size_bytes), f"x {found.ranks}", found.contender, f"#{found.repeat}"]
     if found.holds:
         hold, cpu = Spread.of(found.holds), Spread.of(found.cpu_s_per_gb[1:])

@@ -2,9 +2,10 @@
 
     python benchmarks/cli.py [--runs 9] [--jobs 1000] [--workers 64] [--json FILE] [--place local --place fake]
 
-Places are a local cluster, a small API server that answers at once (`fake`), and, where $KUBECONFIG is set, the cluster
-it points at (`kube`; --image and --python say what its workers run). Times are of whole processes, which take turns;
-the first turn only warms up. A follower's lines are counted: each has to come once, and each worker's in order.
+Places are a local cluster, a small API server that answers immediately (`fake`), and, if $KUBECONFIG is set, the
+cluster that it points at (`kube`; --image and --python say what its workers run). Whole processes are timed, in turns;
+the first turn only warms up. The lines that a follower prints are checked: each has to appear once, and those of each
+worker in order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One run of a command: milliseconds of wall time, and of processor time, user and system."""
+    """One run of a command: milliseconds of wall time, and of processor time (user and system)."""
 
     place: str
     jobs: int
@@ -54,9 +55,9 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a follower has read: lines that should be there and are not, are there twice, or before an earlier one.
+    """What a follower has read: how many lines were missing, duplicated, or out of order.
 
-    `cores`: its processor time by the wall time in which lines came.
+    `cores`: its processor time divided by the wall time in which lines arrived.
     """
 
     place: str
@@ -71,7 +72,7 @@ class Followed:
 
 
 def pairs(name: str, rivals: bool) -> dict[str, list[str]]:
-    """What is measured, by its name; `rivals`: with what kubectl does instead."""
+    """Return the commands to measure, by name; with `rivals`, also kubectl's counterparts."""
     ours = {
         "elasticctl --help": [elasticctl(), "--help"],
         "elasticctl list": [elasticctl(), "list"],
@@ -88,7 +89,7 @@ def pairs(name: str, rivals: bool) -> dict[str, list[str]]:
 
 
 def time_commands(place: Place, jobs: int, runs: int) -> Iterator[Timed]:
-    """Each command, `runs` times, in turns."""
+    """Run each command `runs` times, in turns."""
     commands = pairs("job-0000", rivals=place.name != "local")
     for turn in range(runs + 1):
         for name, argv in commands.items():
@@ -98,7 +99,7 @@ def time_commands(place: Place, jobs: int, runs: int) -> Iterator[Timed]:
 
 
 def follow(place: Place, name: str, argv: Sequence[str], talk: Talk) -> Followed:
-    """Read all that the workers of the job `talks` say."""
+    """Read everything that the workers of the job `talks` print."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(argv, env=place.environ, stdout=output, stdin=subprocess.DEVNULL)
         first_at, last_at = _span_of_lines(output.fileno(), process)
@@ -114,7 +115,7 @@ def follow(place: Place, name: str, argv: Sequence[str], talk: Talk) -> Followed
 
 
 def reckon(said: bytes, talk: Talk) -> tuple[int, int, int]:
-    """How many of the lines are missing, there more than once, and behind a later one of their worker."""
+    """Return how many lines are missing, duplicated, and after a later line of the same worker."""
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     for line in said.splitlines():
         found = _LINE.search(line)
@@ -127,7 +128,8 @@ def reckon(said: bytes, talk: Talk) -> tuple[int, int, int]:
 
 
 def _span_of_lines(descriptor: int, process: subprocess.Popen[bytes]) -> tuple[float, float]:
-    """When a process began to write, and when it wrote last: looked at from outside, so that it costs it nothing."""
+    """Return when a process started to write and when it last wrote, observed from outside, which does not slow it
+    down."""
     first_at = last_at = time.monotonic()
     deadline, size = first_at + _LIMIT_S, 0
     while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -141,7 +143,7 @@ def _span_of_lines(descriptor: int, process: subprocess.Popen[bytes]) -> tuple[f
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[float, float]:
-    """Milliseconds of wall and of processor time; the output, which is kept from the terminal, has to be a success."""
+    """Return milliseconds of wall and of processor time; the command must succeed, and its output is not a terminal."""
     began = time.perf_counter()
     process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -153,7 +155,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[float, float]
 
 
 def measure(place: Place, args: argparse.Namespace) -> tuple[list[Timed], list[Followed]]:
-    """All of it at one place."""
+    """Measure everything at one place."""
     timed: list[Timed] = []
     for jobs in sorted({1, args.jobs}):
         place.fill(jobs)
@@ -168,7 +170,7 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[Timed], list[F
 
 
 def tables(timed: Sequence[Timed], followed: Sequence[Followed]) -> Iterator[Table]:
-    """What came out, for a person."""
+    """Return the results as tables."""
     times = Table("place", "jobs", "command", "median ms", "lowest", "cpu ms", "aim ms", title="Commands")
     medians = {key: statistics.median(item.wall_ms for item in items) for key, items in group_runs(timed).items()}
     for (place, jobs, command), items in group_runs(timed).items():
@@ -187,7 +189,7 @@ def tables(timed: Sequence[Timed], followed: Sequence[Followed]) -> Iterator[Tab
 
 
 def group_runs(timed: Sequence[Timed]) -> dict[tuple[str, int, str], list[Timed]]:
-    """The runs of each command at each place."""
+    """Return the runs of each command at each place."""
     found: defaultdict[tuple[str, int, str], list[Timed]] = defaultdict(list)
     for item in timed:
         found[item.place, item.jobs, item.command].append(item)
@@ -195,7 +197,7 @@ def group_runs(timed: Sequence[Timed]) -> dict[tuple[str, int, str], list[Timed]
 
 
 def _aim(place: str, jobs: int, command: str, medians: Mapping[tuple[str, int, str], float]) -> float | None:
-    """What a command should not be slower than; twice kubectl's time where that was measured."""
+    """Return the limit for a command; twice kubectl's time if that was measured."""
     if command == "elasticctl --help":
         return HELP_AIM_MS
     if command == "elasticctl list" and jobs >= 1000:
@@ -206,7 +208,7 @@ def _aim(place: str, jobs: int, command: str, medians: Mapping[tuple[str, int, s
 
 
 def places(names: Sequence[str], args: argparse.Namespace) -> Iterator[AbstractContextManager[Place]]:
-    """The places that were asked for; all that there are by default."""
+    """Return the requested places; by default all that are available."""
     known = names or ["local", "fake", *(["kube"] if os.environ.get("KUBECONFIG") else [])]
     for name in known:
         if name == "local":
@@ -243,7 +245,7 @@ def main() -> None:
 
 
 def as_json(timed: Sequence[Timed], followed: Sequence[Followed], began_at: datetime) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return all results as JSON."""
     return {
         "benchmark": "cli",
         "schema": results.SCHEMA,

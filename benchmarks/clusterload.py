@@ -1,4 +1,4 @@
-"""The load of the controller's benchmark, and a watch that notes when each pod appears."""
+"""The load of the controller's benchmark, and a watch that records when each pod appears."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ NAMESPACE = "elasticctl-benchmark"
 HOLLOW = {"kubelab/hollow": "true"}
 """The label of kubelab's hollow nodes: kubelets whose pods run without containers."""
 NOBODY = "nobody"
-"""The name of no scheduler: pods that ask for it stay objects."""
+"""The name of a scheduler that does not exist: pods that request it are never started."""
 POLL_S = 0.02
 
 
 class Missing(Exception):
-    """Something did not come about in its time."""
+    """Something did not happen in time."""
 
 
 class Pods:
-    """The pods of the benchmark's namespace, as one watch tells of them; times are monotonic seconds."""
+    """The pods of the benchmark's namespace, as seen by one watch; times are in monotonic seconds."""
 
     def __init__(self, api: Connection) -> None:
         self._store = ObjectStore(prune_pod)
@@ -39,32 +39,32 @@ class Pods:
         self._reflector = Reflector(api, Resource(resource_path("v1", NAMESPACE, "pods")), self._store)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._reflector.start()
         self._reflector.wait_synced()
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._reflector.stop()
 
     def __len__(self) -> int:
         return len(self._store.items())
 
     def uids(self) -> dict[str, str]:
-        """name -> uid, of all there are."""
+        """Return name -> uid of all pods."""
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self._store.items()}
 
     def running(self) -> int:
-        """How many run."""
+        """Return the number of running pods."""
         return sum(pod["status"].get("phase") == "Running" for pod in self._store.items())
 
     def on(self, node: str) -> dict[str, str]:
-        """name -> uid, of those on a node."""
+        """Return name -> uid of the pods on a node."""
         pods = [pod for pod in self._store.items() if pod["spec"].get("nodeName") == node]
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
     def replaced_at(self, name: str, uid: str) -> float | None:
-        """When another pod of this name was created; None: none has been."""
+        """Return when another pod of this name was created; None if none has been."""
         now = self.uids().get(name)
         return None if now in (None, uid) else self.created_at[now]
 
@@ -74,14 +74,14 @@ class Pods:
 
 
 class Load:
-    """Makes and removes jobs; ours are ElasticJobs, theirs are Kubernetes' own."""
+    """Creates and removes jobs; ours are ElasticJobs, theirs are Kubernetes' own."""
 
     def __init__(self, api: Connection) -> None:
         self._api = api
         self.pods = Pods(api)
 
     def open(self) -> None:
-        """Have an empty namespace."""
+        """Create an empty namespace."""
         namespaces = resource_path("v1", None, "namespaces")
         with suppress(NotFoundError):
             self._api.request("GET", f"{namespaces}/{NAMESPACE}")
@@ -92,13 +92,13 @@ class Load:
         self.pods.start()
 
     def close(self) -> None:
-        """Remove it, with all in it."""
+        """Remove the namespace with its contents."""
         path = resource_path("v1", None, "namespaces", NAMESPACE)
         self._api.request("DELETE", path)
         until(lambda: not self._exists(path), 600, "the end of the namespace")
 
     def create_ours(self, name: str, workers: int, most: int | None = None, **pod: Any) -> None:
-        """An ElasticJob of so many workers, and of `most` later on; further keywords are fields of their pods."""
+        """Create an ElasticJob of `workers` workers, at most `most`; further keywords are fields of their pods."""
         spec = {
             "minReplicas": 1,
             "maxReplicas": most or workers,
@@ -109,9 +109,9 @@ class Load:
         self._create(resource_path(API_VERSION, NAMESPACE, PLURAL), API_VERSION, KIND, name, spec)
 
     def grow(self, name: str, workers: int, steps: int) -> None:
-        """Scale one of ours up, in steps of so many, each once those before run.
+        """Scale one of our jobs up, `steps` workers at a time, each time once the workers before run.
 
-        kubemark's kubelets of this release die of too many pods at once: concurrent writes to a map of their own.
+        The kubelets of kubemark in this release crash when too many pods start at once (concurrent map writes).
         """
         path = resource_path(API_VERSION, NAMESPACE, PLURAL, name)
         for target in (*range(steps, workers, steps), workers):
@@ -120,14 +120,14 @@ class Load:
             until(lambda: self.pods.running() == target, 300, f"{target} running workers")  # noqa: B023
 
     def create_theirs(self, name: str, workers: int, **pod: Any) -> None:
-        """A Job of so many pods at once; further keywords as above."""
+        """Create a Job of `workers` pods at once; further keywords are fields of its pods."""
         template = _template(**pod)
         template["spec"]["restartPolicy"] = "Never"
         spec = {"parallelism": workers, "completions": workers, "template": template}
         self._create(resource_path("batch/v1", NAMESPACE, "jobs"), "batch/v1", "Job", name, spec)
 
     def clear(self) -> None:
-        """Remove all jobs, and wait until nothing of them is left."""
+        """Remove all jobs, and wait until nothing is left of them."""
         options = {"propagationPolicy": "Background"}
         for path in (resource_path(API_VERSION, NAMESPACE, PLURAL), resource_path("batch/v1", NAMESPACE, "jobs")):
             self._api.request("DELETE", path, options, timeout_s=60)
@@ -152,7 +152,7 @@ class Load:
 
 
 def until(condition: Callable[[], T | None], limit_s: float, what: str) -> T:
-    """Wait until it is true, and return what it is then; Missing when that does not come."""
+    """Wait until the condition is true, and return its value. Raises Missing if that takes too long."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
         if time.monotonic() > deadline:
@@ -162,12 +162,12 @@ def until(condition: Callable[[], T | None], limit_s: float, what: str) -> T:
 
 
 def names(prefix: str, count: int) -> Iterable[str]:
-    """`prefix-0`, `prefix-1`, …"""
+    """Yield `prefix-0`, `prefix-1`, …"""
     return (f"{prefix}-{number}" for number in range(count))
 
 
 def _template(**pod: Any) -> Manifest:
     worker = {"name": WORKER_CONTAINER, "image": "lab/base:dev", "command": ["sleep", "infinity"]}
     where = {} if "schedulerName" in pod else {"nodeSelector": HOLLOW}
-    # No grace: a pod that is deleted is gone, as when its machine is.
+    # No grace: a deleted pod is gone at once, as if its machine had failed.
     return {"spec": {"terminationGracePeriodSeconds": 0, "containers": [worker], **where, **pod}}

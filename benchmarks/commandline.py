@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common."""
+"""What the command lines of the benchmarks have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 def count(text: str) -> int:
-    """An option's value that is a number of things: 1 or more."""
+    """Parse an option's value that is a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
@@ -17,24 +17,24 @@ def count(text: str) -> int:
 
 
 def installed_environment() -> dict[str, str]:
-    """This process's environment, without what would have Python compile the command line at each start.
+    """Return this process's environment, without what would make Python compile the command line at each start.
 
-    Where it is installed it has been compiled before.
+    An installed command line is compiled already.
     """
     left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def end_as_by_ctrl_c() -> None:
-    """Have SIGTERM end this process as Ctrl-C does: what was started is ended, and what was found is shown."""
+    """Make SIGTERM end this process like Ctrl-C: what was started is ended, and the results so far are shown."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # `timeout` sends it twice, to its command and to the group; the second one must not hit what ends the processes.
+    # `timeout` sends it twice, to its command and to the group; the second one must not interrupt the clean-up.
     signal.signal(number, _stay)
     raise KeyboardInterrupt
 
 
 def _stay(number: int, frame: FrameType | None) -> None:
-    """It is ending already."""
+    """Ignore the signal: the process is ending already."""

@@ -3,11 +3,10 @@
     export KUBECONFIG=…        # kubelab with ten hollow nodes
     python benchmarks/controller.py [--workers 1000] [--held 5000] [--repeats 3] [--json FILE]
 
-Two controllers run as processes beside the cluster, as in its tests. How soon pods are created is measured with pods
-that no scheduler takes, so that what runs them does not compete with what creates them for this machine's processors.
-After that they "run" on hollow nodes, without containers; two of those nodes are lost in the end. One watch from here
-tells when a pod was created, whoever created it.
-docs/performance.md describes the method and has results.
+Two controllers run as processes beside the cluster, as in its tests. How fast pods are created is measured with pods
+that no scheduler accepts, so that running them does not compete with creating them for this machine's processors. After
+that they "run" on hollow nodes, without containers; two of those nodes are lost in the end. One watch tells when a pod
+was created, whoever created it. docs/performance.md describes the method and has results.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _LISTED = re.compile(r"/api/v1/pods: (\d+) objects listed in ([\d.]+) s")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure; `fraction` is the percentile that is held against `aim`, None: there is no aim."""
+    """One measured figure; `fraction` is the percentile that is compared with `aim`; None: there is no aim."""
 
     name: str
     unit: str
@@ -60,18 +59,18 @@ class Figure:
 
     @property
     def decisive(self) -> float:
-        """What is held against the aim."""
+        """The value that is compared with the aim."""
         return percentile(sorted(self.values), self.fraction)
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is reached; None: there is none."""
+        """Whether the aim is reached; None if there is none."""
         return None if self.aim is None else self.decisive <= self.aim
 
 
 @dataclass(slots=True)
 class Session:
-    """One run: what is under load, and what has been found so far."""
+    """One run: what is under load, and the results so far."""
 
     api: Connection
     load: Load
@@ -81,29 +80,29 @@ class Session:
     figures: list[Figure] = field(default_factory=list)
 
     def kill_hollow(self, node: str) -> None:
-        """End a hollow node's process without a word."""
+        """Kill a hollow node's process."""
         os.kill(int((self.lab_home / "pid" / node).read_text().split()[0]), signal.SIGKILL)
 
     def found(self, name: str, unit: str, values: Sequence[float], aim: float | None = None, at: float = 1.0) -> None:
-        """Keep a figure, and tell of it."""
+        """Keep a figure, and print it."""
         self.figures.append(Figure(name, unit, tuple(values), aim, at))
         self.tell(name, values, unit)
 
     def tell(self, what: str, values: Sequence[float], unit: str) -> None:
-        """Say how far it is: the highest of the values."""
+        """Print the highest of the values, as progress."""
         shown = ", ".join(f"{value:.2f}" for value in sorted(values)[-5:])
         self.say.print(f"{what}: {shown} {unit}", markup=False, soft_wrap=True)
 
 
 def creation(session: Session, workers: int, repeats: int) -> None:
-    """How soon all pods of one large job, and of many small ones, are created: ours and theirs, in turns."""
+    """Measure how fast all pods of one large job, and of many small ones, are created: ours and theirs, in turns."""
     load = session.load
     makers: dict[str, Callable[..., None]] = {"ours": load.create_ours, "theirs": load.create_theirs}
     shapes = {f"1 job x {workers}": (1, workers), f"{SMALL_JOBS} jobs x {SMALL_WORKERS}": (SMALL_JOBS, SMALL_WORKERS)}
     took_s: dict[tuple[str, str], list[float]] = {(shape, who): [] for shape in shapes for who in makers}
     for number in range(repeats):
         for shape, (jobs, each) in shapes.items():
-            for who in sorted(makers, reverse=number % 2 == 1):  # none is always first
+            for who in sorted(makers, reverse=number % 2 == 1):  # alternate who is first
                 began = time.monotonic()
                 for name in names(who, jobs):
                     makers[who](name, each, schedulerName=NOBODY)
@@ -119,7 +118,7 @@ def creation(session: Session, workers: int, repeats: int) -> None:
 
 
 def losses(session: Session, workers: int, samples: int) -> None:
-    """How soon a pod that is deleted is created again, one after the other."""
+    """Measure how fast a deleted pod is created again, one after the other."""
     pods, found = session.load.pods, []
     for name in random.Random(0).sample(sorted(pods.uids()), min(samples, workers)):
         uid = pods.uids()[name]
@@ -132,7 +131,7 @@ def losses(session: Session, workers: int, samples: int) -> None:
 
 
 def lost_nodes(session: Session) -> None:
-    """How soon all pods of a node are created again: of one whose object is deleted, and of one that falls silent."""
+    """Measure how fast all pods of a node are created again: of a deleted one, and of one that falls silent."""
     nodes = [node["metadata"]["name"] for node in session.api.request("GET", "/api/v1/nodes")["items"]]
     gone, silent = [name for name in nodes if name.startswith("hollow-") and session.load.pods.on(name)][-2:]
     for node, how in ((gone, "deleted"), (silent, "silent")):
@@ -163,7 +162,7 @@ def come_to_rest(session: Session) -> None:
 
 
 def at_rest(session: Session, held: int) -> None:
-    """What the controllers use while nothing happens."""
+    """Measure what the controllers use while nothing happens."""
     leader = session.replicas.leader()
     memory = [_resident_mib(replica) for replica in session.replicas.running]
     session.found(f"resident memory with {held} pods, of either controller", "MiB", memory, 256.0)
@@ -176,7 +175,7 @@ def at_rest(session: Session, held: int) -> None:
 
 
 def fail_overs(session: Session, held: int, repeats: int) -> None:
-    """How soon a worker is made again that is lost with the leader, and how long listing all pods takes."""
+    """Measure how fast a worker that is lost with the leader is created again, and how long listing all pods takes."""
     took_s, listed_s = [], []
     pods = session.load.pods
     for _ in range(repeats):
@@ -213,14 +212,14 @@ def _writes(replica: Replica) -> float:
 
 
 def list_duration_s(replica: Replica, held: int) -> float | None:
-    """How long its list of that many pods took, once its log says so."""
+    """Return how long listing that many pods took, once its log says so."""
     found = _LISTED.search(replica.log.read_text())
     return float(found.group(2)) if found and int(found.group(1)) >= held else None
 
 
 @contextmanager
 def session_of(lab_home: Path, say: Console) -> Iterator[Session]:
-    """Controllers, an empty namespace, and their end."""
+    """Start controllers and create an empty namespace; end them afterwards."""
     api = connect(connections=32)
     if len(api.request("GET", "/api/v1/nodes", None, {"labelSelector": "kubelab/hollow"})["items"]) < 3:
         raise Missing("hollow nodes: start them with `kubelab hollow 10`")
@@ -241,7 +240,7 @@ def session_of(lab_home: Path, say: Console) -> Iterator[Session]:
 
 
 def measure(session: Session, args: argparse.Namespace) -> None:
-    """All of it, in the order in which one state of the cluster comes from the one before."""
+    """Measure everything, in an order in which each part leaves the state that the next one needs."""
     creation(session, args.workers, args.repeats)
     load = session.load
     load.create_ours("large", 1, most=args.workers)
@@ -258,7 +257,7 @@ def measure(session: Session, args: argparse.Namespace) -> None:
 
 
 def table(figures: Sequence[Figure]) -> Table:
-    """The figures for a terminal."""
+    """Return the figures as a table."""
     shown = Table(title="the controller on Kubernetes")
     shown.add_column("")
     for heading in ("median", "worst", "counts", "aim"):
@@ -274,7 +273,7 @@ def table(figures: Sequence[Figure]) -> Table:
 
 
 def as_json(figures: Sequence[Figure], parameters: dict[str, Any], began_at: float) -> dict[str, Any]:
-    """Everything there is to know about a run."""
+    """Return all that is known about a run."""
     return {
         **results.circumstances(parameters, began_at),
         "figures": [asdict(figure) | {"decisive": figure.decisive, "met": figure.met} for figure in figures],
@@ -282,7 +281,7 @@ def as_json(figures: Sequence[Figure], parameters: dict[str, Any], began_at: flo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when an aim was missed or something did not come about, 130 after Ctrl-C."""
+    """Run the benchmark; return 1 if an aim was missed or something did not happen, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=count, default=1000, metavar="N", help="of the large job")
     parser.add_argument("--held", type=count, default=5000, metavar="N", help="pods in all, at rest")

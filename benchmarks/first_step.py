@@ -2,7 +2,7 @@
 
     python benchmarks/first_step.py [--rounds 3] [--warm 3] [--workers 2]
 
-Each round begins with a new, empty home: its first submit starts the local cluster, and is called cold; the warm ones
+Each round starts with a new, empty home. Its first submit starts the local cluster, and is called cold; the warm ones
 follow it. The script trains a small model under DistributedDataParallel; its first step ends with the optimizer's.
 """
 
@@ -55,7 +55,7 @@ class Waited:
 
 
 def submit(script: Path, workers: int, start: str, environ: Mapping[str, str]) -> Waited:
-    """Submit and follow a job until it has ended, and say how long its first step took to come."""
+    """Submit a job and follow it until it ends; return how long its first step took. Raises SystemExit if it fails."""
     began_at = time.time()
     argv = [elasticctl(), "submit", script.name, "--workers", str(workers)]
     with subprocess.Popen(
@@ -72,7 +72,7 @@ def submit(script: Path, workers: int, start: str, environ: Mapping[str, str]) -
 
 
 def measure(rounds: int, warm: int, workers: int) -> Iterator[Waited]:
-    """Every submit of every round, in its order."""
+    """Yield every submit of every round, in order."""
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
             script = Path(home, "code", "train.py")

@@ -3,9 +3,9 @@
     python -m benchmarks.hostile_pods [--joins 200] [--json FILE] [ATTACK...]
 
 The service listens on a port in a process of its own, as in the controller; the attack comes from another process and
-another address. Strangers have no token, the rogue job has a valid one. Of each join is measured how long it takes, and
-how much processor time the service uses meanwhile: what it does before it comes to the join. The latter says the same
-on a machine that is busy.
+another address. Strangers have no token, the rogue job has a valid one. Each join is measured by its duration, and by
+the processor time that the service uses meanwhile, which is what it does before it gets to the join. The latter is
+meaningful on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WARMUP_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """How long joins took, in seconds, at the median and of the slowest hundredth; `work_s` of the service's time."""
+    """The duration of joins in seconds, at the median and at the 99th percentile; `work_s` of the service's time."""
 
     p50_s: float
     p99_s: float
@@ -53,7 +53,7 @@ Speak = Callable[[int], Awaitable[None]]
 
 
 def serve(commands: Connection) -> None:
-    """The service's process: sends its port, then makes the jobs that it is told."""
+    """The service's process: send its port, then create the jobs that it is told to."""
     with suppress(EOFError, KeyboardInterrupt):
         asyncio.run(_serve(commands))
 
@@ -73,7 +73,7 @@ async def _serve(commands: Connection) -> None:
 
 
 def head(job: str, verb: str, size: int, token: str = TOKEN, more: str = "") -> bytes:
-    """The head of a request."""
+    """Return the head of a request."""
     return (
         f"POST /v1/jobs/{job}/{verb} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
         f"Content-Length: {size}\r\n{more}\r\n"
@@ -89,7 +89,7 @@ def _world() -> bytes:
 
 
 def _again_and_again(request: bytes) -> Speak:
-    """Say the same as fast as it is answered, or refused."""
+    """Send the same request again as soon as it is answered or refused."""
 
     async def speak(port: int) -> None:
         reader, writer = await _open(port)
@@ -106,7 +106,7 @@ def _again_and_again(request: bytes) -> Speak:
 
 
 def _without_end(beginning: bytes, more: bytes, pause_s: float = 0.0) -> Speak:
-    """Begin a request and never come to its end."""
+    """Begin a request and never complete it."""
 
     async def speak(port: int) -> None:
         _, writer = await _open(port)
@@ -125,7 +125,7 @@ def _without_end(beginning: bytes, more: bytes, pause_s: float = 0.0) -> Speak:
 
 
 def _attacks() -> dict[str, tuple[int, Speak]]:
-    """Name -> how many connections at a time, and what is said on each."""
+    """Return name -> (number of connections at a time, what is sent on each)."""
     beat, world, bomb = b'{"uid": "u0"}', _world(), gzip.compress(bytes(10 << 20))
     many = b"[" + b"{}," * ((2 << 20) // 3 - 2) + b"{}]"
     return {
@@ -177,7 +177,7 @@ def attack(name: str, port: int) -> None:
 
 
 def join(port: int, name: str) -> bool:
-    """Join a job of one worker on a new connection; did it form?"""
+    """Join a job of one worker on a new connection; return whether it formed."""
     me = json.dumps({"uid": "u", "name": "w", "host": "h", "port": 1, "slots": 1, "generation": 0}).encode()
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=20, source_address=("127.0.0.1", 0)) as connected:
@@ -191,7 +191,7 @@ def join(port: int, name: str) -> bool:
 
 
 def measure(name: str, joins: int, commands: Connection, port: int, pid: int) -> Joins:
-    """Join again and again while the attack goes on; an empty name for none."""
+    """Join repeatedly during the attack; an empty name means none."""
     jobs = [f"job-{name.replace(' ', '-')}-{number}".replace("'", "") for number in range(joins)]
     commands.send(jobs)
     commands.recv()
@@ -216,7 +216,7 @@ def measure(name: str, joins: int, commands: Connection, port: int, pid: int) ->
 
 
 def work_s(pid: int) -> float:
-    """The processor time, in seconds, that all threads of a process have used (Linux)."""
+    """Return the processor time, in seconds, that all threads of a process have used (Linux)."""
     total_ns = 0
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError):  # the thread has ended
@@ -225,7 +225,7 @@ def work_s(pid: int) -> float:
 
 
 def _until_busy(pid: int) -> None:
-    """Wait until the attack has come: the service has worked for it."""
+    """Wait until the service has worked on the attack."""
     began_s, deadline = work_s(pid), time.monotonic() + 30
     while work_s(pid) - began_s < 0.05 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -237,7 +237,7 @@ def _share(values: Sequence[float], share: float) -> float:
 
 
 def run(names: Sequence[str], joins: int) -> dict[str, Joins]:
-    """Measure attacks, one after the other, and a calm time before them under the name ""."""
+    """Measure the attacks, one after the other, and a time without attack before them under the name ""."""
     context = multiprocessing.get_context("spawn")
     commands, theirs = context.Pipe()
     service = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -252,7 +252,7 @@ def run(names: Sequence[str], joins: int) -> dict[str, Joins]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when an attack delays joins for too long."""
+    """Run the benchmark; return 1 if an attack delays joins for too long."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", choices=[*NAMES, []], metavar="ATTACK", help=", ".join(NAMES))
     parser.add_argument("--joins", type=int, default=200, metavar="N")

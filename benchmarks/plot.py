@@ -1,4 +1,4 @@
-"""Bars of a recovery run as an SVG, for the documentation."""
+"""Draw the results of a recovery run as a bar chart in SVG, for the documentation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.results import Summary
 
 COLOURS = ("#adb5bd", "#52708f", "#e8590c")
 TITLE = "Seconds from the event to the first optimizer step of the new group: median, and line to p95"
-# Text stays text, and the same figures give the same file.
+# Keep text as text, and make equal figures give equal files.
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "recovery", "font.family": "sans-serif", "font.size": 9}
 
 
 def save_svg(summaries: Sequence[Summary], titles: Mapping[str, str], path: Path) -> None:
-    """Draw a bar for each scenario and contender; it says how many trials were lost, where any was."""
+    """Draw one bar for each scenario and contender, with the number of lost trials, if any."""
     scenarios = list(dict.fromkeys(summary.scenario for summary in summaries))
     contenders = list(dict.fromkeys(summary.contender for summary in summaries))
     with matplotlib.rc_context(SETTINGS):
@@ -47,7 +47,7 @@ def save_svg(summaries: Sequence[Summary], titles: Mapping[str, str], path: Path
 
 
 def _bar(axes: Axes, summary: Summary, place: float, height: float, colour: str) -> None:
-    """One bar at `place` on the axis of scenarios, with its label."""
+    """Draw one bar at `place` on the axis of scenarios, with its label."""
     spread = summary.first_step_s
     length, end = spread.p50 or 0.0, spread.p95 or 0.0
     axes.barh(place, length, 0.9 * height, color=colour)
@@ -57,7 +57,7 @@ def _bar(axes: Axes, summary: Summary, place: float, height: float, colour: str)
 
 
 def label(summary: Summary) -> str:
-    """The median in words, or why there is none."""
+    """Return the median in words, or why there is none."""
     if not summary.measured:
         return "not measured"
     lost = summary.measured - summary.survived

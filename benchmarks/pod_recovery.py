@@ -48,7 +48,7 @@ RECENT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One deletion: of which worker, what it cost, and when the survivors had each phase of `phases` behind them."""
+    """One deletion: the worker, what it cost, and when the survivors had completed each of the `phases`."""
 
     worker: int
     cost: Outcome
@@ -64,21 +64,21 @@ class Job:
         self._steps = StepsFile(folder / "steps")
 
     def start(self) -> None:
-        """Create it, in place of an older one."""
+        """Create it, replacing an older one."""
         self.end()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        self._folder.chmod(0o777)  # workers are nobody in particular
+        self._folder.chmod(0o777)  # workers run as arbitrary users
         self._api.request("POST", resource_path(API_VERSION, NAMESPACE, PLURAL), self._manifest())
 
     def end(self) -> None:
-        """Delete it, and wait until its pods have gone."""
+        """Delete it, and wait until its pods are gone."""
         with suppress(NotFoundError):
             self._api.request("DELETE", self._path, {"propagationPolicy": "Foreground"})
         until(lambda: not self._exists(), 120, "the end of the job")
 
     def lose(self, worker: int, settle_s: float) -> Loss:
-        """Delete a worker once all have trained for so long; returns what that cost, once all train again."""
+        """Delete a worker after all have trained for `settle_s`; return what that cost, once all train again."""
         until(lambda: is_steady(self._recent(), WORKERS, time.time(), settle_s), STEADY_LIMIT_S, "a steady group")
         at, expected = time.time(), Expected(WORKERS)
         pod = resource_path("v1", NAMESPACE, "pods", worker_name(NAME, worker))
@@ -123,7 +123,7 @@ class Job:
 
 
 def line(losses: Sequence[Loss]) -> str:
-    """The figures in a line."""
+    """Return the figures in one line."""
     first = Spread.of(loss.cost.first_step_s for loss in losses if loss.cost.first_step_s is not None)
     whole = Spread.of(loss.cost.whole_s for loss in losses if loss.cost.whole_s is not None)
     worst = max(loss.cost.first_step_s or 0.0 for loss in losses)
@@ -135,18 +135,18 @@ def line(losses: Sequence[Loss]) -> str:
 
 
 def met(losses: Sequence[Loss]) -> bool:
-    """True when the 95th percentile reaches the aim."""
+    """Return whether the 95th percentile reaches the aim."""
     p95 = Spread.of(loss.cost.first_step_s for loss in losses if loss.cost.first_step_s is not None).p95
     return p95 is not None and p95 <= AIM_S
 
 
 def as_json(losses: Sequence[Loss], parameters: dict[str, Any], began_at: float) -> dict[str, Any]:
-    """Everything there is to know about a run."""
+    """Return all that is known about a run."""
     return {**results.circumstances(parameters, began_at), "losses": [asdict(loss) for loss in losses]}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when the aim was missed or something did not come about, 130 after Ctrl-C."""
+    """Run the benchmark; return 1 if the aim was missed or something did not happen, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=count, default=20, metavar="N")
     parser.add_argument("--settle-s", type=float, default=15.0, metavar="S", help="training before each loss")

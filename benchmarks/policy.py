@@ -2,10 +2,10 @@
 
     python benchmarks/policy.py DIR [--starts 200] [--ratio 1.2 ...] [--spot-share 0.3 ...] [--json FILE]
 
-DIR holds traces (docs/simulate.md). Those that were looked at while the policy was made are told from the others by
-their names (`TUNED_ON`), and reported apart. Each start is a tick by chance, the same for every contender; what came
-before it in the trace is known to all. Rigid contenders get the size that was cheapest for them over all starts without
-being late (spot only: the cheapest). docs/performance.md has results.
+DIR holds traces (docs/simulate.md). Those that the policy was tuned on are identified by their names (`TUNED_ON`), and
+reported separately. Each start is a random tick, the same for every contender; all of them know the trace before it.
+Rigid contenders get the size that was cheapest for them over all starts without being late (spot only: the cheapest).
+docs/performance.md has results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BOUND, FREE = "clairvoyant, changes cost", "clairvoyant, changes are free"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One place at one spot share and deadline: `ratio` times the shortest time."""
+    """One place at one spot share and deadline: `ratio` times the shortest possible time."""
 
     place: str
     tuned_on: bool
@@ -70,7 +70,7 @@ class Found:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if ours was ever late."""
+    """Run the benchmark; return 1 if ours was ever late."""
     args = _arguments(argv)
     traces = [parse_trace(file.read_text("utf-8"), file.stem) for file in sorted(args.traces.glob("*.json"))]
     jobs = [
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         for share in args.spot_share
         for ratio in args.ratio
     ]
-    random.Random(1).shuffle(jobs)  # one that is interrupted has seen a part of everything
+    random.Random(1).shuffle(jobs)  # so that an interrupted run has covered a part of everything
     found: list[Found] = []
     with multiprocessing.Pool(args.processes) as pool, contextlib.suppress(KeyboardInterrupt):
         for some in pool.imap_unordered(_run_case, jobs, chunksize=1):
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def places(traces: Iterable[Trace]) -> Iterator[tuple[str, bool, tuple[Trace, ...]]]:
-    """Each trace alone, and with the others of its campaign, three at most."""
+    """Return each trace alone, and with others of its campaign, at most three."""
     campaigns: dict[str, list[Trace]] = defaultdict(list)
     for trace in traces:
         if trace.lasts_s < 4 * SHORTEST_H * 3600 * 1.25:
@@ -136,7 +136,7 @@ def _run(case: Case, plan: Plan, recording: Recording, start: int, name: str, wo
 
 
 def summaries(found: Iterable[Found]) -> Iterator[dict[str, object]]:
-    """For each contender, traces seen or not, share and deadline: what it costs against the clairvoyant's bound."""
+    """Return, for each contender, kind of trace, share and deadline, the cost relative to the clairvoyant's bound."""
     by_case: dict[Case, dict[str, dict[int, list[Found]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for one in found:
         by_case[one.case][one.contender][one.workers].append(one)

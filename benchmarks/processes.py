@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 import psutil
 
 MARK = "ELASTICCTL_BENCHMARK"
-"""Name of the variable that every process of a trial carries; its value names the trial."""
+"""The name of the variable that every process of a trial has in its environment; its value identifies the trial."""
 
 
 def kill_trees(pids: Iterable[int]) -> float:
-    """SIGKILL processes and all below them, as when their machines go; returns when, in seconds since the epoch.
+    """Send SIGKILL to processes and all their descendants, as if their machines had failed; return when, in Unix
+    seconds.
 
-    The given ones go first, so that none of them reacts to the end of what is below it.
+    The given processes are killed first, so that none of them reacts to the end of its descendants.
     """
     tops = [process for process in map(_process, pids) if process is not None]
     below = []
@@ -33,7 +34,7 @@ def kill_trees(pids: Iterable[int]) -> float:
 
 
 def owner_of(pid: int, owners: Mapping[int, int]) -> int | None:
-    """The key of the process in `owners` (key -> pid) that `pid` is, or is below; None when it is below none."""
+    """Return the key of the process in `owners` (key -> pid) that `pid` is, or descends from; None if there is none."""
     process = _process(pid)
     if process is None:
         return None
@@ -44,13 +45,14 @@ def owner_of(pid: int, owners: Mapping[int, int]) -> int | None:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal; nothing when the process has gone."""
+    """Send a signal; do nothing if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def sweep(value: str, name: str = MARK) -> int:
-    """SIGKILL every process whose environment says `name=value`, stopped ones too; returns how many there were."""
+    """Send SIGKILL to every process with `name=value` in its environment, also to stopped ones; return how many there
+    were."""
     found = [process for process in psutil.process_iter() if _carries(process, name, value)]
     for process in found:
         with contextlib.suppress(psutil.Error):
@@ -60,7 +62,7 @@ def sweep(value: str, name: str = MARK) -> int:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """Return a port of the loopback interface on which nobody listens now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -3,9 +3,9 @@
     python benchmarks/recovery.py [--repeats 5] [--quick] [--json FILE] [--svg FILE]
 
 Runs each scenario with each contender in turns, so that a busy moment of the machine affects all of them, each time
-with a new job. `--contender torchft`, `nvrx` and `ddp` need an environment of their own: see `other_libraries`.
-All figures come from the steps that the training script recorded; see `timeline` for what they are.
-docs/performance.md has results. Ctrl-C ends everything that was started and shows the results so far.
+with a new job. `--contender torchft`, `nvrx` and `ddp` need an environment of their own: see `other_libraries`. All
+figures are derived from the steps that the training script recorded; `timeline` defines them. docs/performance.md has
+results. Ctrl-C ends everything that was started and shows the results so far.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ CONTENDERS = {**STOCK, **OTHERS}
 STEP_S = 0.02
 SAVE_EVERY_STEPS = 20
 SETTLE_S = 15.0
-"""Longer than any contender's preparations after a start, such as the import of torch by spare processes."""
+"""Longer than any contender's preparations after a start, such as the import of torch in spare processes."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One run of the benchmark: what it measures, and what it has found so far."""
+    """One run of the benchmark: what it measures, and the results so far."""
 
     folder: Path
     settle_s: float
@@ -56,7 +56,7 @@ class Session:
     reached: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=dict)
 
     def measure(self, contender: Contender, name: str, repeat: int) -> None:
-        """Run one trial and keep what it found; an error of a contender is a finding too."""
+        """Run one trial and keep its result; an error of a contender is a result, too."""
         scenario = SCENARIOS[name]
         if self.limit_s is not None:
             scenario = replace(scenario, limit_s=self.limit_s)
@@ -92,7 +92,7 @@ class Session:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 130 after Ctrl-C, 1 when one of our own trials did not survive."""
+    """Run the benchmark; return 130 after Ctrl-C, 1 if one of our own trials did not survive."""
     args = _arguments(argv)
     end_as_by_ctrl_c()
     began_at = time.time()
@@ -153,13 +153,13 @@ def _show(session: Session, args: argparse.Namespace, began_at: float) -> None:
         ]
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     if args.svg:
-        from benchmarks import plot  # matplotlib: seconds to import, and only in the extra `dev`
+        from benchmarks import plot  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
 
         plot.save_svg(summaries, titles, args.svg)
 
 
 def _line(measurement: Measurement) -> str:
-    """One trial, as it goes by."""
+    """Describe one trial in a line."""
     values = {key: value for key, value in asdict(measurement).items() if value not in (None, "")}
     words = [f"{key}={value:.2f}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()]
     return " ".join(words)

@@ -3,8 +3,8 @@
     python benchmarks/rendezvous.py [--agents 512] [--repeats 5] [--json FILE]
 
 The service runs in a process of its own, as in the supervisor and the controller, and learns over a pipe who is alive.
-The agents are simulated, without torch: each sends what a launcher sends, on connections that stay open, from one
-process. All times are from the first request (the loss) to the last agent's answer.
+The agents are simulated without torch: each sends what a launcher sends, on connections that stay open, from one
+process. All times are from the first request (or the loss) to the last agent's response.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Found:
 
 
 def serve(commands: Connection) -> None:
-    """The service's process: sends its port, then obeys the pipe until that is closed."""
+    """The service's process: send its port, then execute what comes over the pipe until that is closed."""
     with suppress(EOFError, KeyboardInterrupt):
         asyncio.run(_serve(commands))
 
@@ -72,7 +72,7 @@ async def _serve(commands: Connection) -> None:
 
 
 class Agent:
-    """Says what a launcher's rendezvous handler says."""
+    """Sends what a launcher's rendezvous handler sends."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
         self._session, self._url = session, url
@@ -80,14 +80,14 @@ class Agent:
         self._me = {"uid": self.uid, "name": f"worker-{number}", "host": "127.0.0.1", "port": 1024 + number, "slots": 1}
 
     async def join(self, generation: int) -> bytes:
-        """Join the next generation; returns the world as the service wrote it, once it has formed."""
+        """Join the next generation; return the world as the service sent it, once it has formed."""
         while True:
             answer = await self._call("join", json.dumps({**self._me, "generation": generation}).encode())
             if b'"formed"' in answer[:40]:
                 return answer
 
     async def watch(self, world: bytes) -> None:
-        """Return once the group of `world` is no more."""
+        """Return once the group of `world` has ended."""
         data = json.dumps({"uid": self.uid, "generation": json.loads(world)["generation"], "draining": False}).encode()
         while b'"stale"' not in await self._call("watch", data):
             continue
@@ -101,14 +101,14 @@ class Agent:
 
 
 async def one_round(agents: Sequence[Agent], commands: Connection, service: psutil.Process) -> Found:
-    """Form a group of all agents, lose the first, and let the others form again."""
+    """Form a group of all agents, lose the first, and let the others form a group again."""
     await _tell(commands, "alive", [agent.uid for agent in agents])
     began = time.monotonic()
     worlds = await asyncio.gather(*(agent.join(0) for agent in agents))
     form_s = time.monotonic() - began
     _check(worlds, len(agents))
     watches = [asyncio.create_task(_again(agent, worlds[0])) for agent in agents[1:]]
-    await _until_quiet(service)  # all of them wait now
+    await _until_quiet(service)  # all of them are waiting now
     lost_at = await _tell(commands, "lose", [agents[0].uid])
     again = await asyncio.gather(*watches)
     reform_s = time.monotonic() - lost_at
@@ -122,7 +122,7 @@ async def _again(agent: Agent, world: bytes) -> bytes:
 
 
 async def _tell(commands: Connection, verb: str, uids: list[str]) -> float:
-    """Tell the service's process; returns when it did so, on the clock that both share."""
+    """Send a message to the service's process; return when that was done, on the clock that both share."""
     commands.send((verb, uids))
     at: float = await asyncio.to_thread(commands.recv)
     return at
@@ -134,7 +134,7 @@ def _check(worlds: Sequence[bytes], members: int) -> None:
 
 
 async def _until_quiet(process: psutil.Process) -> None:
-    """Wait until the process has used no processor time for a while: it has nothing left to do."""
+    """Wait until the process has used no processor time for a while, so it has nothing left to do."""
     deadline = time.monotonic() + LIMIT_S
     used_s, since = -1.0, time.monotonic()
     while time.monotonic() < since + QUIET_S:
@@ -155,7 +155,7 @@ def _highest_memory_mib(process: psutil.Process) -> float:
 
 
 async def measure(count: int, repeats: int, commands: Connection, service: psutil.Process) -> list[Found]:
-    """`repeats` rounds with `count` agents."""
+    """Run `repeats` rounds with `count` agents."""
     port = commands.recv()
     url = f"http://127.0.0.1:{port}/v1/jobs/{KEY}"
     connector = aiohttp.TCPConnector(limit=0)
@@ -167,7 +167,7 @@ async def measure(count: int, repeats: int, commands: Connection, service: psuti
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when an aim was missed."""
+    """Run the benchmark; return 1 if an aim was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=512, metavar="N")
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
@@ -192,18 +192,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def summarise(found: Sequence[Found]) -> dict[str, Spread]:
-    """The spread of each figure."""
+    """Return the spread of each figure."""
     return {name: Spread.of(getattr(one, name) for one in found) for name in ("form_s", "reform_s", "memory_mib")}
 
 
 def met(summary: dict[str, Spread]) -> bool:
-    """True when the medians reach the aims."""
+    """Return whether the medians reach the aims."""
     aims = {"form_s": FORM_AIM_S, "reform_s": REFORM_AIM_S, "memory_mib": MEMORY_AIM_MIB}
     return all((summary[name].p50 or 0.0) <= aim for name, aim in aims.items())
 
 
 def line(count: int, summary: dict[str, Spread]) -> str:
-    """The figures in a line."""
+    """Return the figures in one line."""
     form, reform, memory = summary["form_s"], summary["reform_s"], summary["memory_mib"]
     return (
         f"{count} agents: form {form.p50:.2f} s (p95 {form.p95:.2f}, aim {FORM_AIM_S}), "
@@ -213,7 +213,7 @@ def line(count: int, summary: dict[str, Spread]) -> str:
 
 
 def as_json(count: int, found: Sequence[Found], summary: dict[str, Spread], began_at: float) -> dict[str, Any]:
-    """Everything there is to know about a run."""
+    """Return all that is known about a run."""
     return {
         "beganAt": began_at,
         "machine": results.machine(),

@@ -1,4 +1,4 @@
-"""Controllers as processes of this machine, which work on the cluster that $KUBECONFIG points at; for tests too.
+"""Run controllers as processes of this machine, which work on the cluster of $KUBECONFIG. Tests use them, too.
 
 Pods reach them at $ELASTICCTL_TEST_ADDRESS.
 """
@@ -34,7 +34,7 @@ SERVED_S = 30.0
 
 
 def prepare(api: Connection) -> None:
-    """Have on the cluster what controllers need there: the CRDs, served, and their namespace."""
+    """Create on the cluster what controllers need: the CRDs, until they are served, and their namespace."""
     folder = resources.files("elasticctl_controller") / "deploy"
     crds = [yaml.safe_load((folder / name).read_text()) for name in ("crd.yaml", "quota.yaml")]
     todo = [("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds]
@@ -61,13 +61,13 @@ class Replica:
     log: Path
 
     def metrics(self) -> str:
-        """What Prometheus would read; empty while nobody answers."""
+        """Return what Prometheus would read; empty if nobody answers."""
         with suppress(OSError), urllib.request.urlopen(f"http://{ADDRESS}:{self.port}/metrics", timeout=2) as page:
             return str(page.read().decode())
         return ""
 
     def leads(self) -> bool:
-        """True for the one that acts."""
+        """Return whether it is the leader."""
         return "\nelasticctl_leader 1.0\n" in self.metrics()
 
 
@@ -86,9 +86,10 @@ class Replicas:
         flags: Sequence[str] = (),
         code: Path | None = None,
     ) -> Replica:
-        """Start one more; `kubeconfig` is its way to the API server, if not everybody's, `flags` more of its own.
+        """Start one more controller.
 
-        `code` is the checkout whose controller it is, if not this one.
+        `kubeconfig` is its own way to the API server, `flags` are further options, `code` is the checkout whose
+        controller it is; by default those of this process.
         """
         self._made += 1
         port, log = 18080 + 2 * self._made, self._folder / f"controller-{self._made}.log"
@@ -99,21 +100,21 @@ class Replicas:
         environ = {**os.environ, **({"KUBECONFIG": kubeconfig} if kubeconfig else {})}
         if code is not None:
             environ["PYTHONPATH"] = os.pathsep.join(str(code / part) for part in ("", "controller", "training_lib"))
-            environ["PYTHONSAFEPATH"] = "1"  # or the folder that this process runs in comes first
+            environ["PYTHONSAFEPATH"] = "1"  # otherwise the current folder comes first on the path
         with log.open("wb") as output:
             replica = Replica(subprocess.Popen(argv, stderr=output, env=environ), port, log)
         self.running.append(replica)
         return replica
 
     def leader(self) -> Replica:
-        """The one that acts, once there is one. Raises Missing."""
+        """Return the leader, once there is one. Raises Missing."""
         return until(self._find_leader, ELECTED_S, f"a leader among {len(self.running)} controllers")
 
     def _find_leader(self) -> Replica | None:
         return next((replica for replica in self.running if replica.leads()), None)
 
     def stop(self) -> None:
-        """End them all, in order; RuntimeError when one has not gone quietly."""
+        """Stop all of them in an orderly way. Raises RuntimeError if one of them does not exit cleanly."""
         for replica in self.running:
             replica.process.send_signal(signal.SIGTERM)
         codes = [replica.process.wait(30) for replica in self.running]

@@ -1,4 +1,4 @@
-"""Measurements, their summary, and how both are shown: a table and JSON. No I/O but for `machine`."""
+"""Measurements, their summary, and how both are shown: as a table and as JSON. No I/O except in `machine`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SCHEMA = 1
 class Measurement:
     """One trial. `survived` None: it was not measured, and `note` says why.
 
-    `workers_restarted`: those lost to the event, and those whose agents gave up because of it. For the other figures
-    see `timeline`.
+    `workers_restarted`: those lost to the event, and those whose agents gave up because of it. `timeline` defines the
+    other figures.
     """
 
     scenario: str
@@ -43,14 +43,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles of a sample, interpolated linearly between the nearest of its values; None: it was empty."""
+    """Percentiles of a sample, interpolated linearly between the nearest values; None if it was empty."""
 
     p50: float | None = None
     p95: float | None = None
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """The spread of `values`."""
+        """Return the spread of `values`."""
         ordered = sorted(values)
         return cls(percentile(ordered, 0.50), percentile(ordered, 0.95)) if ordered else cls()
 
@@ -77,7 +77,7 @@ class Summary:
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """The value below which `fraction` of a sorted, non-empty sample lies."""
+    """Return the value below which `fraction` of a sorted, non-empty sample is."""
     place = fraction * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -85,7 +85,7 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summarise(measurements: Sequence[Measurement]) -> list[Summary]:
-    """One summary for each pair of scenario and contender, in the order in which they first appear."""
+    """Return one summary for each pair of scenario and contender, in the order in which they first appear."""
     pairs = dict.fromkeys((m.scenario, m.contender) for m in measurements)
     return [_summary([m for m in measurements if (m.scenario, m.contender) == pair]) for pair in pairs]
 
@@ -117,7 +117,7 @@ def _spread(trials: Sequence[Measurement], name: str) -> Spread:
 
 
 def table(summaries: Iterable[Summary], titles: dict[str, str]) -> Table:
-    """The summaries for a terminal; `titles` are the scenarios' in words. Times in seconds."""
+    """Return the summaries as a table; `titles` are the scenarios' names for display. Times are in seconds."""
     shown = Table(title="seconds from the event: p50 (p95) of the trials that survived")
     shown.add_column("event")
     shown.add_column("contender", no_wrap=True)
@@ -151,7 +151,7 @@ def _seconds(spread: Spread) -> str:
 
 
 def as_json(parameters: dict[str, Any], measurements: Sequence[Measurement], began_at: float) -> dict[str, Any]:
-    """Everything there is to know about a run; `began_at` is seconds since the epoch."""
+    """Return all that is known about a run; `began_at` is in seconds since the epoch."""
     return {
         "schema": SCHEMA,
         **circumstances(parameters, began_at),
@@ -161,7 +161,7 @@ def as_json(parameters: dict[str, Any], measurements: Sequence[Measurement], beg
 
 
 def circumstances(parameters: dict[str, Any], began_at: float) -> dict[str, Any]:
-    """When and where a run was made, and with what; `began_at` is seconds since the epoch."""
+    """Return when and where a run was made, and with what; `began_at` is in seconds since the epoch."""
     return {
         "beganAt": datetime.fromtimestamp(began_at, UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -171,7 +171,7 @@ def circumstances(parameters: dict[str, Any], began_at: float) -> dict[str, Any]
 
 
 def machine() -> dict[str, Any]:
-    """What this runs on, and how busy that was over the last 1, 5 and 15 minutes."""
+    """Return the properties of this machine, and its load averages over the last 1, 5 and 15 minutes."""
     return {
         "cpu": _first_of("/proc/cpuinfo", "model name") or platform.processor(),
         "cpus": os.cpu_count(),
@@ -182,12 +182,12 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what is measured."""
+    """Return the versions of what is measured."""
     names = ("elasticctl", "torch", "aiohttp")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
 def _first_of(path: str, name: str) -> str:
-    """The value of the first line `name: value` of a file of such lines; empty where there is none."""
+    """Return the value of the first line `name: value` of such a file; "" if there is none."""
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -2,10 +2,10 @@
 
     python benchmarks/sharing.py [--load 1.0] [--seeds 5] [--scale] [--json FILE] [--svg FILE]
 
-Ours is the controller's own core, not a copy: `decide` divides the GPUs and `resizing` says when a group takes in
-newcomers. Jobs and interruptions are sampled from distributions (benchmarks/week/trace.py has them all) with seeds 1,
-2, and so on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers.
-docs/performance.md has results.
+Ours is the controller's own core, not a copy: `decide` divides the GPUs and `resizing` says when a group admits
+newcomers. Jobs and interruptions are sampled from distributions (see benchmarks/week/trace.py) with seeds 1, 2, and so
+on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers. docs/performance.md has
+results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = {"one slot each": (1,), "1 to 8 slots each": (1, 2, 4, 8)}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when an aim was missed."""
+    """Run the benchmark; return 1 if an aim was missed."""
     args = _arguments(argv)
     began_at = time.time()
     say = Console(stderr=True, highlight=False)
@@ -57,14 +57,14 @@ def main(argv: list[str] | None = None) -> int:
         }
         args.json.write_text(json.dumps(results.as_json(parameters, found, passes, began_at), indent=1) + "\n")
     if args.svg:
-        from benchmarks.week import plot  # matplotlib: seconds to import, and only in the extra `dev`
+        from benchmarks.week import plot  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
 
         plot.save_svg(summaries, args.svg)
     return int(any(not aim.met for aim in aims))
 
 
 def _weeks(args: argparse.Namespace, settings: trace.Settings, say: Console) -> list[results.Found]:
-    """Every load, seed and contender."""
+    """Simulate every load, seed and contender."""
     found = []
     for load in args.load:
         at_load = replace(settings, load=load)
@@ -84,7 +84,7 @@ def _weeks(args: argparse.Namespace, settings: trace.Settings, say: Console) -> 
 
 
 def gpu_usd_per_h() -> float:
-    """What a GPU of a spot node with four T4 costs, by the price list."""
+    """Return what a GPU of a spot node with four T4 costs, by the price list."""
     listed = cost.price_list("aws")
     if listed is None:
         raise LookupError("prices.toml lists no prices for AWS")

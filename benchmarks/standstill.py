@@ -1,15 +1,15 @@
-"""How long a save holds training up in one process, with the optimizer's state copied at once and beside training.
+"""How long a save stops training in one process, with the optimizer's state copied at once and in the background.
 
     python -m benchmarks.standstill [--megabytes 300] [--rounds 10]
     python -m benchmarks.standstill --steps-for 240 --every 30 [--megabytes 500]
 
-Both are measured by turns. A save holds training up as it is called, and where the optimizer's next step has to wait
-for what is not copied yet; that step comes half a second later here. Both are given as multiples of a memcpy of the
-state by one thread, measured just before.
+Both ways are measured in turns. A save stops training when it is called, and when the optimizer's next step has to wait
+for what is not copied yet; that step comes half a second later here. Both times are given as multiples of a memcpy of
+the state by one thread, measured just before.
 
-With `--steps-for`, a script with `Run` trains that long instead, and saves in every second interval of `--every`
-seconds. What a step takes is told for both kinds of intervals: by the clock, and in processor time of the thread that
-trains, which other work on the machine disturbs less.
+With `--steps-for`, a script with `Run` trains for that long instead, and saves in every second interval of `--every`
+seconds. The duration of a step is reported for both kinds of intervals: in wall time, and in processor time of the
+thread that trains, which is less sensitive to other work on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASS_S = 0.5
 
 
 def main() -> None:
-    """Measure, and print a line for each way."""
+    """Measure, and print one line for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=300, help="the state's size")
     parser.add_argument("--rounds", type=int, default=10, help="saves of each kind")
@@ -55,7 +55,7 @@ def main() -> None:
 def measure(
     checkpoints: Checkpointer, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, rounds: int
 ) -> None:
-    """Save by turns, and print the medians and the worst."""
+    """Save in turns, and print the medians and the maxima."""
 
     def state() -> dict[str, Any]:
         return {
@@ -87,7 +87,7 @@ def measure(
 
 
 def train(folder: str, megabytes: int, seconds: float, every_s: float) -> None:
-    """Train with and without saves by turns, and print what steps take."""
+    """Train with and without saves in turns, and print how long steps take."""
     model = torch.nn.Sequential(*[torch.nn.Linear(SIDE, SIDE) for _ in range(max(1, megabytes // 12))])
     optimizer = torch.optim.Adam(model.parameters())
     batch = torch.randn(256, SIDE)
@@ -106,7 +106,7 @@ def train(folder: str, megabytes: int, seconds: float, every_s: float) -> None:
             loss.backward()
             optimizer.step()
             run.step(loss=loss)
-            if turn:  # the first steps are another kind of slow
+            if turn:  # the first steps are slow for other reasons
                 took[saves].append((time.monotonic() - before_s[0], time.thread_time() - before_s[1]))
     for number, clock in enumerate(("by the clock", "in processor time")):
         without, with_saves = ([step[number] for step in took[saves]] for saves in (False, True))
@@ -118,14 +118,14 @@ def train(folder: str, megabytes: int, seconds: float, every_s: float) -> None:
 
 
 def compute(seconds: float) -> None:
-    """What a forward and a backward pass do to one processor."""
+    """Use one processor like a forward and a backward pass."""
     x, end_s = torch.randn(512, 512), time.monotonic() + seconds
     while time.monotonic() < end_s:
         x @ x
 
 
 def timed(action: Any) -> float:
-    """How long it takes, in seconds."""
+    """Return how long it takes, in seconds."""
     started_s = time.monotonic()
     action()
     return time.monotonic() - started_s

@@ -3,8 +3,8 @@
     python benchmarks/startup.py [--runs 15] [--json]
 
 Prints for each command its median and lowest wall time and its median CPU time, in milliseconds. The commands take
-turns, so that a busy moment of the machine affects all of them. Those that ask a cluster ask a local one of their own,
-started before and ended after.
+turns, so that a busy moment of the machine affects all of them. Those that need a cluster use a local one of their own,
+which is started before and stopped after.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AIM_MS = {"elasticctl --help": 150.0, COMPLETE_VERB: 150.0, COMPLETE_JOB: 150.0}
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is run, with what besides the environment of all."""
+    """What is run, and its additions to the environment."""
 
     argv: list[str]
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -39,14 +39,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run took, in milliseconds."""
+    """The duration of one run, in milliseconds."""
 
     wall_ms: float
     cpu_ms: float
 
 
 def elasticctl() -> str:
-    """The installed script beside this interpreter."""
+    """Return the path of the installed script beside this interpreter."""
     found = Path(sys.executable).parent / "elasticctl"
     if not found.exists():
         raise SystemExit(f"{found} is not there: install elasticctl into this environment first (pip install -e .)")
@@ -54,7 +54,7 @@ def elasticctl() -> str:
 
 
 def commands() -> dict[str, Command]:
-    """What is measured, by the name it is shown under."""
+    """Return what is measured, by the name under which it is shown."""
     verbs = (["--help"], ["submit", "--help"], ["version"], ["list"], ["list", "-o", "json"])
     found = {" ".join(["elasticctl", *verb]): Command([elasticctl(), *verb]) for verb in verbs}
     for name in (COMPLETE_VERB, COMPLETE_JOB):
@@ -68,7 +68,7 @@ def commands() -> dict[str, Command]:
 
 
 def measure(runs: int, environ: Mapping[str, str]) -> dict[str, list[Sample]]:
-    """What each command took, `runs` times, in turns; the first turn only warms up."""
+    """Run each command `runs` times, in turns; the first turn only warms up."""
     samples: dict[str, list[Sample]] = {name: [] for name in commands()}
     for turn in range(runs + 1):
         for name, command in commands().items():

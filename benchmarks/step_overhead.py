@@ -1,10 +1,10 @@
-"""What keeping ranks in their processes costs a step in which nothing fails, beside plain DistributedDataParallel.
+"""What keeping ranks in their processes costs a step in which nothing fails, compared with DistributedDataParallel.
 
     python benchmarks/step_overhead.py [--workers 3] [--blocks 40] [--step-s 0.01]
 
 Both train in turns in the same processes, in blocks of steps, with the same model and the same group, so that whatever
-else the machine does affects both alike. Shown is the median time of a step of rank 0, and the processor time that a
-step takes beside what it sleeps, which tells also on a busy machine.
+else the machine does affects both alike. The output is the median duration of a step of rank 0, and the processor time
+of a step without its sleep, which is meaningful on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Clock:
-    """The time of each step, and the processor time of each block, by contender."""
+    """The duration of each step, and the processor time of each block, by contender."""
 
     def __init__(self) -> None:
         self.wall_s: dict[str, list[float]] = {OURS: [], PLAIN: []}
@@ -43,14 +43,14 @@ class Clock:
 
     @contextmanager
     def block(self, name: str) -> Iterator[list[float]]:
-        """A block of steps; the list takes the time after each of them."""
+        """Time a block of steps; append the time after each step to the list."""
         began, marks = time.process_time(), [time.perf_counter()]
         yield marks
         self.cpu_s[name].append((time.process_time() - began) / (len(marks) - 1))
         self.wall_s[name] += [after - before for before, after in pairwise(marks)]
 
     def result(self) -> dict[str, dict[str, float]]:
-        """Milliseconds: the median of a step, and of a block's mean processor time."""
+        """Return milliseconds: the median of a step, and of a block's mean processor time."""
         return {
             name: {"stepMs": 1000 * median(self.wall_s[name]), "cpuMs": 1000 * median(self.cpu_s[name])}
             for name in (PLAIN, OURS)
@@ -58,12 +58,12 @@ class Clock:
 
 
 class Both:
-    """A rank that trains in both ways, each a generator that makes a step whenever it is asked for the next."""
+    """A rank that trains in both ways; each is a generator that makes one step when it is advanced."""
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer, step_s: float) -> None:
         self.run, self.data, self.step_s = run, build_data(), step_s
         self.steps = {OURS: self._steps_of_ours(optimizer)}
-        next(self.steps[OURS])  # a collective of the script's own before it would keep ranks from staying
+        next(self.steps[OURS])  # must come first: a collective of the script's own would keep ranks from staying
         self.steps[PLAIN] = self._plain_steps()
         next(self.steps[PLAIN])
 
@@ -90,12 +90,12 @@ class Both:
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                loss.item()  # as a script does that shows its loss, and as `run.step(loss=loss)` does
+                loss.item()  # like a script that prints its loss, and like `run.step(loss=loss)`
                 yield
 
 
 def train() -> None:
-    """A rank: print the result, as JSON, on rank 0."""
+    """Train as a rank; rank 0 prints the result as JSON."""
     torch.set_num_threads(1)
     model, clock = build_model(), Clock()
     optimizer = build_optimizer(model)
@@ -104,7 +104,7 @@ def train() -> None:
         both = Both(run, optimizer, float(os.environ["STEP_S"]))
         for turn in range(int(os.environ["BLOCKS"]) + 1):
             for name in (PLAIN, OURS):
-                with (clock if turn else Clock()).block(name) as marks:  # the first are for warming up
+                with (clock if turn else Clock()).block(name) as marks:  # the first ones warm up
                     for _ in range(STEPS_OF_BLOCK):
                         next(both.steps[name])
                         marks.append(time.perf_counter())
@@ -113,7 +113,7 @@ def train() -> None:
 
 
 def main() -> None:
-    """Start the launchers of a job in a folder of their own, and show what rank 0 found."""
+    """Start the launchers of a job in a folder of their own, and print what rank 0 measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=40, help=f"of {STEPS_OF_BLOCK} steps, of each")

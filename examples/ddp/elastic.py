@@ -1,4 +1,4 @@
-"""The same as plain.py, made elastic: ranks may come and go at any time.
+"""The script of plain.py, made elastic: ranks may join and leave at any time.
 
 elasticctl submit examples/ddp/elastic.py --workers 2
 """

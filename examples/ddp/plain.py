@@ -1,4 +1,4 @@
-"""Train on handwritten digits with DistributedDataParallel: a script as there are many, before it is made elastic.
+"""Train on handwritten digits with DistributedDataParallel: a typical script, before it is made elastic.
 
 torchrun --nproc-per-node 2 examples/ddp/plain.py
 """

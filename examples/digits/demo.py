@@ -1,10 +1,10 @@
-"""The main job, end to end: submit, lose a worker, scale up, finish; then show what the job's status says of it.
+"""Submit a job, kill a worker, scale up and finish; then show what the job's status says about it.
 
     make demo                          # or: python examples/digits/demo.py
     make demo EPOCHS=60                # on a machine that is slow or busy, where workers take long to start
 
-Uses nothing but the `elasticctl` command, and SIGKILL for the worker's processes. Exits 1 and says what did not happen
-if any of it did not.
+It uses only the `elasticctl` command, and SIGKILL for the worker's processes. If something does not happen as expected,
+it says what, and exits with 1.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ HERE = Path(__file__).parent
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 NAME = f"digits-{os.getpid()}"
 EPOCHS, STEP_DELAY_S = 30, 0.06
-WARM_EPOCHS = 5  # some 8 s
+WARM_EPOCHS = 5  # about 8 s
 ACCURACY_AIM = 0.95
 TIMEOUT_S = 300.0
 
 
 class DidNotHappen(Exception):
-    """Something the demo promises did not come true."""
+    """Something that the demo expects did not happen."""
 
 
 def elasticctl(*arguments: str) -> str:
-    """Run one command and return what it prints; its messages go to the terminal."""
+    """Run one command and return what it prints; its messages go to the terminal. Raises DidNotHappen if it fails."""
     done = subprocess.run([ELASTICCTL, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise DidNotHappen(f"elasticctl {' '.join(arguments)}: exit code {done.returncode}")
@@ -47,14 +47,14 @@ def elasticctl(*arguments: str) -> str:
 
 
 def status() -> dict[str, Any]:
-    """The job's status as JSON."""
+    """Return the job's status as JSON."""
     job: dict[str, Any] = json.loads(elasticctl("status", NAME, "-o", "json"))
     found: dict[str, Any] = job["status"]
     return found
 
 
 def until(what: str, condition: Callable[[dict[str, Any]], Any], deadline: float) -> dict[str, Any]:
-    """Wait until `condition` holds for the job's status."""
+    """Wait until `condition` holds for the job's status, and return it. Raises DidNotHappen."""
     while True:
         now = status()
         if condition(now):
@@ -67,7 +67,8 @@ def until(what: str, condition: Callable[[dict[str, Any]], Any], deadline: float
 
 
 def kill_process_tree(uid: str) -> int:
-    """SIGKILL to every process of a worker, its keeper included, as when a machine goes: returns how many."""
+    """Send SIGKILL to every process of a worker, including its keeper, as if its machine had failed; return how
+    many."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -89,19 +90,19 @@ def follow_logs() -> threading.Thread:
 
 
 def step_of(now: dict[str, Any]) -> int:
-    """The highest step reported so far."""
+    """Return the highest step reported so far."""
     return int(now.get("progress", {}).get("step", 0))
 
 
 def mid_epoch(now: dict[str, Any]) -> bool:
-    """True between a quarter and three quarters of an epoch, once the workers' spares have had time to get warm."""
+    """Return whether training is in the middle half of an epoch, once the workers' spares have had time to warm up."""
     progress = now.get("progress", {})
     steps = progress.get("totalSteps", 0) // max(1, progress.get("totalEpochs", 1))
     return bool(steps) and step_of(now) > WARM_EPOCHS * steps and 0.25 < step_of(now) % steps / steps < 0.75
 
 
 def run(epochs: int) -> dict[str, Any]:
-    """The story; returns the final status."""
+    """Run the demo; return the final status."""
     say = Console(stderr=True, highlight=False).print
     deadline = time.monotonic() + TIMEOUT_S
     elasticctl(
@@ -123,7 +124,7 @@ def run(epochs: int) -> dict[str, Any]:
 
 
 def report(final: dict[str, Any]) -> list[str]:
-    """Print the table; returns what did not happen."""
+    """Print the table; return what did not happen."""
     accuracy = final.get("progress", {}).get("metrics", {}).get("test_accuracy", 0.0)
     interruptions = final.get("interruptions", [])
     first = interruptions[0] if interruptions else {}
@@ -154,7 +155,7 @@ def report(final: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Run the demo; 0 when all of it happened."""
+    """Run the demo; return 0 if everything happened as expected."""
     parser = argparse.ArgumentParser(description="Lose a worker, scale up, finish.")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="how long to train: longer on a slow machine")
     epochs: int = parser.parse_args().epochs

@@ -1,7 +1,7 @@
-"""Train a small network on scikit-learn's handwritten digits, on any number of ranks that may change at any time.
+"""Train a small network on scikit-learn's handwritten digits, on any number of ranks, which may change at any time.
 
-elasticctl submit examples/digits/train.py --context local -- --epochs 20
-python examples/digits/train.py            # or plainly, in one process
+elasticctl submit examples/digits/train.py --context local -- --epochs 20 python examples/digits/train.py # or in one
+process
 """
 
 import argparse
@@ -16,7 +16,8 @@ from elasticctl_train import Run, SavePolicy
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
-    """1797 scans of 8 x 8 pixels, shipped inside scikit-learn; every fifth is kept for the test."""
+    """Return the training and the test set: 1797 scans of 8 x 8 pixels from scikit-learn; every fifth is for the
+    test."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -25,14 +26,14 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 
 def build_model() -> nn.Module:
-    """A convolutional network of about 20,000 parameters."""
+    """Return a convolutional network of about 20,000 parameters."""
     features = [nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     return nn.Sequential(*features, nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset, device: torch.device) -> float:
-    """The fraction of the test set that is classified right."""
+    """Return the fraction of the test set that is classified correctly."""
     images, labels = (tensor.to(device) for tensor in test.tensors)
     model.eval()
     right = (model(images).argmax(dim=1) == labels).float().mean()

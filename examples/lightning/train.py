@@ -1,9 +1,9 @@
-"""Train on handwritten digits with Lightning, on any number of ranks that may change at any time.
+"""Train on handwritten digits with Lightning, on any number of ranks, which may change at any time.
 
-elasticctl submit examples/lightning/train.py --workers 2
-python examples/lightning/train.py                         # or plainly, in one process
+    elasticctl submit examples/lightning/train.py --workers 2
+    python examples/lightning/train.py                         # or in one process
 
-It needs `pip install lightning scikit-learn` beside elasticctl.
+Requires `pip install lightning scikit-learn` in addition to elasticctl.
 """
 
 import os
@@ -22,7 +22,7 @@ NODES, RANKS_EACH = (int(os.environ.get(name, "1")) for name in ("GROUP_WORLD_SI
 
 
 class Digits(lightning.LightningModule):
-    """A small network; `loader` knows how this rank's samples weigh in the global batch."""
+    """A small network; `loader` knows the weight of this rank's samples in the global batch."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         super().__init__()

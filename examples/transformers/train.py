@@ -1,9 +1,9 @@
-"""Train a small vision transformer on handwritten digits with Hugging Face's Trainer, on ranks that may come and go.
+"""Train a small vision transformer on handwritten digits with Hugging Face's Trainer, on ranks that may join and leave.
 
-elasticctl submit examples/transformers/train.py --workers 2
-python examples/transformers/train.py                      # or plainly, in one process
+    elasticctl submit examples/transformers/train.py --workers 2
+    python examples/transformers/train.py                      # or in one process
 
-It needs `pip install transformers accelerate scikit-learn` beside elasticctl.
+Requires `pip install transformers accelerate scikit-learn` in addition to elasticctl.
 """
 
 import numpy
@@ -16,7 +16,7 @@ from elasticctl_train.hooks.transformers import ElasticCallback
 
 
 class Digits(Dataset[dict[str, torch.Tensor]]):
-    """1797 scans of 8 x 8 pixels, shipped inside scikit-learn; every fifth is kept for the test."""
+    """1797 scans of 8 x 8 pixels from scikit-learn; every fifth is for the test."""
 
     def __init__(self, *, test: bool) -> None:
         digits = load_digits()
@@ -32,7 +32,7 @@ class Digits(Dataset[dict[str, torch.Tensor]]):
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """The fraction of the test set that is classified right."""
+    """Return the fraction of the test set that is classified correctly."""
     return {"accuracy": float((prediction.predictions.argmax(axis=1) == prediction.label_ids).mean())}
 
 
