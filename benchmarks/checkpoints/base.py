@@ -17,13 +17,13 @@ BUCKET = "benchmark"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a trial's checkpoints go."""
+    """Where the checkpoints of a trial are stored."""
 
     endpoint: str
     prefix: str
 
     def key(self, number: int, name: str = "") -> str:
-        """The key (or prefix of keys) of one save."""
+        """Return the key (or prefix of keys) of one save."""
         return f"{self.prefix}/save-{number}/{name}"
 
     def url(self, number: int) -> str:
@@ -31,29 +31,30 @@ class Place:
 
 
 class Contender(Protocol):
-    """One rank's; all ranks call the same methods in the same order. Making one sends nothing yet."""
+    """One rank's contender; all ranks call the same methods in the same order. Creating one sends nothing."""
 
     @property
     def cleans_up(self) -> bool:
-        """Does it delete its old saves?"""
+        """Whether it deletes its old saves."""
 
     def prepare(self, trainee: Trainee) -> None:
-        """What is done once before training begins."""
+        """Do what is done once, before training begins."""
 
     def save(self, trainee: Trainee, number: int) -> None:
         """Begin a save; training continues when this returns."""
 
     def committed_at_s(self) -> float | None:
-        """When the last save was whole in the storage, on `time.perf_counter`; None: not yet. Rank 0's counts."""
+        """When the last save was complete in the storage, on `time.perf_counter`; None: not yet. Rank 0's value
+        counts."""
 
     def wait(self) -> None:
-        """Return when nothing is left to be done for the last save on this rank."""
+        """Return when nothing is left to do for the last save on this rank."""
 
     def restore(self, trainee: Trainee, number: int) -> None:
-        """Put the newest save, which is `number`, back."""
+        """Restore the newest save, which has this number."""
 
     def close(self) -> None:
-        """Let go of processes and connections."""
+        """Release processes and connections."""
 
 
 class Commit:
@@ -75,7 +76,7 @@ class Commit:
         future.add_done_callback(lambda done: self.end(done.exception()))
 
     def committed_at_s(self) -> float | None:
-        """Raises what the save failed with."""
+        """When it ended. Raises what the save failed with."""
         if self._error is not None:
             raise self._error
         return self.at_s
@@ -87,7 +88,7 @@ class Commit:
 
 @functools.cache
 def client() -> Any:
-    """One boto3 client for each process: making one takes longer than a small save."""
+    """Return the boto3 client of this process: creating one takes longer than a small save."""
     import boto3
 
     return boto3.client("s3")

@@ -1,7 +1,7 @@
-"""The contenders, each used as its documentation says and tuned as well as possible. Runs in the ranks' processes.
+"""The contenders, each used as documented and tuned as well as possible. They run in the ranks' processes.
 
-Each save of the others goes below a prefix of its own, and at a restore they are given the newest one; ours
-finds it. A save's place is `s3://BUCKET/PREFIX/…` at the sink's endpoint, which boto3 and what is built on it take from
+Each save of the others has a prefix of its own, and they are told the newest one for a restore; ours finds it. A save
+is stored at `s3://BUCKET/PREFIX/…` at the sink's endpoint, which boto3 and everything built on it read from
 $AWS_ENDPOINT_URL.
 """
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Boto3:
-    """`torch.save` into memory, uploaded by boto3 on a thread; rank 0 writes, all ranks read: what scripts do today."""
+    """`torch.save` into memory, uploaded by boto3 on a thread; rank 0 writes, all ranks read: what scripts typically
+    do."""
 
     cleans_up = False
 
@@ -71,7 +72,8 @@ class Boto3:
 
 
 class TorchSnapshot:
-    """`Snapshot.async_take`: unmaintained, and the first to share a replicated state out over the ranks."""
+    """`Snapshot.async_take`: unmaintained, and the first to distribute the writing of replicated state over the
+    ranks."""
 
     cleans_up = False
 
@@ -183,7 +185,7 @@ class Obstore(Ours):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a contender is made, and what it imports, which is done before anything is measured."""
+    """How to create a contender, and what it imports, which is done before anything is measured."""
 
     make: Callable[[Place, int], Contender]
     modules: tuple[str, ...]
@@ -200,4 +202,4 @@ CONTENDERS: Mapping[str, Entry] = {
     "elasticctl-tier": _OURS,
     "obstore": Entry(Obstore, ("elasticctl_train.checkpoint.checkpointer", "benchmarks.checkpoints.obstores")),
 }
-"""Ours and the one with a tier differ in what they find in $ELASTICCTL_LOCAL_TIER."""
+"""Ours and the one with a tier differ in $ELASTICCTL_LOCAL_TIER."""

@@ -27,9 +27,9 @@ class _Kept(io.BytesIO):
 
 
 class Boto3Files(FileSystemBase):
-    """What DCP's own file writer and reader need of a file system, over boto3: whole files, through memory.
+    """The parts of a file system that DCP's own writer and reader need, over boto3: whole files, through memory.
 
-    DCP knows object stores only through fsspec, whose S3 goes through the same botocore.
+    DCP supports object stores only through fsspec, whose S3 uses the same botocore.
     """
 
     @contextlib.contextmanager
@@ -74,7 +74,7 @@ class Boto3Files(FileSystemBase):
 
 
 class Dcp:
-    """`torch.distributed.checkpoint.async_save`, its copy in memory that is kept from save to save."""
+    """`torch.distributed.checkpoint.async_save`, with a copy in memory that is reused from save to save."""
 
     cleans_up = False
     kind = AsyncCheckpointerType.THREAD
@@ -88,7 +88,7 @@ class Dcp:
     def prepare(self, trainee: Trainee) -> None:
         self._stager = DefaultStager(
             StagingOptions(
-                use_pinned_memory=False,  # this and the last two take a GPU
+                use_pinned_memory=False,  # this one and the last two need a GPU
                 use_shared_memory=self.kind is AsyncCheckpointerType.PROCESS,
                 use_async_staging=False,
                 use_non_blocking_copy=False,
@@ -123,7 +123,7 @@ class Dcp:
         self._commit.wait()
 
     def restore(self, trainee: Trainee, number: int) -> None:
-        trainee.train_once()  # it loads into tensors that are there: the optimizer must have its state
+        trainee.train_once()  # it loads into existing tensors: the optimizer must have its state
         state = trainee.state()
         load(state, storage_reader=self.reader(number), process_group=self._group)
         trainee.load(state)

@@ -21,7 +21,7 @@ _THREADS = 4
 
 
 def main() -> int:
-    """Write the journal, look for the newest commit, and print what the sink was asked for."""
+    """Write the journal, find the newest commit, and print which requests the sink received."""
     endpoint, count = sys.argv[1], int(sys.argv[2])
     kept = storage.open(f"s3://benchmark/listing?endpoint={endpoint}&region=us-east-1")
     share = (ObjectRef("data/save/share-00000-of-00001.json", 1, "crc32:00000000"),)

@@ -1,4 +1,4 @@
-"""What the sink holds: objects in memory that was touched before the first byte comes, so that storing costs a copy."""
+"""The objects of the sink, in memory that was touched before the first byte arrives, so that storing costs one copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 CHUNK_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
-"""Objects up to this size get memory of their own: 10,000 of them would fill the pool with empty chunks."""
+"""Objects up to this size get memory of their own: 10,000 of them would fill the pool with nearly empty chunks."""
 
 
 class FullError(Exception):
@@ -18,7 +18,7 @@ class FullError(Exception):
 
 
 class Pool:
-    """A fixed amount of memory in chunks, mapped and touched at once."""
+    """A fixed amount of memory in chunks, mapped and touched at the start."""
 
     def __init__(self, size_bytes: int) -> None:
         count = max(1, -(-size_bytes // CHUNK_BYTES))
@@ -28,7 +28,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> Blob:
-        """Memory for so many bytes. Raises FullError, having taken nothing."""
+        """Allocate memory for that many bytes. Raises FullError, and allocates nothing then."""
         if size_bytes <= SMALL_BYTES:
             return Blob((memoryview(bytearray(size_bytes)),), size_bytes)
         count = -(-size_bytes // CHUNK_BYTES)
@@ -41,7 +41,7 @@ class Pool:
         return Blob(tuple(views), size_bytes, tuple(numbers))
 
     def give_back(self, blob: Blob) -> None:
-        """What was taken may be used again; for each blob once."""
+        """Free what was allocated; once for each blob."""
         with self._lock:
             self._free.extend(blob.numbers)
 
@@ -56,13 +56,13 @@ class Blob:
 
     @classmethod
     def joined(cls, blobs: Sequence[Blob]) -> Blob:
-        """One after the other, without a copy; it takes the place of those that were joined."""
+        """Return the concatenation of blobs, without a copy; it replaces them."""
         views = tuple(view for blob in blobs for view in blob.views)
         numbers = tuple(number for blob in blobs for number in blob.numbers)
         return cls(views, sum(blob.size_bytes for blob in blobs), numbers)
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
-        """The bytes from `start` up to `stop`."""
+        """Yield the bytes from `start` to `stop`."""
         offset = 0
         for view in self.views:
             piece = view[max(0, start - offset) : max(0, stop - offset)]
@@ -75,7 +75,7 @@ class Blob:
 
 @dataclass(slots=True)
 class Objects:
-    """All buckets at once: a name is `bucket/key`. Every bucket is there."""
+    """All buckets together: a name is `bucket/key`. Every bucket exists."""
 
     pool: Pool
     _blobs: dict[str, Blob] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Objects:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def put(self, name: str, blob: Blob, *, if_absent: bool) -> bool:
-        """Store; False, and the memory given back, when `if_absent` and the name is taken."""
+        """Store an object; return False, and free the memory, if `if_absent` and the name exists."""
         with self._lock:
             if if_absent and name in self._blobs:
                 self.pool.give_back(blob)
@@ -113,14 +113,14 @@ class Objects:
                     self.abort(upload)
 
     def names(self, prefix: str, after: str) -> Iterator[str]:
-        """The names that start with `prefix` and sort behind `after`, in order."""
+        """Return the names that start with `prefix` and sort after `after`, in order."""
         at = max(bisect.bisect_left(self._names, prefix), bisect.bisect_right(self._names, after))
         while at < len(self._names) and self._names[at].startswith(prefix):
             yield self._names[at]
             at += 1
 
     def page(self, prefix: str, after: str, most: int) -> tuple[list[tuple[str, int]], bool]:
-        """Up to `most` names with sizes in bytes, and whether there are more."""
+        """Return up to `most` names with sizes in bytes, and whether there are more."""
         with self._lock:
             found: list[tuple[str, int]] = []
             for name in self.names(prefix, after):
@@ -130,14 +130,14 @@ class Objects:
             return found, False
 
     def begin(self, name: str) -> str:
-        """Start an upload in parts; returns its id."""
+        """Start a multipart upload; return its id."""
         with self._lock:
             self._count += 1
             self._uploads[str(self._count)] = (name, {})
             return str(self._count)
 
     def add_part(self, upload: str, number: int, blob: Blob) -> bool:
-        """Keep one part; False, and the memory given back, when there is no such upload."""
+        """Store one part; return False, and free the memory, if there is no such upload."""
         with self._lock:
             if upload not in self._uploads:
                 self.pool.give_back(blob)
@@ -148,7 +148,8 @@ class Objects:
             return True
 
     def complete(self, upload: str, *, if_absent: bool) -> bool | None:
-        """Make the parts one object, in order; False when `if_absent` and it is there, None for no such upload."""
+        """Make the parts one object, in order; return False if `if_absent` and it exists, None if there is no such
+        upload."""
         with self._lock:
             if upload not in self._uploads:
                 return None

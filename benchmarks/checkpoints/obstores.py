@@ -1,7 +1,7 @@
-"""`Storage` on the library obstore, to race against ours: as little code as what checkpoints ask of a storage takes.
+"""`Storage` on top of the library obstore, to compare with ours: the minimum of code that checkpoints need.
 
-Uploads in parts that were never finished are not cleaned up: obstore neither lists nor aborts them. docs/performance.md
-says what else is missing.
+Multipart uploads that were never finished are not cleaned up: obstore can neither list nor abort them.
+docs/performance.md says what else is missing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _READERS = 8
 _MOST_SENDERS = 8
 _NICENESS = 10
 _CLIENT = {"allow_http": True, "timeout": timedelta(hours=1), "read_timeout": timedelta(seconds=60)}
-"""Its own limit is 30 s for a whole request, however large."""
+"""The library's own limit is 30 s for a whole request, however large."""
 
 
 def connect(url: str) -> ObstoreStorage:
-    """The storage that an s3:// URL names, with credentials from the environment. Sends nothing yet."""
+    """Return the storage that an s3:// URL names, with credentials from the environment. Sends nothing."""
     place = parse(url, ("endpoint", "region"))
     store = S3Store(
         place.bucket,
@@ -71,7 +71,7 @@ class ObstoreStorage:
                     chunk_size=_PART_BYTES,
                     max_concurrency=max(1, min(per_rank() - 1, _MOST_SENDERS)),
                 )
-            except AlreadyExistsError:  # said perhaps to a try of its own that was never answered
+            except AlreadyExistsError:  # possibly the result of an earlier try of its own whose response was lost
                 if self.get(key) != data:
                     raise
         return crc32(data)
@@ -96,7 +96,7 @@ class ObstoreStorage:
         with self._explained(key):
             try:
                 each(read, range(0, len(into), _RANGE_BYTES), _READERS)
-            except BaseError as e:  # among them what is behind the end, which has no error of its own
+            except BaseError as e:  # includes reads beyond the end, for which it has no separate error
                 if obstore.head(self._store, key)["size"] < start + len(into):
                     raise DamagedError(f"{self.url}: {key} ends too early") from e
                 raise
@@ -134,13 +134,13 @@ class ObstoreStorage:
 
 
 def _check(key: str) -> None:
-    """Of `/a` and `a/` obstore makes `a`."""
+    """Refuse keys that obstore changes: `/a` and `a/` become `a`."""
     if not is_key(key):
         raise StorageError(f"{key!r} is not a key: it must be names separated by single slashes")
 
 
 def _start_niced() -> None:
-    """Have its threads, which come with the first request, leave the processors to training, as ours do."""
+    """Make its threads, which start with the first request, yield the processors to training, like ours."""
 
     def start() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,4 +1,4 @@
-"""Bars of a checkpoint run as an SVG, for the documentation: a row for each state, a column for each figure."""
+"""Draw the results of a checkpoint run in SVG, for the documentation: one row per state, one column per figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PANELS: Sequence[tuple[str, Callable[[Summary], Spread], float | None]] = (
     ("save to committed, s", lambda summary: summary.commit_s, None),
     ("restore to first step, s", lambda summary: summary.restore_s, None),
 )
-"""Each figure, and its aim where that is a number."""
+"""Each figure, and its aim if that is a number."""
 
 
 def save_svg(summaries: Sequence[Summary], path: Path) -> None:

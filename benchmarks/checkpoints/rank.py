@@ -1,8 +1,8 @@
-"""One rank of a trial, in a fresh process: saves beside training and measures, or restores and measures.
+"""One rank of a trial, in a fresh process: it saves beside training and measures, or restores and measures.
 
     python -m benchmarks.checkpoints.rank '{"contender": "boto3", …}'
 
-Prints a line once it is ready, waits for a line, measures, and prints what it found as JSON. See `Task` and `Saves`.
+It prints a line when it is ready, waits for a line, measures, and prints the result as JSON. See `Task` and `Saves`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ _GROUP_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a rank is to do.
+    """What a rank has to do. It trains for `settle_s` before its first save.
 
-    It trains for `settle_s` before its first save. `busy_s`: it saves beside training until it has seen so many seconds
-    of uploads.
+    `busy_s`: it saves beside training until it has seen that many seconds of uploads.
     """
 
     phase: str
@@ -60,9 +59,9 @@ class Task:
 class Save:
     """One save. `kind`: the first of the process, one of an idle process, or one beside training (`busy`).
 
-    `hold_s` training stood still; `commit_s` from its begin until it was whole in the storage; `cpu_s` of this process
-    and those below it (idle only). `copy_s`: a memcpy of the rank's share just before. Steps were taken just before the
-    save (`quiet`), and between `hold_s` and the commit.
+    Training was stopped for `hold_s`; `commit_s` is the time from its start until it was complete in the storage;
+    `cpu_s` is that of this process and its descendants (idle only). `copy_s`: a memcpy of the rank's share just before.
+    Steps were counted just before the save (`quiet`), and between `hold_s` and the commit.
     """
 
     kind: str
@@ -76,10 +75,10 @@ class Save:
 
 @dataclass(slots=True)
 class Saves:
-    """What a saving rank found.
+    """The result of a saving rank.
 
-    `extra_bytes`: the highest resident memory over that before anything was prepared, of this process and those below
-    it, and what the local tier holds besides.
+    `extra_bytes`: the increase of the highest resident memory since before anything was prepared, of this process and
+    its descendants, and the size of the local tier.
     """
 
     size_bytes: int
@@ -92,7 +91,7 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """What a restoring rank found: seconds until the state was back, and until the first step was done."""
+    """The result of a restoring rank: seconds until the state was restored, and until the first step was done."""
 
     restore_s: float
     first_step_s: float
@@ -100,7 +99,7 @@ class Restore:
 
 
 class Rank:
-    """A process that trains, and the contender it saves with."""
+    """A process that trains, and the contender that it saves with."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -152,7 +151,7 @@ class Rank:
         return found
 
     def restore(self) -> Restore:
-        """Put the newest save back, and take a step."""
+        """Restore the newest save, and make a step."""
         _rendezvous()
         dist.barrier()
         began_s = time.perf_counter()
@@ -174,7 +173,8 @@ class Rank:
         return Save(kind, hold_s, self._commit_s(began_s), copy_s, cpu_s=cpu_s)
 
     def _save_busy(self, number: int, copy_s: float, like_s: float) -> Save:
-        """Steps without an upload for as long as an upload takes, then a save and steps until it is committed."""
+        """Make steps without an upload for as long as an upload takes, then save and make steps until it is
+        committed."""
         quiet = self.loop.run_for(max(_LEAST_QUIET_S, like_s))
         began_s = time.perf_counter()
         self.contender.save(self.trainee, number)
@@ -194,26 +194,26 @@ class Rank:
         return number <= self.task.idle_saves + _MOST_BUSY_SAVES
 
     def _broadcast_from_rank_0(self, value: float) -> float:
-        """Rank 0's value, so that all ranks make as many saves."""
+        """Return rank 0's value, so that all ranks make the same number of saves."""
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.broadcast(tensor, src=0)
         return float(tensor)
 
     def _drop(self, number: int) -> None:
-        """Have the sink forget an old save: the others leave that to the script."""
+        """Have the sink delete an old save, for contenders that leave that to the script."""
         query = urllib.parse.urlencode({"prefix": f"{BUCKET}/{self.task.prefix}/save-{number}/"})
         urllib.request.urlopen(f"{self.task.endpoint}/-/drop?{query}").close()
 
 
 def _rendezvous() -> None:
-    """Tell whoever started this process that it is ready, and wait for its word."""
+    """Tell the parent process that this one is ready, and wait for its response."""
     print(json.dumps({"ready": os.getpid()}), flush=True)
     if not sys.stdin.readline():
         sys.exit(1)
 
 
 def _cpu_s() -> float:
-    """Processor time of this process and all below it, in seconds."""
+    """Return the processor time of this process and all its descendants, in seconds."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = time.process_time() + ended.ru_utime + ended.ru_stime
     for child in psutil.Process().children(recursive=True):
@@ -223,25 +223,25 @@ def _cpu_s() -> float:
 
 
 def _start_of_peak() -> int:
-    """Have the kernel note the highest resident memory from now on; returns the present one in bytes."""
+    """Have the kernel record the highest resident memory from now on; return the present value in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return psutil.Process().memory_info().rss
 
 
 def _peak_bytes() -> int:
-    """The highest resident memory of this process, and of those below it what they do not share with it."""
+    """Return the highest resident memory of this process, plus the unshared memory of its descendants."""
     below = [_status(child.pid) for child in psutil.Process().children(recursive=True)]
     return _status(os.getpid())["VmHWM"] + sum(found["VmHWM"] - found["RssShmem"] for found in below)
 
 
 def _status(pid: int) -> dict[str, int]:
-    """What the kernel says of a process's memory, in bytes."""
+    """Return what the kernel reports about a process's memory, in bytes."""
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
 
 
 def _unmapped_bytes(folder: str) -> int:
-    """Memory of the local tier's files that no rank has mapped, and so none counts as its own."""
+    """Return the size of the local tier's files that no rank has mapped, so that none counts them."""
     if not folder:
         return 0
     ranks = psutil.Process(os.getppid()).children()
@@ -251,7 +251,7 @@ def _unmapped_bytes(folder: str) -> int:
 
 
 def main() -> int:
-    """Do the task that the argument describes."""
+    """Execute the task that the argument describes."""
     rank = Rank(Task(**json.loads(sys.argv[1])))
     found = rank.save() if rank.task.phase == "save" else rank.restore()
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Measurements of saves and restores, their summary against the aims, and how they are shown."""
+"""Measurements of saves and restores, their summary compared with the aims, and their output."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MEASURED = ("boto3", "numpy", "obstore", "s3torchconnector", "torchsnapshot")
 class Measurement:
     """One trial: the saves of fresh processes, and a restore in others. Empty lists and None: not measured; see `note`.
 
-    `holds` are multiples of the trial's memcpy (median), the first save's first; where ranks differ the slowest counts.
-    `cpu_s_per_gb` is of all ranks together. `step_rate`: with an upload, over without. `exact`: what was restored is,
-    to the bit, what was saved.
+    `holds` are multiples of the trial's memcpy (median), that of the first save first; if ranks differ, the slowest
+    counts. `cpu_s_per_gb` is that of all ranks together. `step_rate`: with an upload, relative to without. `exact`: the
+    restored state is identical to the saved one.
     """
 
     size_bytes: int
@@ -51,10 +51,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All trials of one size with as many ranks by one contender.
+    """All trials of one size with one number of ranks by one contender.
 
-    `first_hold`, `first_commit_s` are of the first saves, `hold` and `hold_p99` of all, the other figures without them.
-    `extra_shares`: extra memory as a multiple of a rank's share, having taken 64 MiB off.
+    `first_hold` and `first_commit_s` are of the first saves, `hold` and `hold_p99` of all, the other figures of all but
+    the first. `extra_shares`: extra memory as a multiple of a rank's share, after subtracting 64 MiB.
     """
 
     size_bytes: int
@@ -91,7 +91,7 @@ class Aim:
 
 
 def merge(plain: Measurement, saves: Sequence[Mapping[str, Any]], restores: Sequence[Mapping[str, Any]]) -> Measurement:
-    """What the ranks found (in order of rank, see `rank.Saves` and `rank.Restore`) as one measurement."""
+    """Return what the ranks measured (in order of rank, see `rank.Saves` and `rank.Restore`) as one measurement."""
     state_bytes = saves[0]["size_bytes"]
     rounds = list(zip(*(found["saves"] for found in saves), strict=True))
     copy_s = percentile(sorted(save["copy_s"] for found in saves for save in found["saves"]), 0.5)
@@ -111,13 +111,13 @@ def merge(plain: Measurement, saves: Sequence[Mapping[str, Any]], restores: Sequ
 
 
 def _rate(stretches: Iterable[Mapping[str, float]]) -> float:
-    """Steps per second over all of them."""
+    """Return the steps per second over all of them."""
     found = list(stretches)
     return sum(one["steps"] for one in found) / sum(one["seconds"] for one in found)
 
 
 def summarise(measurements: Sequence[Measurement]) -> list[Summary]:
-    """One summary for each size, number of ranks and contender, in the order in which they first appear."""
+    """Return one summary for each size, number of ranks and contender, in the order in which they first appear."""
     groups: dict[tuple[int, int, str], list[Measurement]] = {}
     for one in measurements:
         groups.setdefault((one.size_bytes, one.ranks, one.contender), []).append(one)
@@ -158,7 +158,7 @@ def _shares(trial: Measurement) -> float:
 
 
 def aims(summaries: Sequence[Summary]) -> list[Aim]:
-    """What our own contenders were to reach, each with its figure."""
+    """Return the aims of our own contenders, each with its figure."""
     found = []
     for ours in summaries:
         if not ours.contender.startswith(OURS) or not ours.trials:
@@ -197,7 +197,7 @@ def size_in_words(size_bytes: int) -> str:
 
 
 def table(summaries: Iterable[Summary]) -> Table:
-    """The summaries for a terminal."""
+    """Return the summaries as a table."""
     shown = Table(title="p50 (p95) over all saves and trials; standstill as a multiple of a memcpy of the rank's share")
     shown.add_column("state")
     shown.add_column("contender", no_wrap=True)
@@ -236,7 +236,7 @@ def _numbers(spread: Spread) -> str:
 
 
 def aims_table(found: Iterable[Aim]) -> Table:
-    """Each aim with its figure."""
+    """Return each aim with its figure, as a table."""
     shown = Table(title="aims")
     for heading in ("state", "contender", "what"):
         shown.add_column(heading)
@@ -251,7 +251,7 @@ def aims_table(found: Iterable[Aim]) -> Table:
 
 
 def as_json(parameters: Mapping[str, Any], measurements: Sequence[Measurement], began_at: float) -> dict[str, Any]:
-    """Everything there is to know about a run; `began_at` is seconds since the epoch."""
+    """Return all that is known about a run; `began_at` is in seconds since the epoch."""
     summaries = summarise(measurements)
     return {
         "schema": SCHEMA,

@@ -1,11 +1,12 @@
-"""A fast S3 server in memory, in a process of its own: what uploads cost the client shows when the server costs little.
+"""A fast S3 server in memory, in a process of its own: what uploads cost the client is visible if the server costs
+little.
 
     python -m benchmarks.checkpoints.sink --size-mib 1024        # prints its port; ends with its standard input
 
-Raw sockets, a thread for each connection; a body goes from the socket straight into memory that was touched before.
-It knows what the contenders send: objects put, copied, read in ranges, deleted and listed, uploads in parts, and
-If-None-Match. Signatures and checksums are not looked at, and nobody may delete what another is reading. What is below
-`/-/` is the benchmark's own: it counts and cleans up there.
+It uses raw sockets and a thread per connection; a body is read from the socket directly into memory that was touched
+before. It supports what the contenders send: objects put, copied, read in ranges, deleted and listed, multipart
+uploads, and If-None-Match. It ignores signatures and checksums, and nobody may delete what another one is reading.
+Below `/-/`, the benchmark itself counts and cleans up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SOCKET_BUFFER_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request without its body; header names in lower case."""
+    """A request without its body; header names are in lower case."""
 
     method: str
     path: str
@@ -50,7 +51,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An answer: `body`, or the bytes from `start` up to `stop` of `blob`."""
+    """A response: `body`, or the bytes from `start` to `stop` of `blob`."""
 
     status: int
     body: bytes = b""
@@ -61,26 +62,26 @@ class Said:
 
 
 class Reader:
-    """Reads lines and bodies from a socket; bodies into the memory they stay in."""
+    """Reads lines and bodies from a socket; bodies into the memory in which they stay."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._rest = connection, b""
 
     def head(self) -> bytes:
-        """All up to an empty line, without it; empty when the client has gone."""
+        """Return everything before the next empty line; empty if the client has gone."""
         return self._until(b"\r\n\r\n")
 
     def line(self) -> bytes:
         return self._until(b"\r\n")
 
     def fill(self, views: Iterator[memoryview]) -> None:
-        """Fill all the views. Raises ConnectionError when the client goes before."""
+        """Fill all the views. Raises ConnectionError if the client goes before."""
         for view in views:
             taken = min(len(view), len(self._rest))
             view[:taken] = self._rest[:taken]
             self._rest = self._rest[taken:]
             while taken < len(view):
-                # One call for a whole chunk: waking up for every packet would cost more than the copying.
+                # One call for a whole chunk: waking up for every packet would cost more than copying.
                 count = self._connection.recv_into(view[taken:], 0, socket.MSG_WAITALL)
                 if not count:
                     raise ConnectionError("the client has gone")
@@ -97,10 +98,10 @@ class Reader:
 
 
 class Sink:
-    """The server: `serve` until the process ends."""
+    """The server; `serve` runs until the process ends."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Touches `size_bytes` of memory: no more than that can be stored."""
+        """Touch `size_bytes` of memory, which is the limit of what can be stored."""
         self._objects = Objects(Pool(size_bytes))
         self._asked: Counter[str] = Counter()
         self._etags = itertools.count(1)
@@ -126,13 +127,13 @@ class Sink:
                     body = self._receive(reader, asked)
                     said = self._answer(asked, body)
                 except FullError as e:
-                    # The body is still on its way: nothing more can be read from this connection.
+                    # The body has not been read, so nothing more can be read from this connection.
                     _send(connection, asked, Said(507, _error(507, str(e))))
                     return
                 _send(connection, asked, said)
 
     def _receive(self, reader: Reader, asked: Asked) -> Blob:
-        """The body, in the pool; of one in signed chunks, the content."""
+        """Read the body into the pool; if it is in signed chunks, their content."""
         if "aws-chunked" not in asked.headers.get("content-encoding", ""):
             blob = self._objects.pool.take(int(asked.headers.get("content-length", "0")))
             reader.fill(iter(blob.views))
@@ -258,7 +259,7 @@ def _parse(head: bytes) -> Asked:
 
 
 def _kind(asked: Asked) -> str:
-    """What is asked for, in words; also the name under which it is counted."""
+    """Return the kind of request in words, under which it is counted."""
     method, query = asked.method, asked.query
     if not asked.path.partition("/")[2]:
         return {"HEAD": "head bucket", "GET": "list uploads" if "uploads" in query else "list"}.get(method, "other")
@@ -272,7 +273,7 @@ def _kind(asked: Asked) -> str:
 
 
 def _range(wanted: str, size_bytes: int) -> tuple[int, int]:
-    """`bytes=5-9` as (5, 10), cut to what is there."""
+    """Return `bytes=5-9` as (5, 10), limited to what exists."""
     first, _, last = wanted.partition("=")[2].partition("-")
     if not first:
         return max(0, size_bytes - int(last or 0)), size_bytes
@@ -306,7 +307,7 @@ def _error(status: int, message: str, code: str = "") -> bytes:
 
 
 def main() -> int:
-    """Serve until standard input ends, which it does when the process that started this one does."""
+    """Serve until standard input ends, which it does when the parent process ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size-mib", type=int, default=1024, metavar="N", help="memory for objects (1024)")
     sink = Sink(parser.parse_args().size_mib << 20)

@@ -1,6 +1,6 @@
 """The state that is checkpointed, and the training meanwhile: a loop of small steps.
 
-The loop has nothing to do with the state: how large a state is says nothing about how long a step takes.
+The loop does not depend on the state, because the size of a state does not determine how long a step takes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _REDUCED = 16_384
 
 
 class Trainee:
-    """A model of square layers and its Adam: some 300 tensors, nearly all bytes in a third of them."""
+    """A model of square layers and its Adam: some 300 tensors, with nearly all bytes in a third of them."""
 
     def __init__(self, size_bytes: int, seed: int) -> None:
-        """As before training: the optimizer has no state yet. The size is met to within a layer."""
+        """Create the state before training: the optimizer has no state yet. The size is exact to within one layer."""
         width, layers = shape_for(size_bytes)
         torch.manual_seed(seed)
         self.model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
         self.optimizer = torch.optim.Adam(self.model.parameters())
 
     def train_once(self) -> None:
-        """Give the optimizer its state, as a step would."""
+        """Give the optimizer its state, like a step."""
         for parameter in self.model.parameters():
             moments = {name: torch.rand_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
@@ -45,16 +45,16 @@ class Trainee:
             state["step"].fill_(float(number))
 
     def state(self) -> dict[str, Any]:
-        """What a script saves; the tensors are those that training changes."""
+        """Return what a script saves; the tensors are those that training changes."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` returned."""
+        """Restore what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors of the state, always in the same order."""
+        """Return all tensors of the state, always in the same order."""
         own = [tensor for _, tensor in sorted(self.model.state_dict().items())]
         states = self.optimizer.state_dict()["state"]
         return own + [tensor for _, entry in sorted(states.items()) for _, tensor in sorted(entry.items())]
@@ -63,7 +63,7 @@ class Trainee:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def digest(self) -> int:
-        """Equal for two states exactly when every bit of them is, as far as CRC-32 can tell."""
+        """Return a digest that is equal for identical states only, up to collisions of CRC-32."""
         crc = 0
         for tensor in self.tensors():
             crc = zlib.crc32(tensor.detach().reshape(-1).view(torch.uint8).numpy().data, crc)
@@ -71,7 +71,7 @@ class Trainee:
 
 
 def shape_for(size_bytes: int) -> tuple[int, int]:
-    """Width and number of layers of a model whose state has about that size."""
+    """Return width and number of layers of a model whose state has about that size."""
     width = 16
     while _BYTES_PER_WEIGHT * _LEAST_LAYERS * (2 * width) ** 2 <= size_bytes:
         width *= 2
@@ -79,7 +79,7 @@ def shape_for(size_bytes: int) -> tuple[int, int]:
 
 
 class Yardstick:
-    """A memcpy of a rank's share of the state into warm memory: what a save that only copies would take."""
+    """A memcpy of a rank's share of the state into warm memory: the time of a save that only copies."""
 
     def __init__(self, trainee: Trainee, world_size: int) -> None:
         share = trainee.tensors()[::world_size]
@@ -88,7 +88,7 @@ class Yardstick:
         self._scale = trainee.size_bytes() / world_size / size_bytes
 
     def copy_s(self) -> float:
-        """Seconds for one copy, on one thread."""
+        """Return the seconds for one copy, on one thread."""
         began_s = time.perf_counter()
         for source, target in self._pairs:
             target.copy_(source)
@@ -97,14 +97,14 @@ class Yardstick:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps of the loop, and the seconds they took."""
+    """Steps of the loop, and their duration in seconds."""
 
     steps: int
     seconds: float
 
 
 class Loop:
-    """Steps of a few milliseconds that keep one core busy, with an all-reduce each when there are several ranks."""
+    """Steps of a few milliseconds that keep one core busy, each with an all-reduce if there are several ranks."""
 
     def __init__(self, world_size: int) -> None:
         layers = [nn.Linear(_STEP_WIDTH, _STEP_WIDTH) for _ in range(3)]
@@ -115,7 +115,7 @@ class Loop:
         self._world_size = world_size
 
     def step(self, flag: bool = False) -> bool:
-        """Take a step; returns whether any rank raised its flag."""
+        """Make a step; return whether any rank raised its flag."""
         loss = self._model(self._inputs).square().mean()
         self._optimizer.zero_grad()
         loss.backward()
@@ -127,7 +127,7 @@ class Loop:
         return bool(self._gradients[0])
 
     def run(self, over: Callable[[], bool]) -> Stretch:
-        """Step until `over` says so on any rank; one step at least. All ranks must call."""
+        """Make steps until `over` is true on any rank; at least one. All ranks must call."""
         began_s, steps = time.perf_counter(), 0
         while True:
             steps += 1
@@ -135,6 +135,6 @@ class Loop:
                 return Stretch(steps, time.perf_counter() - began_s)
 
     def run_for(self, seconds: float) -> Stretch:
-        """Step for about that long."""
+        """Make steps for about that long."""
         until_s = time.perf_counter() + seconds
         return self.run(lambda: time.perf_counter() >= until_s)

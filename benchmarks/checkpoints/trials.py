@@ -34,10 +34,10 @@ NEEDS: Mapping[str, Sequence[str]] = {
     "elasticctl-tier": ("boto3",),
     "obstore": ("obstore",),
 }
-"""Contender -> the packages it takes."""
+"""Contender -> the packages that it needs."""
 
 CLEANING = ("elasticctl", "elasticctl-tier", "obstore")
-"""Those that delete their old saves: the others have the sink forget them, and run on no other server."""
+"""Contenders that delete their old saves. For the others the sink deletes them, so they run on no other server."""
 
 TIER_VARIABLE = "ELASTICCTL_LOCAL_TIER"
 _BUCKET = "benchmark"
@@ -55,7 +55,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one trial measures. See `rank.Task` for the numbers of saves."""
+    """What one trial measures. `rank.Task` describes the numbers of saves."""
 
     contender: str
     size_bytes: int
@@ -71,12 +71,13 @@ class Plan:
 
 
 def sink_bytes(size_bytes: int) -> int:
-    """Memory of a sink that holds the newest save and the one being written, in chunks that are not all full."""
+    """Return the memory of a sink that holds the newest save and the one being written, in chunks that are not all
+    full."""
     return 2 * size_bytes + size_bytes // 8 + 128 * _MIB
 
 
 def needed_bytes(size_bytes: int, ranks: int) -> int:
-    """The most memory that a trial takes: the sink, and what the greediest contenders were seen to take."""
+    """Return the most memory that a trial needs: that of the sink, and what the largest contenders were seen to use."""
     first = size_bytes + size_bytes // ranks + 3 * size_bytes
     others = size_bytes + size_bytes // ranks + 2 * size_bytes
     return sink_bytes(size_bytes) + first + (ranks - 1) * others + ranks * _PROCESS_BYTES
@@ -87,7 +88,7 @@ class Sink:
 
     def __init__(self, size_bytes: int) -> None:
         command = [sys.executable, "-m", "benchmarks.checkpoints.sink", "--size-mib", str(-(-size_bytes // _MIB))]
-        # Out of reach of a terminal's Ctrl-C, which goes to a whole process group: it is asked until the last.
+        # A terminal's Ctrl-C, which goes to a whole process group, must not reach it: it is needed until the end.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -104,11 +105,11 @@ class Sink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._process:  # closes its standard input, at which it ends
+        with self._process:  # closes its standard input, which ends it
             self._process.kill()
 
     def ask(self, verb: str, **query: str) -> dict[str, Any]:
-        """`stats`, `reset` or `drop`; returns the sink's processor time and what it was asked for."""
+        """Send `stats`, `reset` or `drop`; return the sink's processor time and the requests that it has received."""
         url = f"{self.endpoint}/-/{verb}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -119,7 +120,7 @@ Server = Sink | Versity
 
 
 def environment(endpoint: str, mark: str) -> dict[str, str]:
-    """What a process that talks to the sink finds in its environment; nothing of the cloud's real settings."""
+    """Return the environment of a process that talks to the sink, without real cloud settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ELASTICCTL_"))}
     return kept | {
         "AWS_ACCESS_KEY_ID": KEY,
@@ -134,7 +135,7 @@ def environment(endpoint: str, mark: str) -> dict[str, str]:
 
 
 def run_trial(plan: Plan, sink: Server) -> Measurement:
-    """Measure once; what fails is a finding too. All it started has ended when this returns."""
+    """Measure once; a failure is a result, too. Everything that was started has ended when this returns."""
     plain = Measurement(plan.size_bytes, plan.ranks, plan.contender, plan.repeat)
     missing = [package for package in NEEDS[plan.contender] if find_spec(package) is None]
     if missing:
@@ -157,7 +158,7 @@ def run_trial(plan: Plan, sink: Server) -> Measurement:
 
 @contextlib.contextmanager
 def _folder(plan: Plan) -> Iterator[str]:
-    """A folder for the local tier, for the contender that has one; else the empty string."""
+    """Return a folder for the local tier, for the contender that has one; "" otherwise."""
     if not plan.contender.endswith("-tier"):
         yield ""
         return
@@ -169,7 +170,7 @@ def _folder(plan: Plan) -> Iterator[str]:
 
 
 def _phase(phase: str, plan: Plan, sink: Server, tier: str, newest: int) -> list[dict[str, Any]]:
-    """Have all ranks save or restore; returns what each found. Raises Failed."""
+    """Have all ranks save or restore; return what each measured. Raises Failed."""
     port = processes.free_port()
     environ = environment(sink.endpoint, plan.name) | ({TIER_VARIABLE: tier} if tier else {})
     with contextlib.ExitStack() as stack:
@@ -191,7 +192,7 @@ def _phase(phase: str, plan: Plan, sink: Server, tier: str, newest: int) -> list
 
 
 class RankProcess:
-    """A process of `rank`, which is killed when this is left."""
+    """A process of `rank`, which is killed on exit."""
 
     def __init__(self, task: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this is left
@@ -221,7 +222,7 @@ class RankProcess:
             self._process.stdin.flush()
 
     def line(self, until_s: float) -> str:
-        """The next line it prints. Raises Failed when it ends without one, or at `until_s` (monotonic)."""
+        """Return the next line that it prints. Raises Failed if it exits without one, or at `until_s` (monotonic)."""
         try:
             line = self._lines.get(timeout=max(0.0, until_s - time.monotonic()))
         except queue.Empty:

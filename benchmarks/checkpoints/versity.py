@@ -1,4 +1,4 @@
-"""versitygw, a real S3 server, over a folder in shared memory, with the same interface as the sink."""
+"""versitygw, a real S3 server, on a folder in shared memory, with the same interface as the sink."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_S = 10.0
 
 
 class Versity:
-    """The server's process, and its accounts. Raises TimeoutError when it does not start."""
+    """The server's process. Raises TimeoutError if it does not start."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=_SHARED_MEMORY))
@@ -49,10 +49,10 @@ class Versity:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, verb: str, *, prefix: str = "") -> dict[str, float]:
-        """`stats` or `drop`; returns the server's processor time."""
+        """Send `stats` or `drop`; return the server's processor time."""
         if verb == "drop":
             for path in (self._folder / prefix).iterdir():
-                if not path.name.startswith("."):  # where it keeps what is being uploaded
+                if not path.name.startswith("."):  # its folders for unfinished uploads
                     shutil.rmtree(path)
         times = psutil.Process(self._process.pid).cpu_times()
         return {"cpuS": times.user + times.system}

@@ -43,14 +43,14 @@ MACHINES = 8
 START_LIMIT_S, WHOLE_LIMIT_S, END_LIMIT_S, POLL_S = 300.0, 240.0, 300.0, 0.2
 NEVER = 1_000_000
 PAUSE_S = 2.0
-"""The longest time between two events beside what the first takes."""
+"""The longest time between two events, in addition to what the first one takes."""
 TRIES_S = 20.0
 HOST_FOLDER = Path(os.environ.get("ELASTICCTL_TEST_HOST_FOLDER", "/tmp/kubelab-host"))
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The cluster's."""
+    """The jobs of the cluster."""
 
     api: Connection
 
@@ -61,7 +61,7 @@ class Jobs:
 
 
 def manifest(folder: Path, seed: int, metadata_url: str) -> Manifest:
-    """The job, whose workers need a machine of their own each."""
+    """Return the job, each of whose workers needs a machine of its own."""
     options = {"record": f"{STATE}/record.jsonl", "end": f"{STATE}/end", **_task(seed), "step-s": STEP_S}
     script = [sys.executable, str(SCRIPT), *(f"--{key}={value}" for key, value in options.items())]
     environ = {
@@ -78,7 +78,7 @@ def manifest(folder: Path, seed: int, metadata_url: str) -> Manifest:
         "args": [*script, f"--workers={WORKERS}", "--stay"],
         "env": [{"name": name, "value": value} for name, value in environ.items()],
         "volumeMounts": [{"name": "state", "mountPath": STATE}],
-        "resources": {"requests": {"cpu": 1}, "limits": {"nvidia.com/gpu": 1}},  # else others come first
+        "resources": {"requests": {"cpu": 1}, "limits": {"nvidia.com/gpu": 1}},  # otherwise other pods come first
     }
     volume = {"name": "state", "hostPath": {"path": str(folder), "type": "Directory"}}
     pod = {"terminationGracePeriodSeconds": GRACE_S, "containers": [worker], "volumes": [volume]}
@@ -102,7 +102,7 @@ def _task(seed: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Session:
-    """One run, and what it has found."""
+    """One run, and its results so far."""
 
     api: Connection
     job: Job
@@ -122,7 +122,7 @@ class Session:
             time.sleep(1.0)
 
     def disturb(self, for_s: float, report: Any) -> None:
-        """Have one event after the other happen."""
+        """Cause one event after the other."""
         end, kinds = time.time() + for_s, list[str]()
         while time.time() < end:
             time.sleep(self.dice.uniform(0.0, PAUSE_S))
@@ -163,7 +163,7 @@ class Session:
         return None
 
     def _whole(self, at: float, gone: frozenset[str]) -> bool:
-        """True once a group that has been formed since trains with all workers, and nobody of `gone` is in it."""
+        """Return whether a group that formed since then trains with all workers, and none of `gone` is in it."""
         steps = self.job.read().steps
         if not steps or steps[-1].world != WORKERS or steps[-1].at <= at:
             return False
@@ -182,7 +182,7 @@ class Session:
         return len(pods) == WORKERS and not gone & {pod["metadata"]["uid"] for pod in pods}
 
     def finish(self) -> int:
-        """Let training come to its end; returns how many epochs it was."""
+        """Let training come to its end; return the number of epochs."""
         epochs = self.job.read().steps[-1].epoch + EPOCHS_TO_GO
         self.job.set_end(epochs)
         deadline = time.monotonic() + END_LIMIT_S
@@ -195,7 +195,7 @@ class Session:
 
 
 def undisturbed(folder: Path, seed: int, epochs: int) -> Record:
-    """The same training in one process that nothing happens to."""
+    """Train the same in one process without any events."""
     folder.mkdir(exist_ok=True)
     (folder / "end").write_text(str(epochs))
     options = {"record": folder / "record.jsonl", "end": folder / "end", **_task(seed), "step-s": 0.0}
@@ -209,7 +209,7 @@ def undisturbed(folder: Path, seed: int, epochs: int) -> Record:
 
 
 def prove(session: Session, prices: Sequence[Cost], epochs: int, calm: Record) -> dict[str, list[str]]:
-    """Each thing that is to be proven -> what speaks against it."""
+    """Return each property to be proven -> what contradicts it."""
     entries: Any = session.job.entries()
     damaged = [str(entry) for entry in entries if isinstance(entry, Exception)]
     entries = [entry for entry in entries if not isinstance(entry, Exception)]
@@ -232,7 +232,7 @@ def prove(session: Session, prices: Sequence[Cost], epochs: int, calm: Record) -
 
 
 def goodput(session: Session) -> dict[str, float]:
-    """Steps a second undisturbed and among the events, and their ratio."""
+    """Return steps per second undisturbed and during the events, and their ratio."""
     steps = session.job.record.steps
     calm = pace(steps, *session.calm)
     if not (session.events and calm):
@@ -263,7 +263,7 @@ def show(session: Session, prices: Sequence[Cost], proofs: dict[str, list[str]])
 
 @contextmanager
 def controllers(api: Connection, folder: Path) -> Iterator[None]:
-    """Two of them, and spot machines of Karpenter's for the job."""
+    """Run two controllers, and set up Karpenter's spot machines for the job."""
     prepare(api)
     for pool in api.request("GET", POOLS)["items"]:
         api.request("DELETE", f"{POOLS}/{pool['metadata']['name']}", {"propagationPolicy": "Foreground"})
@@ -281,7 +281,7 @@ def controllers(api: Connection, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def running(api: Connection, body: Manifest) -> Iterator[None]:
-    """The job, which is gone afterwards."""
+    """Create the job; delete it afterwards."""
     path = resource_path(API_VERSION, NAMESPACE, PLURAL)
     api.request("POST", path, body)
     try:
@@ -292,12 +292,12 @@ def running(api: Connection, body: Manifest) -> Iterator[None]:
 
 
 def run(options: argparse.Namespace, folder: Path, say: Console) -> int:
-    """The whole story; logs stay in `folder`."""
+    """Run the whole benchmark; logs are kept in `folder`."""
     api, began_at, metadata = connect(), time.time(), Metadata(ADDRESS)
     host = HOST_FOLDER / NAME
     shutil.rmtree(host, ignore_errors=True)
     host.mkdir(parents=True)
-    host.chmod(0o777)  # workers are nobody in particular
+    host.chmod(0o777)  # workers run as arbitrary users
     dice, job = random.Random(options.seed), Job(Jobs(api), NAME, host)
     label = f"{LABEL_JOB}={NAME}"
     session = Session(api, job, Mischief(api, job, metadata, dice, label), dice, say)
@@ -338,7 +338,7 @@ def run(options: argparse.Namespace, folder: Path, say: Console) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 if something was not proven, 130 after Ctrl-C."""
+    """Run the benchmark; return 1 if something was not proven, 130 after Ctrl-C."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=benchmarks.interruptions.__doc__, formatter_class=formatter)
     parser.add_argument("--for-s", type=float, default=3600.0, metavar="S", help="how long events happen")

@@ -1,4 +1,5 @@
-"""What each event cost, and what all of them left of the training's pace, from the steps that were recorded. Pure."""
+"""What each event cost, and how much of the training's pace was left with all of them, from the recorded steps.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MAX_FAULTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What was done to which machine or worker, from `at` until the next one; with the newest commit at that time.
+    """What was done to which machine or worker, from `at` until the next event; with the newest commit at that time.
 
     `whole_s`: how long after it all workers trained again, on machines that stay; None: not within the limit.
     """
@@ -31,11 +32,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an event cost, over all groups that were formed after it and before the next one.
+    """The cost of an event, over all groups that formed after it and before the next one.
 
-    `first_step_s`: from the event to the first step of a new group; None: none was formed. `standstill_s`: for how long
-    nobody trained, in all. `redone`: steps that the whole group had made and that were done again; `interrupted`: those
-    that only some of its ranks have recorded, of which none has counted. `smallest`: the smallest of the groups.
+    `first_step_s`: from the event to the first step of a new group; None: none formed. `standstill_s`: how long nobody
+    trained, in total. `redone`: steps that the whole group had made and that were repeated; `interrupted`: those that
+    only some of its ranks have recorded, which do not count. `smallest`: the size of the smallest of the groups.
     """
 
     first_step_s: float | None = None
@@ -47,7 +48,7 @@ class Cost:
 
 
 def costs(events: Sequence[Event], steps: Iterable[Step]) -> list[Cost]:
-    """What each of the events cost, which are in order."""
+    """Return the cost of each of the events, which are in order."""
     ordered = sorted(steps, key=lambda step: step.at)
     ranks: Counter[int] = Counter()  # how many of the newest group have recorded a step
     found, number, newest = [], 0, 0
@@ -68,7 +69,7 @@ def costs(events: Sequence[Event], steps: Iterable[Step]) -> list[Cost]:
                 newest = step.generation
                 ranks.clear()
             if step.generation < newest:
-                continue  # of a rank that was frozen
+                continue  # recorded by a rank that was frozen
             ranks[step.step] += 1
             begun = max(begun, step.step)
             if ranks[step.step] == step.world:
@@ -80,7 +81,7 @@ def costs(events: Sequence[Event], steps: Iterable[Step]) -> list[Cost]:
 
 
 def pace(steps: Iterable[Step], begin: float, end: float) -> float:
-    """Steps a second by which the training got on between two times."""
+    """Return the net number of steps per second between two times."""
     reached = {True: 0, False: 0}
     for step in steps:
         if step.at <= end:
@@ -90,7 +91,7 @@ def pace(steps: Iterable[Step], begin: float, end: float) -> float:
 
 
 def redone_after_notice(events: Sequence[Event], prices: Sequence[Cost]) -> list[str]:
-    """Faults if steps were done again after an event with notice."""
+    """Return faults if steps were repeated after an event with notice."""
     pairs = zip(events, prices, strict=True)
     return [
         f"{event.kind} ({event.target}) at {event.at:.1f}: {cost.redone + cost.interrupted} steps"
@@ -100,13 +101,13 @@ def redone_after_notice(events: Sequence[Event], prices: Sequence[Cost]) -> list
 
 
 def never_whole(events: Sequence[Event]) -> list[str]:
-    """Faults if the group was not whole again after an event."""
+    """Return faults if the group was not complete again after an event."""
     return [f"{event.kind} ({event.target}) at {event.at:.1f}" for event in events if event.whole_s is None]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The events of one kind: times in seconds, the median and the 95th percentile."""
+    """The events of one kind: times in seconds, at the median and the 95th percentile."""
 
     kind: str
     notice: bool
@@ -118,7 +119,7 @@ class Row:
 
 
 def rows(events: Sequence[Event], prices: Sequence[Cost]) -> list[Row]:
-    """A row for each kind, those with notice first, then one for all with notice and one for all without."""
+    """Return a row for each kind, those with notice first, then one for all with notice and one for all without."""
     of_kind: dict[tuple[bool, str], list[tuple[Event, Cost]]] = {}
     for event, cost in zip(events, prices, strict=True):
         for kind in (event.kind, "all with notice" if event.notice else "all without"):
@@ -140,5 +141,5 @@ def _spread(values: Iterable[float]) -> tuple[float, float]:
 
 
 def deck(shares: Mapping[str, int]) -> list[str]:
-    """So many of each kind."""
+    """Return that many of each kind."""
     return [kind for kind, share in shares.items() for _ in range(share)]

@@ -1,4 +1,4 @@
-"""The lab's machines: who is on them, and what can happen to them."""
+"""The lab's machines: who runs on them, and what can happen to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHAINS = (("FORWARD", "-s"), ("FORWARD", "-d"), ("INPUT", "-s"), ("OUTPUT", "-d
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node of Karpenter's, as it was when it was chosen: its name may be another's later."""
+    """A node of Karpenter, as it was when it was chosen: another one may get its name later."""
 
     api: Connection
     name: str
@@ -35,7 +35,7 @@ class Machine:
 
     @classmethod
     def of(cls, api: Connection, name: str) -> Machine | None:
-        """The machine of this name; None if it is not Karpenter's, or on its way out."""
+        """Return the machine of this name; None if it is not one of Karpenter's, or is being removed."""
         claims = api.request("GET", CLAIMS)["items"]
         claim = next((c for c in claims if c.get("status", {}).get("nodeName") == name), None)
         if claim is None or "deletionTimestamp" in claim["metadata"]:
@@ -47,7 +47,7 @@ class Machine:
         return cls(api, name, node["metadata"]["uid"], claim["metadata"]["name"])
 
     def node(self) -> Manifest | None:
-        """Its object; None: it is gone."""
+        """Return its object; None if it is gone."""
         try:
             node: Manifest = self.api.request("GET", resource_path("v1", None, "nodes", self.name))
         except NotFoundError:
@@ -55,42 +55,42 @@ class Machine:
         return node if node["metadata"]["uid"] == self.uid else None
 
     def kill(self) -> None:
-        """The machine is gone without a word, if it is still there."""
+        """End the machine without notice, if it still exists."""
         if self.node() is not None:
             subprocess.run([LAB, "kill-node", self.name], check=True, capture_output=True, timeout=120)
 
     def drain(self) -> None:
-        """Cordon it, and evict its pods, for as long as that takes."""
+        """Cordon it and evict its pods, for as long as that takes."""
         argv = ["kubectl", "drain", self.name, "--ignore-daemonsets", "--force", "--delete-emptydir-data"]
         subprocess.Popen([*argv, "--timeout=170s"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def taint(self, key: str) -> None:
-        """Have a taint put on it."""
+        """Add a taint to it."""
         argv = ["kubectl", "taint", "node", self.name, f"{key}:NoSchedule", "--overwrite"]
         subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
     def release(self) -> None:
-        """Have Karpenter take it away, as it does itself."""
+        """Have Karpenter remove it, as it does by itself."""
         with suppress(ElasticctlError):
             self.api.request("DELETE", f"{CLAIMS}/{self.claim}")
 
     def freeze(self) -> None:
-        """It stands still, with all that runs on it."""
+        """Freeze it with everything that runs on it."""
         self._kubelet(signal.SIGSTOP)
         (FREEZERS / self.name / "freezer.state").write_text("FROZEN")
 
     def thaw(self) -> None:
-        """It goes on where it was."""
+        """Let it continue."""
         (FREEZERS / self.name / "freezer.state").write_text("THAWED")
         self._kubelet(signal.SIGCONT)
 
     def cut_off(self) -> None:
-        """What runs on it runs on, and nobody can reach it, nor it anybody, but for the storage."""
+        """Cut it off: everything on it keeps running, but only the storage can be reached."""
         self._kubelet(signal.SIGSTOP)
         self._rules("-I")
 
     def connect(self) -> None:
-        """It is on the network again."""
+        """Reconnect it to the network."""
         self._rules("-D")
         self._kubelet(signal.SIGCONT)
 
@@ -105,7 +105,7 @@ class Machine:
 
 
 def processes_of(pod_uid: str) -> Iterator[psutil.Process]:
-    """The processes of a pod's worker."""
+    """Return the processes of a pod's worker."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(POD_UID_VARIABLE) == pod_uid:
@@ -113,7 +113,7 @@ def processes_of(pod_uid: str) -> Iterator[psutil.Process]:
 
 
 def number_inside(process: psutil.Process) -> int:
-    """The number of a process in its own container; 0: it is gone."""
+    """Return the pid of a process in its own container; 0 if it is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):

@@ -1,4 +1,5 @@
-"""AWS's metadata service, as it answers each machine, for the lab's pods: they are told apart by their addresses."""
+"""AWS's metadata service for the lab's pods, with an answer for each machine: pods are identified by their
+addresses."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Metadata:
                 self._answer(404 if text is None else 200, text or "")
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
             def _answer(self, status: int, text: str) -> None:
                 self.send_response(status)
@@ -36,7 +37,7 @@ class Metadata:
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, request: object, client_address: object) -> None:
-                """Say nothing: who asked has not waited, or has been frozen."""
+                """Log nothing: the client did not wait, or has been frozen."""
 
         self._server = Server((address, 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metadata", daemon=True)
@@ -44,11 +45,11 @@ class Metadata:
         self.url = f"http://{address}:{self._server.server_port}"
 
     def announce(self, pod_ip: str, at: float) -> None:
-        """Tell this pod that its machine will be taken at `at`."""
+        """Tell this pod that its machine will be reclaimed at `at`."""
         self._said[pod_ip, SPOT] = json.dumps({"action": "terminate", "time": _text(at)})
 
     def recommend(self, pod_ip: str, at: float) -> None:
-        """Tell this pod, as of `at`, that its machine had better be left."""
+        """Recommend this pod, as of `at`, to leave its machine."""
         self._said[pod_ip, REBALANCE] = json.dumps({"noticeTime": _text(at)})
 
     def forget(self, pod_ip: str) -> None:
@@ -57,7 +58,7 @@ class Metadata:
             self._said.pop((pod_ip, path), None)
 
     def stop(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""What happens to the job: every way in which notice is given, and every way in which a worker is lost without."""
+"""The events: every way in which notice is given, and every way in which a worker is lost without notice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import Connection, resource_path
 
 NOTICE_S = 120.0
-"""As AWS gives it; the machine is gone then, with whoever is still on it."""
+"""The notice of AWS; after it the machine is gone, with everything that is still on it."""
 BACK_S = 2.0
 SCRIPT = Path(__file__).parents[1] / "upsets" / "train.py"
 HANDLER = "aws-node-termination-handler/spot-itn"
@@ -46,9 +46,9 @@ SILENT = {
 
 @dataclass(slots=True)
 class Strike:
-    """Something that was done, and what is left to do for it.
+    """An event that was caused, and what is left to do for it.
 
-    `gone`: the workers (by uid) whose places others must have taken. `deadline`: when their machine goes.
+    `gone`: the workers (by uid) that must have been replaced. `deadline`: when their machine ends.
     """
 
     target: str
@@ -59,13 +59,13 @@ class Strike:
     afterwards: list[Callable[[], None]] = field(default_factory=list)
 
     def keep_time(self) -> None:
-        """Take the machine when its time has come."""
+        """End the machine when its time has come."""
         if self.deadline is not None and self.machine is not None and time.time() > self.deadline:
             self.machine.kill()
             self.deadline = None
 
     def clear_up(self) -> None:
-        """Mend what is broken, once the group is whole: machines that were to go are gone."""
+        """Repair what is broken, once the group is complete; machines that were to end are gone."""
         for step in self.afterwards:
             step()
         if self.machine is not None:
@@ -73,7 +73,7 @@ class Strike:
 
 
 class Mischief:
-    """Deals events to a job on machines of Karpenter's."""
+    """Causes events to a job on machines of Karpenter."""
 
     def __init__(self, api: Connection, job: Job, metadata: Metadata, dice: random.Random, pods: str) -> None:
         self._api, self._job, self._metadata, self._dice, self._label = api, job, metadata, dice, pods
@@ -94,12 +94,12 @@ class Mischief:
         }
 
     def strike(self, kind: str) -> Strike | None:
-        """Do it to somebody; None: that was not possible just now."""
+        """Cause an event; return None if that was not possible just now."""
         pods = self.staying()
         return self._strikes[kind](self._dice.choice(pods)) if pods else None
 
     def staying(self) -> list[Manifest]:
-        """The workers that run and are not on their way out, in order."""
+        """Return the workers that run and are not about to leave, in order."""
         items = self._api.request("GET", resource_path("v1", NAMESPACE, "pods"), None, {"labelSelector": self._label})
         found = [
             pod
@@ -147,7 +147,7 @@ class Mischief:
         at = time.time()
         try:
             self._api.request("POST", f"{_path(pod)}/eviction", body)
-        except ElasticctlError:  # the budget allows it only while the others are ready
+        except ElasticctlError:  # the disruption budget only permits it while the others are ready
             return None
         return Strike(_name(pod), at, _uid(pod))
 

@@ -33,7 +33,7 @@ OPERATOR = "deployment/training-operator"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when something did not come about, 130 after Ctrl-C."""
+    """Run the benchmark; return 1 if something did not happen in time, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         description=benchmarks.peers.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 def _measure(args: argparse.Namespace, found: list[Happened], say: Console) -> None:
     api = connect()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    FOLDER.chmod(0o777)  # workers are nobody in particular
+    FOLDER.chmod(0o777)  # workers run as arbitrary users
     have_operator()
     for number in range(args.repeats):
         for name in args.contender or list(CONTENDERS):
@@ -88,7 +88,7 @@ def _repeat(api: Connection, name: str, args: argparse.Namespace, found: list[Ha
 
 
 def have_operator() -> None:
-    """Have the training-operator, where nothing happens to its node."""
+    """Ensure that the training-operator runs, on a node that no event affects."""
     if not LAB:
         raise Missing("the lab: set $ELASTICCTL_TEST_LAB to its command")
     there = subprocess.run(["kubectl", "-n", "kubeflow", "get", OPERATOR], capture_output=True, check=False, timeout=60)
@@ -101,7 +101,7 @@ def have_operator() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what is compared, and what it runs on."""
+    """Return the versions of what is compared, and of what it runs on."""
     text = subprocess.run(["kubectl", "version", "-o", "json"], capture_output=True, text=True, check=False).stdout
     server = json.loads(text).get("serverVersion", {}) if text else {}
     return {"kubernetes": server.get("gitVersion", ""), "torch": importlib.metadata.version("torch")}
@@ -116,7 +116,7 @@ def _read(path: Path) -> list[Happened]:
 
 
 def table(found: Sequence[Happened]) -> Table:
-    """Medians, and in brackets the worst; "none" where a job did not train again within the limit."""
+    """Return medians with maxima in brackets; "none" if a job did not train again within the limit."""
     shown = Table(title="standstill in seconds; steps done again")
     names = list(dict.fromkeys(one.contender for one in found))
     for heading in ("", *(f"{name}: {what}" for name in names for what in ("standstill", "redone"))):

@@ -1,4 +1,4 @@
-"""The jobs: manifests that differ in nothing but in who looks after the workers, and how well that one is set up."""
+"""The jobs: manifests that differ only in who manages the workers, and in how well that is tuned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
 from elasticctl.kubeapi.connection import Connection, resource_path
 
 KEPT = "node-3"
-"""Nothing happens to this one: the operator's pod is on it, and no worker."""
+"""A node that no event affects: it has the operator's pod, and no workers."""
 NAME, NAMESPACE, IMAGE, STATE = "peers", "default", "lab/trainer:dev", "/state"
 SCRIPT = Path(__file__).parents[1] / "recoveries" / "train.py"
 WORKERS, STEP_S, SAVE_EVERY_STEPS, GRACE_S = 3, 0.05, 20, 10
@@ -26,14 +26,14 @@ PATIENT = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 TUNED_ENVIRONMENT = {
     "PET_MONITOR_INTERVAL": "0.1",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else groups keep the address of a former rank 0, and hang
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # otherwise groups keep the address of a former rank 0, and hang
 }
 TUNED_CONF = {"is_host": "0", "last_call_timeout": "1", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`path` is where its jobs are, `replicas` how their number of workers is set in a patch."""
+    """`path` is where its jobs are, `replicas` returns the patch that sets their number of workers."""
 
     name: str
     path: str
@@ -42,7 +42,7 @@ class Contender:
     manifest: Manifest = field(default_factory=dict)
 
     def size(self, workers: int) -> Manifest:
-        """The patch that scales the job."""
+        """Return the patch that scales the job."""
         patch: Any = {"replicas": workers}
         for name in reversed(self.replicas):
             patch = {name: patch}
@@ -82,7 +82,7 @@ def _pod(
 
 @contextmanager
 def elasticjob(api: Connection, folder: Path) -> Iterator[Contender]:
-    """Ours with nothing set, under two controllers."""
+    """Return our job without any tuning, under two controllers."""
     prepare(api)
     launch = str(Path(sys.executable).with_name("elasticctl-launch"))
     template = _pod(WORKER_CONTAINER, [launch, "--", sys.executable], folder)
@@ -114,7 +114,7 @@ def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], **pod: Any) 
         "kind": "PyTorchJob",
         "metadata": {"name": NAME, "namespace": NAMESPACE},
         "spec": {
-            "nprocPerNode": "1",  # as many as a node has processors, else
+            "nprocPerNode": "1",  # the default is the number of processors of a node
             "elasticPolicy": {"minReplicas": 1, "maxReplicas": WORKERS, "rdzvBackend": "c10d", **policy},
             "pytorchReplicaSpecs": {"Worker": worker},
         },
@@ -126,13 +126,14 @@ def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], **pod: Any) 
 
 @contextmanager
 def pytorchjob(api: Connection, folder: Path) -> Iterator[Contender]:
-    """Kubeflow's with its defaults: the first worker has the store, and a rank that fails ends its agent."""
+    """Return Kubeflow's job with its defaults: the first worker hosts the store, and a failing rank ends its agent."""
     yield _pytorchjob("PyTorchJob", folder, {})
 
 
 @contextmanager
 def pytorchjob_tuned(api: Connection, folder: Path) -> Iterator[Contender]:
-    """The best that was found: a store outside the workers, short timeouts, many restarts, no patience with nodes."""
+    """Return the best that was found: a store outside the workers, short timeouts, many restarts, quick eviction from
+    nodes."""
     command = [sys.executable, STORE_SERVER, "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:

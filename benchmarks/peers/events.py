@@ -1,4 +1,4 @@
-"""What happens to a job, and what it cost by the steps that its workers have written down."""
+"""What happens to a job, and what it cost, by the steps that its workers have recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """`cost` is None for a job that did not train again within the limit."""
+    """`cost` is None if the job did not train again within the limit."""
 
     contender: str
     event: str
@@ -45,12 +45,12 @@ class Job:
         self._struck = ""
 
     def happens(self, event: str, settle_s: float) -> Happened:
-        """Let the event happen once all train, and mend what is broken when it is over."""
+        """Cause the event once all train, and repair what is broken when it is over."""
         world = WORKERS - 1 if event == "scaled up" else WORKERS
         self.scale(world)
         try:
             self._settle(world, settle_s)
-        except Missing:  # it has not got over what happened before
+        except Missing:  # it has not recovered from the event before
             self.renew()
             self.scale(world)
             self._settle(world, settle_s)
@@ -73,25 +73,25 @@ class Job:
         return Happened(self._contender.name, event, cost)
 
     def delete_pod(self) -> None:
-        """A pod is gone without grace: not the first, which has the store of a PyTorchJob with its defaults."""
+        """Delete a pod without grace: not the first, which hosts the store of a PyTorchJob with its defaults."""
         self._delete_pod(self._staying()[1])
 
     def silence_node(self) -> None:
-        """A node is gone without a word."""
+        """End a node without notice."""
         subprocess.run([LAB, "kill-node", self._struck], check=True, capture_output=True, timeout=60)
 
     def drain_node(self) -> None:
-        """A node is drained, as for a reclaim with notice; this goes on while workers leave."""
+        """Drain a node, as for a reclaim with notice; this continues while workers leave."""
         argv = ["kubectl", "drain", self._struck, "--ignore-daemonsets", "--force", "--delete-emptydir-data"]
         self._draining = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def scale(self, workers: int) -> None:
-        """Ask for so many."""
+        """Request that many workers."""
         path = f"{self._contender.path}/{NAME}"
         self._api.request("PATCH", path, self._contender.size(workers), content_type=MERGE_PATCH)
 
     def _settle(self, world: int, settle_s: float, but: str = "") -> None:
-        """Wait until so many have trained for a while, in another group than `but`."""
+        """Wait until that many have trained for a while, in another group than `but`."""
 
         def steady() -> bool:
             steps = self._recent()
@@ -100,7 +100,7 @@ class Job:
         until(steady, STEADY_LIMIT_S, f"{world} that train")
 
     def _spread(self, world: int, settle_s: float) -> None:
-        """Have a node to strike: one with workers, but not the first one (see `delete_pod`)."""
+        """Return a node to end: one with workers, but not with the first one (see `delete_pod`)."""
         for _ in range(SPREAD_LIMIT):
             first, *others = (pod["spec"].get("nodeName", "") for pod in self._staying())
             self._struck = next((node for node in others if node and node != first), "")
@@ -120,7 +120,7 @@ class Job:
         return found.first_step_s is not None and (found.last_step_s or 0.0) >= found.first_step_s + AFTER_S
 
     def _mend(self, event: str) -> None:
-        if event == SILENT:  # a second start of a node that lives would leave the first one's processes behind
+        if event == SILENT:  # starting a node that is alive would leave the processes of the first start behind
             subprocess.run([LAB, "start-node", self._struck], check=True, capture_output=True, timeout=120)
         if event == DRAINED:
             subprocess.run(["kubectl", "uncordon", self._struck], check=True, capture_output=True, timeout=60)
@@ -146,7 +146,7 @@ class Job:
         return [pod for pod in self._pods() if "deletionTimestamp" not in pod["metadata"]]
 
     def renew(self) -> None:
-        """Have the job anew, in place of one that does not train any more."""
+        """Create the job again, in place of one that does not train any more."""
         self.delete()
         _empty(self._folder)
         self._steps = StepsFile(self._folder / "steps")
@@ -157,7 +157,7 @@ class Job:
         self._api.request("POST", self._contender.path, self._contender.manifest)
 
     def delete(self) -> None:
-        """Have nothing of it any more."""
+        """Delete it and everything that belongs to it."""
         with suppress(NotFoundError):
             self._api.request("DELETE", f"{self._contender.path}/{NAME}", {"propagationPolicy": "Foreground"})
         until(lambda: not self._pods(), 120, "the end of the job")
@@ -174,7 +174,7 @@ EVENTS: dict[str, Callable[[Job], None]] = {
 
 @contextmanager
 def running(api: Connection, contender: Contender, folder: Path) -> Iterator[Job]:
-    """The contender's job, in a folder that is empty at first."""
+    """Run the contender's job, in a folder that is empty at first."""
     job = Job(api, contender, folder)
     job.renew()
     try:

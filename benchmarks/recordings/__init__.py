@@ -1,1 +1,1 @@
-"""What a terminal shows of a program, recorded from a real run."""
+"""Recordings of what a program shows on a terminal, made from real runs."""

@@ -1,9 +1,9 @@
-"""Record the demo on a terminal: as an asciicast, which asciinema plays, and as a picture that moves, for the README.
+"""Record the demo on a terminal: as an asciicast for asciinema, and as an animated picture for the README.
 
     make recording                     # or: python -m benchmarks.recordings.demo [--epochs 60]
 
-Runs `examples/digits/demo.py` as it is, with the same options. Where nothing is printed for long, the recording goes on
-after a moment; the path of this checkout is not in it.
+Runs `examples/digits/demo.py` as it is, with the same options. Long pauses in the output are shortened; the path of
+this checkout does not appear in the recording.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COLOURS = {
 
 Event = tuple[float, str]
 Styled = tuple[tuple[str, str, bool], ...]
-"""A line of the screen: text, colour and boldness of each of its parts."""
+"""A line of the screen: text, colour and weight of each of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A line, counted from the first that was ever printed, from a moment on and up to another one (None: the end)."""
+    """A line, counted from the first one that was printed, from one moment until another (None: the end)."""
 
     line: int
     parts: Styled
@@ -48,7 +48,7 @@ class Shown:
 
 
 def run() -> Iterator[Event]:
-    """What the demo prints, and when. Raises SystemExit if it fails."""
+    """Return what the demo prints, and when. Raises SystemExit if it fails."""
     command = [str(ROOT / "examples/digits/demo.py"), *sys.argv[1:]]
     child: pexpect.spawn[str] = pexpect.spawn(
         sys.executable, command, cwd=str(ROOT), dimensions=(LINES, COLUMNS), encoding="utf-8", timeout=300
@@ -70,7 +70,7 @@ def run() -> Iterator[Event]:
 
 
 def lines_of(events: Sequence[Event]) -> list[Shown]:
-    """What stood where on the terminal, and when."""
+    """Return what was where on the terminal, and when."""
     screen, scrolled = pyte.Screen(COLUMNS, LINES), 0
     index = screen.index
 
@@ -108,7 +108,8 @@ def _styled(row: Any) -> Styled:
 
 
 def picture(shown: Sequence[Shown], ends_s: float) -> str:
-    """All lines at their places, each to be seen in its time, on a ground that moves up. It stands still at its end."""
+    """Return a picture with all lines, each visible in its time, on a background that scrolls. It stands still at its
+    end."""
     width, height = round(COLUMNS * CHARACTER_PX + 2 * EDGE_PX), LINES * LINE_PX + 2 * EDGE_PX
     whole_s = ends_s + LAST_S
     rules, texts = [], []
@@ -140,7 +141,7 @@ def picture(shown: Sequence[Shown], ends_s: float) -> str:
 
 
 def _scrolling(shown: Sequence[Shown]) -> list[tuple[float, int]]:
-    """When the first line on the screen becomes which one."""
+    """Return when each line becomes the first one on the screen."""
     steps: list[tuple[float, int]] = []
     top = 0
     for item in sorted(shown, key=lambda each: each.since_s):
@@ -157,12 +158,12 @@ def _span(text: str, colour: str, bold: bool) -> str:
 
 
 def main() -> None:
-    """Run, and write both."""
+    """Run the demo, and write both files."""
     write(list(run()))
 
 
 def write(events: Sequence[Event]) -> None:
-    """As an asciicast and as a picture."""
+    """Write the recording as an asciicast and as a picture."""
     head = {"version": 2, "width": COLUMNS, "height": LINES, "title": "make demo"}
     rows = [json.dumps(head), *(json.dumps([round(at_s, 3), "o", text]) for at_s, text in events)]
     CAST.write_text("\n".join(rows) + "\n")

@@ -31,7 +31,7 @@ from elasticctl.kubeapi.connection import connect
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when jobs did not come to rest, 130 after Ctrl-C."""
+    """Run the benchmark; return 1 if jobs did not come to rest, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         description=benchmarks.stories.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 def _tell(name: str, args: argparse.Namespace, told: list[Told], say: Console) -> None:
     arrangement, api = ARRANGEMENTS[name], connect()
     prepare(api)
-    install_rights(api)  # the audit log says nothing of the administrator, who would run the controller else
+    install_rights(api)  # otherwise the controller runs as the administrator, whom the audit log does not cover
     with tempfile.TemporaryDirectory() as folder:
         replicas = Replicas(Path(folder))
         try:
@@ -88,7 +88,7 @@ def _tell(name: str, args: argparse.Namespace, told: list[Told], say: Console) -
 
 
 def table(told: dict[str, list[Told]]) -> Table:
-    """The figures for a terminal."""
+    """Return the figures as a table."""
     shown = Table(title="stories of three jobs in two projects on six GPUs")
     headings = ("stories", "events", "settled s: median", "p95", "idle GPUs: mean", "ends with idle GPUs")
     for heading in ("", *headings, "ends where a minimum waits", "requests an event", "steps redone, of"):
@@ -100,7 +100,7 @@ def table(told: dict[str, list[Told]]) -> Table:
 
 
 def figures(stories: Sequence[Told]) -> list[str]:
-    """One arrangement's row."""
+    """Return the row of one arrangement."""
     came = [one for story in stories for one in story.came]
     settled = sorted(one.settled_s for one in came)
     requests: Counter[str] = Counter()

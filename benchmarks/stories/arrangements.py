@@ -1,4 +1,4 @@
-"""Who decides: each arrangement with what it needs on a cluster of six GPUs, and how a job of a story is put to it."""
+"""Who decides: each arrangement with what it needs on a cluster of six GPUs, and how it gets a job of a story."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.kubeapi.features import ALL, Feature, format_features
 
 FOLDER = Path("/tmp/kubelab-host/stories")
-"""One that all nodes share; workers see it as /state."""
+"""A folder that all nodes share; workers see it as /state."""
 GANGS = "/apis/scheduling.k8s.io/v1beta1"
 TRAIN = Path(__file__).with_name("train.py")
 QUIET = "trap 'exit 0' TERM; until [ -e /state/$JOB.over ]; do sleep 0.2; done"
@@ -32,9 +32,9 @@ GRACE_S = 20
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """`flags` are the controller's; `open` has on the cluster what else is needed, as long as it is open.
+    """`flags` are the controller's; `open` is a context that sets up whatever else is needed on the cluster.
 
-    `queued`: jobs name a queue, and one that waits there is taken out rather than suspended.
+    `queued`: jobs name a queue, and a job that waits there is removed from it rather than suspended.
     """
 
     name: str
@@ -84,7 +84,8 @@ ARRANGEMENTS = {
 
 
 def manifest(job: Job, arrangement: Arrangement, *, train: bool) -> Manifest:
-    """The job as it is submitted; with `train` its workers make steps, else they wait to be told to end."""
+    """Return the job as it is submitted; with `train` its workers make steps, otherwise they wait until they are
+    stopped."""
     container: dict[str, Any] = {
         "name": WORKER_CONTAINER,
         "image": "lab/trainer:dev",
@@ -126,13 +127,13 @@ def manifest(job: Job, arrangement: Arrangement, *, train: bool) -> Manifest:
 
 @contextmanager
 def stage(api: Connection) -> Iterator[None]:
-    """The projects' namespaces, the folder, and six GPUs that the real nodes offer though there are none."""
+    """Set up the projects' namespaces, the folder, and six GPUs that the real nodes offer without having them."""
     for project in PROJECTS:
         with suppress(ConflictError):
             api.request("POST", "/api/v1/namespaces", {"metadata": {"name": project}})
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
-    FOLDER.chmod(0o777)  # workers are nobody in particular
+    FOLDER.chmod(0o777)  # workers run as arbitrary users
     _offer(api, GPUS)
     try:
         yield

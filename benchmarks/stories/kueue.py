@@ -1,6 +1,6 @@
-"""Kueue itself on a cluster: queues of one cohort with quotas in GPUs, and what is held there.
+"""Kueue itself on a cluster: queues of one cohort with quotas in GPUs, and what is reserved there.
 
-Where it is not installed the lab installs it, and it is stopped in the end: it would answer for every pod.
+If it is not installed, the lab installs it. It is stopped in the end, because it would act on every pod.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LEFT = (
     "validatingwebhookconfiguration/kueue-validating-webhook-configuration",
     "mutatingwebhookconfiguration/kueue-mutating-webhook-configuration",
 )
-"""What of Kueue would act or answer after the end."""
+"""What of Kueue would still act or respond after the end."""
 
 
 @contextmanager
 def kueue(api: Connection, queues: Mapping[str, str]) -> Iterator[None]:
-    """Kueue with a ClusterQueue and a LocalQueue of each name, in its namespace, and one flavor that all nodes are of.
+    """Set up Kueue with a ClusterQueue and a LocalQueue of each name, in its namespace, and one flavor for all nodes.
 
-    Raises Missing where there is none, and nobody to install it.
+    Raises Missing if it is not there and cannot be installed.
     """
     there = "kueue-controller-manager" in _kubectl("get", "deployments", "-A", "-o", "name")
     if not there and not LAB:
@@ -70,20 +70,20 @@ def kueue(api: Connection, queues: Mapping[str, str]) -> Iterator[None]:
 
 
 def set_quota(api: Connection, queue: str, gpus: int) -> None:
-    """Let the queue have so many GPUs of its own."""
+    """Set the number of GPUs of the queue's own."""
     api.request(
         "PATCH", f"{ROOT}/clusterqueues/{queue}", {"spec": queue_of_flavors({FLAVOR: gpus})}, content_type=MERGE_PATCH
     )
 
 
 def held(api: Connection, queue: str) -> int:
-    """How many GPUs are reserved in the queue, by Kueue's own account."""
+    """Return how many GPUs are reserved in the queue, according to Kueue."""
     usage = api.request("GET", f"{ROOT}/clusterqueues/{queue}").get("status", {}).get("flavorsReservation", [])
     return sum(int(entry["total"]) for flavor in usage for entry in flavor["resources"])
 
 
 def describe(api: Connection, namespace: str) -> str:
-    """All Workloads with what is true of them, and why the others wait: for a test that fails."""
+    """Return all Workloads with their conditions, and why they wait, for a test that fails."""
     lines = []
     for item in api.request("GET", f"{ROOT}/namespaces/{namespace}/workloads")["items"]:
         conditions = item.get("status", {}).get("conditions", [])
@@ -94,7 +94,7 @@ def describe(api: Connection, namespace: str) -> str:
 
 
 def _label_nodes(api: Connection, value: str | None) -> None:
-    """Have all nodes be of that flavor, or of none."""
+    """Give all nodes that flavor, or none."""
     for node in api.request("GET", "/api/v1/nodes")["items"]:
         patch = {"metadata": {"labels": {FLAVOR_LABEL: value}}}
         path = resource_path("v1", None, "nodes", node["metadata"]["name"])
@@ -102,7 +102,7 @@ def _label_nodes(api: Connection, value: str | None) -> None:
 
 
 def queue_of_flavors(gpus: Mapping[str, int]) -> Manifest:
-    """The spec of a ClusterQueue with so many GPUs of each flavor, which are tried in that order."""
+    """Return the spec of a ClusterQueue with GPUs of each flavor, which are tried in that order."""
     flavors: list[dict[str, Any]] = [
         {"name": flavor, "resources": [{"name": GPU_RESOURCE, "nominalQuota": number}]}
         for flavor, number in gpus.items()
@@ -122,7 +122,7 @@ def _create(api: Connection, path: str, kind: str, name: str, spec: Manifest) ->
 
 
 def _delete(api: Connection, path: str) -> None:
-    """Delete it, and wait until it is gone: Kueue takes its own finalizer off."""
+    """Delete it, and wait until it is gone: Kueue removes its own finalizer."""
     with suppress(NotFoundError):
         api.request("DELETE", path)
     until(lambda: _is_gone(api, path), 30, f"the end of {path}")

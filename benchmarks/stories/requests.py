@@ -1,4 +1,7 @@
-"""Who asked the lab's API server for what, by its audit log: the controller and Kueue, without leases and watches."""
+"""Count who sent which requests to the lab's API server, by its audit log: the controller and Kueue.
+
+Leases and watches are not counted.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ def _size() -> int:
 
 @dataclass(slots=True)
 class Requests:
-    """All that has been asked for since this was made."""
+    """All requests since this object was created."""
 
     _at: int = field(default_factory=_size)
 
     def count(self) -> Counter[str]:
-        """How many requests each has made. Empty where there is no audit log."""
+        """Return how many requests each has sent; empty if there is no audit log."""
         found: Counter[str] = Counter()
         if not LOG.exists():
             return found

@@ -1,4 +1,4 @@
-"""How jobs stand when nothing changes any more: GPUs that are idle though a job could use them, minima that wait."""
+"""Evaluate the state of jobs when nothing changes any more: idle GPUs that a job could use, and minima that wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.stories.story import GPUS, GUARANTEED, PROJECTS, Job
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """A job and the GPUs that its pods hold; `settled`: none of its pods is on its way in or out."""
+    """A job and the GPUs that its pods hold; `settled`: none of its pods is starting or ending."""
 
     job: Job
     has: int
@@ -19,25 +19,25 @@ class Stand:
 
     @property
     def runs(self) -> bool:
-        """True for a job that has its minimum."""
+        """Whether the job has its minimum."""
         return self.has >= self.job.least
 
     @property
     def wants(self) -> int:
-        """How many GPUs more it would take."""
+        """How many more GPUs it would use."""
         return 0 if self.job.suspended else max(0, self.job.most - self.has)
 
     @property
     def above(self) -> int:
-        """How many it has above its minimum."""
+        """How many GPUs it has above its minimum."""
         return max(0, self.has - self.job.least)
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """`idle`: GPUs that do nothing and that some job could use; `waits`: minima that others' surplus would let start.
+    """`idle`: unused GPUs that some job could use; `waits`: minima that could start with the surplus of others.
 
-    `over`: GPUs that are held, and do not exist.
+    `over`: GPUs that are held although they do not exist.
     """
 
     idle: int
@@ -46,12 +46,12 @@ class Rest:
 
     @property
     def is_ideal(self) -> bool:
-        """True when there is nothing left to wish for."""
+        """Whether nothing could be better."""
         return not self.idle and not self.waits and not self.over
 
 
 def judge(stands: Mapping[str, Stand], taken: Mapping[str, int]) -> Rest:
-    """`taken`: by project, how many GPUs its jobs hold: those of `stands`, and of jobs that are going."""
+    """Evaluate the jobs; `taken` is project -> GPUs that its jobs hold: those in `stands`, and jobs that are ending."""
     held = sum(taken.values())
     useless = sum(one.has for one in stands.values() if not one.runs)
     unused = GPUS - held + useless
@@ -66,7 +66,7 @@ def judge(stands: Mapping[str, Stand], taken: Mapping[str, int]) -> Rest:
 
 
 def _usable(stands: Mapping[str, Stand], unused: int) -> int:
-    """How many of the unused GPUs jobs could use at best."""
+    """Return how many of the unused GPUs jobs could use at best."""
     more = sum(one.wants for one in stands.values() if one.runs)
     waiting = [one.job for one in stands.values() if not one.runs and not one.job.suspended]
     best = 0
@@ -78,7 +78,7 @@ def _usable(stands: Mapping[str, Stand], unused: int) -> int:
 
 
 def _givable(job: Job, stands: Mapping[str, Stand], taken: Mapping[str, int]) -> int:
-    """What others have above their minimum, and have borrowed where they are of another project."""
+    """Return what others have above their minimum and, if they belong to another project, have borrowed."""
     found = 0
     for project in PROJECTS:
         above = sum(one.above for one in stands.values() if one.runs and one.job.project == project)

@@ -1,4 +1,4 @@
-"""What happens in a story: drawn from its seed alone, so that it is the same for all who are told it."""
+"""The events of a story: derived only from its seed, so that it is the same for every arrangement."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 PROJECTS = ("story-a", "story-b")
 GPUS = 6
 GUARANTEED = 3
-"""Of the GPUs, half are each project's own."""
+"""Half of the GPUs belong to each project."""
 MOST_JOBS = 3
 EVENTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of one GPU a worker; one of fixed size has `least` equal to `most`."""
+    """A job with one GPU per worker; one of fixed size has `least` equal to `most`."""
 
     name: str
     project: str
@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`job` is as it is from now on; it is gone after "delete", and after "finish", by itself if it runs."""
+    """`job` is its state from now on. It is gone after "delete"; after "finish" it ends by itself if it runs."""
 
     kind: str
     job: Job
@@ -39,7 +39,7 @@ class Event:
 
 @dataclass(slots=True)
 class Story:
-    """The jobs that there are, by name; `next` says what happens next, whatever became of what happened before."""
+    """The existing jobs, by name; `next` generates the next event, whatever was the result of the former ones."""
 
     seed: int
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Story:
         self._chance = random.Random(self.seed)
 
     def next(self) -> Event:
-        """Draw an event."""
+        """Generate an event."""
         chance = self._chance
         kind = chance.choice(["submit", "submit", "scale", "suspend", "resume", "delete", "finish"])
         there = list(self.jobs.values())

@@ -1,4 +1,4 @@
-"""Tells stories to an arrangement on a cluster, and measures how the jobs come to rest after each event."""
+"""Play stories with an arrangement on a cluster, and measure how the jobs come to rest after each event."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 
 POLL_S = 0.1
 CALM_S = 1.0
-"""How long an ideal rest has to last."""
+"""How long an ideal state has to last."""
 STILL_S = 12.0
-"""After how long without a change of any pod jobs are at rest, though they could be better off."""
+"""Jobs count as at rest after this long without a change of any pod, even if the state is not ideal."""
 LIMIT_S = 90.0
 
 
@@ -42,7 +42,8 @@ class Came:
 
 @dataclass(slots=True)
 class Told:
-    """A story that was told. `requests` are those of the controller and of Kueue, `steps_redone` those of all jobs."""
+    """A story that was played. `requests` are those of the controller and of Kueue, `steps_redone` those of all
+    jobs."""
 
     seed: int
     came: list[Came] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Teller:
         self._made: set[str] = set()
 
     def tell(self, seed: int, events: int = EVENTS, at_rest: Callable[[Came], None] = lambda came: None) -> Told:
-        """Tell one story, beginning with an empty cluster. Raises Missing where jobs never come to rest."""
+        """Play one story, starting with an empty cluster. Raises Missing if jobs never come to rest."""
         self.clear()
         story, told, requests = Story(seed), Told(seed), Requests()
         redone: dict[str, tuple[int, int]] = {}
@@ -85,7 +86,7 @@ class Teller:
         return told
 
     def clear(self) -> None:
-        """Have no job, and none of their pods."""
+        """Remove all jobs and their pods."""
         for project in PROJECTS:
             for job in self._cluster.list_jobs(project):
                 self._cluster.delete_job(project, job["metadata"]["name"])
@@ -105,7 +106,7 @@ class Teller:
             size = {"maxReplicas": job.most, "replicaSpecs": {"Worker": {"replicas": job.most}}}
             self._cluster.patch_job(job.project, job.name, {"spec": size})
         elif event.kind == "suspend" and self._arrangement.queued and not runs:
-            self._delete(job)  # it is suspended already: who does not want it to start takes it out of its queue
+            self._delete(job)  # it is suspended already; to keep it from starting, remove it from its queue
         elif event.kind == "resume" and job.name not in self._made:
             self._submit(job)
         else:
@@ -161,12 +162,12 @@ class Teller:
         self._changed_at = time.monotonic()
 
     def start(self) -> None:
-        """Begin to watch the pods."""
+        """Start watching the pods."""
         self._reflector.start()
         self._reflector.wait_synced()
 
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
         try:
             self.clear()
         finally:
@@ -177,7 +178,7 @@ class Teller:
 def telling(
     api: Connection, arrangement: Arrangement, *, train: bool = False, still_s: float = STILL_S
 ) -> Iterator[Teller]:
-    """The stage, with the arrangement on it. The controller is the caller's."""
+    """Set up the stage and the arrangement. The caller runs the controller."""
     with stage(api), arrangement.open(api):
         teller = Teller(api, arrangement, train=train, still_s=still_s)
         teller.start()

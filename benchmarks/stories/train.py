@@ -1,4 +1,4 @@
-"""What jobs of the stories train: ten steps a second on noise, with a commit every second."""
+"""What jobs of the stories train: ten steps per second on noise, with a commit every second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDLESS = 1_000_000
 
 
 def main() -> None:
-    """Train until somebody ends it."""
+    """Train until somebody ends the process."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(480, 16), torch.randint(0, 4, (480,)))
     net = nn.Linear(16, 4)

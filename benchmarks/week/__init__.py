@@ -1,1 +1,1 @@
-"""A week on a shared cluster, simulated: what `benchmarks/sharing.py` runs."""
+"""A simulated week on a shared cluster, for `benchmarks/sharing.py`."""

@@ -17,13 +17,13 @@ ARRIVES, KNOWN, DOWN, UP, LOOK = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a contender made of a trace.
+    """The results of a contender on a trace.
 
-    Of the week: `utilisation` is GPUs that train over those there are, `of_possible` over those that the jobs present
-    could have used; `goodput` is work done and kept over the GPU hours there are, work being counted in GPU hours at
-    the size a job wanted: 1 is a cluster that trains all week and loses nothing, every job on the GPUs it wanted. Of
-    all jobs, until the last has ended: `completion_h` from arrival to end, and `cost_per_job_usd`, what the GPUs of
-    their workers cost.
+    Of the week: `utilisation` is GPUs that train relative to those that exist, `of_possible` relative to those that the
+    present jobs could have used. `goodput` is work done and kept relative to the GPU hours that exist, with work
+    counted in GPU hours at the size that a job wanted: 1 is a cluster that trains all week and loses nothing, with
+    every job on the GPUs that it wanted. Of all jobs, until the last one has ended: `completion_h` from arrival to end,
+    and `cost_per_job_usd`, the cost of their workers' GPUs.
     """
 
     seed: int
@@ -54,7 +54,7 @@ class Meter:
 
 @dataclass(slots=True)
 class Simulation:
-    """A run of one contender over one trace."""
+    """A run of one contender on one trace."""
 
     trace: Trace
     policy: Policy
@@ -71,7 +71,7 @@ class Simulation:
     suspensions: int = 0
 
     def run(self) -> None:
-        """Until the week is over and all jobs have ended."""
+        """Run until the week is over and all jobs have ended."""
         self.up = set(self.trace.nodes)
         jobs = {job.key: job for job in self.trace.jobs}
         for job in self.trace.jobs:
@@ -102,7 +102,7 @@ class Simulation:
         """Let time pass, and measure it."""
         settings = self.trace.settings
         there = len(self.up) * settings.gpus_per_node
-        in_week = self.now < settings.week_s  # an event lies at the end of the week, so no step crosses it
+        in_week = self.now < settings.week_s  # there is an event at the end of the week, so no step crosses it
         span_s = to - self.now
         possible = sum(group.job.wanted if group.fixed else group.job.most for group in self.live.values())
         if in_week:
@@ -132,7 +132,7 @@ class Simulation:
             self._lose(outage.node, noticed=False)
 
     def _lose(self, node: str, noticed: bool) -> None:
-        """All workers of a node go."""
+        """Remove all workers of a node."""
         for group in self.live.values():
             names = {worker.name for worker in group.workers.values() if worker.node == node}
             if not names:
@@ -151,7 +151,7 @@ class Simulation:
                 self.ended.append(self.live.pop(key))
 
     def _decide(self) -> None:
-        """Ask the contender, do what it says, and see to it that the next thing to happen is an event."""
+        """Ask the contender, carry out its decision, and schedule the next event."""
         self.passes += 1
         per_node = self.trace.settings.gpus_per_node
         nodes = [Node(name, per_node) for name in sorted(self.up - self.doomed)]
@@ -176,7 +176,7 @@ class Simulation:
         self._look_again(verdict.wake_at)
 
     def _start(self, group: Group, free: dict[str, int]) -> None:
-        """Make the workers that are missing, on the nodes they leave least free of."""
+        """Create the missing workers, on the nodes that then have the fewest free GPUs."""
         for _ in range(group.granted - len(group.workers)):
             places = [(slots, name) for name, slots in free.items() if slots]
             if not places:
@@ -189,16 +189,18 @@ class Simulation:
             self._look_again(self.now + self.trace.settings.start_s)
 
     def _look_again(self, when: float | None) -> None:
-        """Have an event there, once."""
+        """Schedule an event at that time, once."""
         if when is not None:
-            when = math.ceil(max(when, self.now + 1e-3) * 1000) / 1000  # so that no rounding error makes a second one
+            when = (
+                math.ceil(max(when, self.now + 1e-3) * 1000) / 1000
+            )  # so that a rounding error does not make a second one
             if when not in self.looked_at:
                 self.looked_at.add(when)
                 self._at(when, LOOK)
 
 
 def simulate(trace: Trace, policy: Policy, gpu_usd_per_h: float) -> Figures:
-    """Run a contender over a trace."""
+    """Run a contender on a trace."""
     simulation = Simulation(trace, policy)
     simulation.run()
     meter = simulation.meter

@@ -1,4 +1,4 @@
-"""One job of the simulation: its workers, the group that trains, and what it has done and committed."""
+"""One job of the simulation: its workers, the group that trains, and the work that it has done and committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticctl_controller.core.sharing.claims import Claim, Worker
 
 @dataclass(slots=True)
 class SimWorker:
-    """A worker on its node; it could train from `ready_s` on."""
+    """A worker on its node; it can train from `ready_s` on."""
 
     name: str
     node: str
@@ -21,9 +21,9 @@ class SimWorker:
 
 @dataclass(slots=True)
 class Group:
-    """A job that has arrived. `members` train, unless it is before `busy_until`; `done` and `saved` are work.
+    """A job that has arrived. `members` train, except before `busy_until`; `done` and `saved` are work.
 
-    `rates` are those it has trained at, by size: what a controller would have measured.
+    `rates` are those at which it has trained, by size: what a controller would have measured.
     """
 
     job: Job
@@ -50,11 +50,11 @@ class Group:
 
     @property
     def rate(self) -> float:
-        """Work per second while it trains."""
+        """Return the work per second while it trains."""
         return self.job.rate(len(self.members))
 
     def claim(self, doomed: set[str]) -> Claim:
-        """It as the sharing sees it: without workers on nodes that are about to go."""
+        """Return it in the terms of the sharing: without workers on nodes that are about to go."""
         job = self.job
         return Claim(
             key=job.key,
@@ -71,7 +71,7 @@ class Group:
         )
 
     def advance(self, now: float) -> None:
-        """Train until `now`, committing every so often."""
+        """Train until `now`, with regular commits."""
         since = max(self.at, self.busy_until)
         if self.members and now > since:
             if now - self.saved_at >= self.settings.commit_s:
@@ -83,17 +83,17 @@ class Group:
         self.at = max(self.at, now)
 
     def ends_at(self) -> float | None:
-        """When it will be done if nothing happens."""
+        """Return when it will be done if nothing happens."""
         if not self.members:
             return None
         return max(self.at, self.busy_until) + max(0.0, self.job.work - self.done) / self.rate
 
     def commit(self, now: float) -> None:
-        """What is announced costs no work."""
+        """Commit: what is announced costs no work."""
         self.saved, self.saved_at = self.done, now
 
     def drop(self, names: set[str], now: float, noticed: bool) -> None:
-        """These workers are lost, with notice or without."""
+        """Lose these workers, with notice or without."""
         for name in names:
             self.workers.pop(name, None)
         if not names & self.members:
@@ -112,11 +112,11 @@ class Group:
             self._form(self.members | self.ready(now), now, pause_s)
 
     def ready(self, now: float) -> set[str]:
-        """Workers that could train now."""
+        """Return the workers that could train now."""
         return {one.name for one in self.workers.values() if one.ready_s <= now}
 
     def look(self, now: float) -> None:
-        """Form, or take newcomers in, if it is time to."""
+        """Form a group, or admit newcomers, if it is time to."""
         self.again_at = None
         ready = self.ready(now)
         if not self.granted or not ready - self.members:
@@ -124,7 +124,7 @@ class Group:
         coming = max(0, self.granted - len(ready))
         if not self.members:
             if not coming:
-                self._form(ready, now, 0.0)  # starting has been paid for by the workers
+                self._form(ready, now, 0.0)  # the workers' start is the cost of starting
             return
         newcomers = ready - self.members
         verdict = decide_growth(

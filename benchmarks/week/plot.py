@@ -1,4 +1,4 @@
-"""Bars of the simulated weeks as an SVG, for the documentation: a row for each load, a column for each figure."""
+"""Draw the simulated weeks in SVG, for the documentation: one row per load, one column per figure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PANELS: Sequence[tuple[str, Callable[[Summary], float], str, float | None]] = (
     ("p95 completion, h", lambda one: one.p95_completion_h, ".0f", None),
     ("cost of a job, $", lambda one: one.cost_per_job_usd, ".2f", None),
 )
-"""Each figure, how it is written, and its aim where that is a number."""
+"""Each figure, its format, and its aim if that is a number."""
 
 
 def save_svg(summaries: Sequence[Summary], path: Path) -> None:

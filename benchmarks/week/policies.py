@@ -1,4 +1,4 @@
-"""Three ways to divide the GPUs: the controller's own core, and two schedulers of jobs whose size is fixed."""
+"""Three ways to divide the GPUs: the controller's own core, and two schedulers of jobs of fixed size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POOL = "gpu"
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a job is to have, and which of its workers go."""
+    """What a job gets, and which of its workers leave."""
 
     workers: int
     leave: tuple[str, ...] = ()
@@ -23,14 +23,15 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All grants by job, and when to ask again though nothing has changed."""
+    """All grants by job, and when to ask again if nothing changes."""
 
     grants: dict[str, Granted]
     wake_at: float | None = None
 
 
 class Policy(Protocol):
-    """A contender. `elastic`: its jobs go on when they lose workers. `queues`: they give all up and queue again."""
+    """A contender. `elastic`: its jobs continue when they lose workers. `queues`: they give up all workers and queue
+    again."""
 
     name: str
     elastic: bool
@@ -42,7 +43,7 @@ class Policy(Protocol):
 
 
 class Sharing:
-    """The real `decide`; `engine` asks the real `resizing` when a group takes newcomers in."""
+    """The real `decide`; `engine` asks the real `resizing` when a group admits newcomers."""
 
     name = "elasticctl"
     elastic = True
@@ -59,10 +60,11 @@ class Sharing:
 
 
 class Gangs:
-    """Jobs of fixed size, in the order they came: all of a job's workers or none.
+    """Jobs of fixed size, in the order of their arrival: all workers of a job or none. `strict`: no job overtakes
+    another.
 
-    `strict`: nobody overtakes. `queues`: a job that has lost a worker gives up the others too and queues again, at its
-    place; otherwise it keeps them and waits for another, as a Job of Kubernetes with a fixed number of workers does.
+    `queues`: a job that has lost a worker gives up the others, too, and queues again at its place. Otherwise it keeps
+    them and waits for a replacement, like a Kubernetes Job with a fixed number of workers.
     """
 
     elastic = False
@@ -88,7 +90,7 @@ class Gangs:
 
 
 def contenders(settings: Settings) -> list[Policy]:
-    """All of them, ours last."""
+    """Return all of them, ours last."""
     return [
         Gangs("fifo gangs", strict=True, queues=True),
         Gangs("fixed size", strict=False, queues=False),

@@ -1,4 +1,4 @@
-"""The results of the contenders, side by side and against the aims: tables and JSON. No I/O."""
+"""The results of the contenders, side by side and compared with the aims: tables and JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASS_AIM_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A simulated week: at which load, and what came out."""
+    """A simulated week: its load, and its results."""
 
     load: float
     figures: Figures
@@ -31,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Means over the seeds of one load and contender. `goodput_ratio`: to that of fixed sizes on the same trace."""
+    """Means over the seeds of one load and contender. `goodput_ratio` is relative to fixed sizes on the same trace."""
 
     load: float
     contender: str
@@ -60,7 +60,7 @@ class Aim:
 
 
 def summarise(found: Sequence[Found]) -> list[Summary]:
-    """One summary for each load and contender, in the order in which they first appear."""
+    """Return one summary for each load and contender, in the order in which they first appear."""
     pairs = dict.fromkeys((one.load, one.figures.contender) for one in found)
     yardstick = {(one.load, one.figures.seed): one.figures for one in found if one.figures.contender == YARDSTICK}
     return [
@@ -90,7 +90,7 @@ def _summary(load: float, weeks: Sequence[Figures], yardstick: Mapping[tuple[flo
 
 
 def aims(summaries: Iterable[Summary], passes: Iterable[Pass]) -> list[Aim]:
-    """What ours was to reach at each load, and how fast it was to decide."""
+    """Return our aims at each load, and for the duration of a decision."""
     found = []
     for one in summaries:
         if one.contender != OURS:
@@ -107,7 +107,7 @@ def aims(summaries: Iterable[Summary], passes: Iterable[Pass]) -> list[Aim]:
 
 
 def table(summaries: Iterable[Summary]) -> Table:
-    """The summaries for a terminal."""
+    """Return the summaries as a table."""
     shown = Table(title="means over the seeds; completion from arrival to end; redone in GPU hours of all jobs")
     shown.add_column("load")
     shown.add_column("contender", no_wrap=True)
@@ -138,7 +138,7 @@ def table(summaries: Iterable[Summary]) -> Table:
 
 
 def aims_table(found: Iterable[Aim]) -> Table:
-    """Each aim with its figure."""
+    """Return each aim with its figure, as a table."""
     shown = Table(title="aims")
     shown.add_column("what")
     for heading in ("figure", "aim", ""):
@@ -151,7 +151,7 @@ def aims_table(found: Iterable[Aim]) -> Table:
 def as_json(
     parameters: Mapping[str, Any], found: Sequence[Found], passes: Sequence[Pass], began_at: float
 ) -> dict[str, Any]:
-    """Everything there is to know about a run; `began_at` is seconds since the epoch."""
+    """Return all that is known about a run; `began_at` is in seconds since the epoch."""
     summaries = summarise(found)
     return {
         "schema": SCHEMA,

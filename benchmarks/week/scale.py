@@ -40,9 +40,9 @@ class Crowd:
 
 
 def crowd(jobs: int, workers: int, sizes: tuple[int, ...], seed: int) -> Crowd:
-    """A cluster whose jobs are to have about so many workers in all, with workers of `sizes` slots, some jobs waiting.
+    """Return a cluster whose jobs want about that many workers in total, with workers of `sizes` slots; some jobs wait.
 
-    Jobs ask for 1 to 16 workers, so a fifth of all demand is waiting or below its most.
+    Jobs ask for 1 to 16 workers, so a fifth of the total demand is waiting or below its maximum.
     """
     dice = random.Random(seed)
     names = [f"project-{number:02}" for number in range(PROJECTS)]
@@ -70,7 +70,7 @@ def crowd(jobs: int, workers: int, sizes: tuple[int, ...], seed: int) -> Crowd:
 
 
 def place_workers(start: Crowd, now: float) -> Crowd:
-    """The same after its workers have followed a first decision: on nodes, in the order of nodes."""
+    """Return the same after its workers have followed a first decision: placed on nodes, in the order of nodes."""
     decision = start.decide(now)
     free = [node.slots for node in start.pool.nodes]
     claims = []
@@ -89,7 +89,7 @@ def place_workers(start: Crowd, now: float) -> Crowd:
 
 
 def measure(what: str, jobs: int, workers: int, sizes: tuple[int, ...], repeats: int) -> Pass:
-    """Time decisions on a cluster at work, a tenth of whose jobs end and are replaced by new ones before each."""
+    """Time decisions on a running cluster; before each, a tenth of the jobs end and are replaced by new ones."""
     at_work = place_workers(crowd(jobs, workers, sizes, seed=1), now=float(jobs))
     held = sum(len(claim.workers) for claim in at_work.claims)
     took_s, cpu_s = [], []

@@ -1,6 +1,6 @@
-"""What happens to the cluster in a week, whoever schedules: jobs come, spot nodes go and come back.
+"""What happens to the cluster in a week, whoever schedules: jobs arrive, spot nodes go and come back.
 
-All of it follows from a seed and the distributions in `Settings`, and is the same for every contender.
+All of it is determined by a seed and the distributions in `Settings`, and is the same for every contender.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The distributions, and what the machinery costs.
+    """The distributions, and the costs of the machinery.
 
     Jobs arrive as a Poisson process, `jobs` of them in `days` on average. Each wants a number of GPUs from `sizes`, and
-    with these would run for a time that is log-normal with `sigma`, at most `longest_h`, all scaled so that the jobs
-    together ask for `load` times the GPU hours there are. An elastic contender may run it on a quarter to twice as
-    many. n GPUs are n ** exponent times as fast as one, the exponent uniform in `exponents`.
+    with these would run for a time that is log-normal with `sigma`, at most `longest_h`, scaled so that the jobs
+    together ask for `load` times the available GPU hours. An elastic contender may run it on a quarter of them up to
+    twice as many. n GPUs are n ** exponent times as fast as one; the exponent is uniform in `exponents`.
 
-    A spot node is up for an exponential time with mean `up_h` and then away for one with mean `away_s`; `noticed` of
-    the interruptions come with a notice of `notice_s`. `start_s`: from a worker's creation until it could train.
-    `reform_s`: how long a group stands still that re-forms with notice; `loss_s`: when a worker is lost without.
-    Commits are made every `commit_s`; what was done since is done again after a loss.
+    A spot node is up for an exponential time with mean `up_h`, then away for one with mean `away_s`; `noticed` of the
+    interruptions have a notice of `notice_s`. `start_s`: from a worker's creation until it can train. `reform_s`: how
+    long a group stops that re-forms with notice; `loss_s`: after a loss without notice. Commits are made every
+    `commit_s`; work since then is repeated after a loss.
     """
 
     nodes: int = 16
@@ -58,7 +58,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of the trace. `work` is what it has to do, in GPU seconds at the size it `wanted`."""
+    """A job of the trace. `work` is what it has to do, in GPU seconds at the size that it `wanted`."""
 
     key: str
     project: str
@@ -70,13 +70,14 @@ class Job:
     work: float
 
     def rate(self, gpus: int) -> float:
-        """Work per second on so many GPUs: at the size it wanted, as many as these are."""
+        """Return the work per second on that many GPUs; at the size that it wanted, this is their number."""
         return self.wanted * (gpus / self.wanted) ** self.exponent if gpus else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A node is taken away at `down_s`, which is known from `known_s` on (the same where nobody said), until `up_s`."""
+    """A node is away from `down_s` to `up_s`; that is known from `known_s` on (equal to `down_s` if there is no
+    notice)."""
 
     node: str
     known_s: float
@@ -86,7 +87,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A week, and what comes of nodes until the last job has ended: outages go on for four weeks."""
+    """A week, and the outages of nodes until the last job has ended: they continue for four weeks."""
 
     seed: int
     settings: Settings
@@ -99,7 +100,7 @@ class Trace:
 
 
 def generate(seed: int, settings: Settings) -> Trace:
-    """The trace of a seed. Jobs and outages are sampled separately: other jobs meet the same outages."""
+    """Return the trace of a seed. Jobs and outages are sampled separately: other jobs meet the same outages."""
     return Trace(seed, settings, _jobs(random.Random(f"jobs {seed}"), settings), _outages(seed, settings))
 
 
@@ -133,7 +134,8 @@ def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
 
 
 def _scale_s(sampled: list[tuple[int, float]], settings: Settings) -> float:
-    """Seconds per unit of length with which the jobs come to the load, as far as the longest may be."""
+    """Return the seconds per unit of length with which the jobs reach the load, as far as the maximum length
+    permits."""
     longest_s, asked_s = settings.longest_h * HOUR_S, settings.load * settings.gpus * settings.week_s
     low, high = 0.0, longest_s / min((length for _, length in sampled), default=1.0)
     for _ in range(60):

@@ -115,7 +115,7 @@ def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path
         CommitWriter.take_over(refusing)
     assert refusing.refused == 4
     writer = CommitWriter.take_over(Refusing(tmp_path, 99, kind=b"commit"))
-    with pytest.raises(StorageError, match="was refused 4 times") as refused:
+    with pytest.raises(StorageError, match="refused the next entry of the journal 4 times") as refused:
         commit(refusing, writer, 1)
     assert not isinstance(refused.value, FencedError)
 

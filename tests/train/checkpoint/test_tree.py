@@ -167,7 +167,7 @@ def test_as_deep_as_can_be_read_is_as_deep_as_can_be_saved(wrap: Any) -> None:
     for _ in range(MAX_DEPTH):
         tree = wrap(tree)
     assert same(through_json(tree), tree)
-    with pytest.raises(StateError, match="more than 100 levels deep"):
+    with pytest.raises(StateError, match="more than 100 nested levels"):
         Flattener().encode(wrap(tree), "state")
 
 

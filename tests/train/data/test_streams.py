@@ -108,7 +108,7 @@ def test_a_stream_with_a_state_is_not_read_again() -> None:
 
 
 def test_a_stream_that_has_become_shorter_is_refused() -> None:
-    with pytest.raises(DataError, match="Stream ended at sample 10, and 16 were trained on"):
+    with pytest.raises(DataError, match="Stream ended at sample 10, but 16 have been trained on"):
         list(loader(Stream(10), Feed(), StreamPlan(8, position=16)))
     assert list(loader(Stream(16), Feed(), StreamPlan(8, position=16))) == []
 

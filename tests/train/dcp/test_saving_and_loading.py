@@ -107,7 +107,7 @@ def test_a_step_is_chosen_by_number(tmp_path: Path) -> None:
     state = {"t": torch.zeros(2)}
     dcp.load(state, storage_reader=ElasticReader(), checkpoint_id=f"{tmp_path}#2")
     assert state["t"][0] == 2
-    assert said_of(lambda: load(state, tmp_path, step=5), MissingError).endswith("the steps that are: 9, 2, 1")
+    assert said_of(lambda: load(state, tmp_path, step=5), MissingError).endswith("existing steps: 9, 2, 1")
 
 
 def test_older_ones_stay_unless_told_otherwise(tmp_path: Path) -> None:
@@ -140,7 +140,9 @@ def said_of(action: Any, kind: type[TrainError]) -> str:
 @pytest.mark.parametrize("odd", [datetime.timedelta(1), {1, 2}, bytearray(b"bytes"), torch.float32])
 def test_an_object_is_refused_unless_pickles_are_allowed(tmp_path: Path, odd: Any) -> None:
     state = {"t": torch.ones(2), "deep": {"odd": odd}}
-    assert said_of(lambda: save(state, tmp_path), StateError).startswith("deep.odd: a checkpoint cannot hold")
+    assert said_of(lambda: save(state, tmp_path), StateError).startswith(
+        "deep.odd: a checkpoint can hold such an object only as a pickle"
+    )
     assert list(read_commits(LocalStorage(tmp_path))) == []
     save(state, tmp_path, allow_pickle=True)
     empty = {"t": torch.zeros(2), "deep": {"odd": None}}
