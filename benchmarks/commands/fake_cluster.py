@@ -1,9 +1,9 @@
 """A small API server in a process of its own, for `cli.py`: jobs to list, and workers that print on request.
 
-It is the one that tests use, over TLS as all of them are, with what kubectl wants to know about it before it asks for
-anything. Standard input takes one JSON object a line: {"jobs": N} has N jobs there, {"talk": {"workers": W, "lines": L,
-"every_s": S, "settle_s": T}} has W workers of the job `talks` say L lines each, from T seconds later on. The first line
-of output is a kubeconfig's entry for it, as JSON; another one follows when a command is done.
+It is the one of the tests, over TLS, with the discovery that kubectl needs before its first request. Standard input has
+one JSON object per line: {"jobs": N} creates N jobs, {"talk": {"workers": W, "lines": L, "every_s": S, "settle_s": T}}
+makes W workers of the job `talks` print L lines each, starting T seconds later. The first line of output is a
+kubeconfig's entry for it, as JSON; another line follows when a command is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VERBS = ["get", "list", "watch", "create", "patch", "delete"]
 
 
 def discovery() -> dict[str, Object]:
-    """Path -> what kubectl reads there before it knows what a job or a pod is."""
+    """Return path -> what kubectl reads there before it knows what a job or a pod is."""
     group = {"groupVersion": API_VERSION, "version": VERSION}
     pods = {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": _VERBS}
     jobs = {"name": PLURAL, "singularName": "elasticjob", "namespaced": True, "kind": KIND, "verbs": _VERBS}
@@ -43,7 +43,7 @@ def discovery() -> dict[str, Object]:
 
 
 class Server(FakeApi):
-    """The tests' server, discovered by kubectl."""
+    """The tests' server, with discovery for kubectl."""
 
     _known = discovery()
 
@@ -58,7 +58,7 @@ class Server(FakeApi):
 
 
 def running_job(name: str) -> Object:
-    """A job as a controller leaves it after some hours: what a list has to carry."""
+    """Return a job as a controller leaves it after some hours: what a list has to carry."""
     job: Object = shell_job(name, "python train.py", 4, minReplicas=1, maxReplicas=8)
     now = time.time()
 
@@ -90,7 +90,7 @@ def running_job(name: str) -> Object:
 
 
 def pod(index: int) -> Object:
-    """A worker of the job `talks` that runs."""
+    """Return a running worker of the job `talks`."""
     name = worker_name("talks", index)
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "talks", "uid": "talks", "controller": True}
     metadata = {
@@ -106,14 +106,14 @@ def pod(index: int) -> Object:
 
 
 def fill(server: Server, jobs: int) -> None:
-    """Have that many jobs there."""
+    """Create that many jobs."""
     for number in range(jobs):
         name = f"job-{number:04}"
         server.put(f"{JOBS}/{name}", running_job(name))
 
 
 def talk(server: Server, workers: int, lines: int, every_s: float, settle_s: float) -> None:
-    """Have each worker say its lines, in step, and end; the job then has succeeded."""
+    """Have each worker print its lines, in step, and exit; the job has then succeeded."""
     began = time.monotonic() + settle_s
     for number in range(lines):
         time.sleep(max(0.0, began + number * every_s - time.monotonic()))

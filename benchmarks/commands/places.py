@@ -36,9 +36,9 @@ _TALK = (
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """How many workers say how many lines each, how many seconds lie between two of one worker, and from when on.
+    """How many workers print how many lines each, with how many seconds between two lines of a worker.
 
-    `settle_s`: seconds that they get to start; all begin together then, and who is late catches up.
+    `settle_s`: seconds that they get to start; then all of them begin together, and late ones catch up.
     """
 
     workers: int
@@ -48,21 +48,21 @@ class Talk:
 
 
 class Place(Protocol):
-    """A cluster to type at; `environ` is what elasticctl and kubectl are started with."""
+    """A cluster on which commands are run; `environ` is for elasticctl and kubectl."""
 
     name: str
     environ: Mapping[str, str]
 
     def fill(self, jobs: int) -> None:
-        """Have that many jobs there."""
+        """Create that many jobs."""
 
     def talk(self, talk: Talk) -> None:
-        """Have a job `talks` there whose workers talk soon."""
+        """Create a job `talks` whose workers print soon."""
 
 
 @dataclass(slots=True)
 class OwnCluster:
-    """A real cluster: the local one, or Kubernetes. Its jobs are suspended, so that they cost nothing but room."""
+    """A real cluster: the local one, or Kubernetes. Its jobs are suspended, so that they cost only space."""
 
     name: str
     environ: Mapping[str, str]
@@ -83,7 +83,7 @@ class OwnCluster:
         self.cluster.create_job(self._job(TALKER, script, talk.workers, minReplicas=talk.workers))
 
     def clear(self) -> None:
-        """Delete what was made."""
+        """Delete what was created."""
         for name in self.made:
             try:
                 self.cluster.delete_job("default", name)
@@ -97,7 +97,8 @@ class OwnCluster:
 
 @dataclass(slots=True)
 class FakeCluster:
-    """A small API server in a process of its own. It answers at once: what is left is the command line's own time."""
+    """A small API server in a process of its own. It answers at once, so that only the command line's own time is
+    left."""
 
     name: str
     environ: Mapping[str, str]
@@ -119,7 +120,7 @@ class FakeCluster:
 
 @contextmanager
 def local() -> Iterator[OwnCluster]:
-    """A local cluster of its own."""
+    """Start a local cluster of its own."""
     from elasticctl.cluster.local.client import LocalCluster
     from elasticctl.cluster.local.paths import local_paths
 
@@ -134,7 +135,7 @@ def local() -> Iterator[OwnCluster]:
 
 @contextmanager
 def fake() -> Iterator[FakeCluster]:
-    """A small API server."""
+    """Start a small API server."""
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
         argv = [sys.executable, "-m", "benchmarks.commands.fake_cluster"]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -147,7 +148,7 @@ def fake() -> Iterator[FakeCluster]:
 
 @contextmanager
 def kube(image: str, python: str) -> Iterator[OwnCluster]:
-    """The cluster that $KUBECONFIG points at, with the controller in it."""
+    """Use the cluster of $KUBECONFIG, with the controller in it."""
     from elasticctl.cluster.kube.client import KubeCluster
     from elasticctl.kubeapi.connection import connect
 
@@ -162,7 +163,7 @@ def kube(image: str, python: str) -> Iterator[OwnCluster]:
 
 
 def kubectl(*words: str) -> list[str]:
-    """The argv of kubectl; [] where it is not installed."""
+    """Return the argv of kubectl; [] if it is not installed."""
     found = shutil.which("kubectl")
     return [found, *words] if found else []
 
@@ -170,7 +171,7 @@ def kubectl(*words: str) -> list[str]:
 def _kube_environ(home: Path, kubeconfig: str) -> Mapping[str, str]:
     context = Context("bench", contexts.KUBERNETES)
     contexts.save_config(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
-    # kubectl keeps what it has discovered below HOME.
+    # kubectl caches its discovery below HOME.
     return {**installed_environment(), "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
 
 

@@ -1,12 +1,12 @@
-"""What somebody pays who knows when spot machines are there: exactly, or where changes cost something a bound.
+"""The cost for somebody who knows when spot machines exist: exactly or, if changes have a cost, a bound.
 
-Without costs of change only the time at each number of spot machines matters. At each number the sizes lie on a curve
-of dollars over work, and its lower hull is a list of steps, each with a price of work. Time can be shared between two
-sizes, so the optimum takes the cheapest steps of all until the work is done.
+Without costs of change, only the time at each number of spot machines matters. At each number, the sizes form a curve
+of dollars over work, and its lower hull is a list of steps, each with a price of work. Time can be divided between two
+sizes, so the optimum uses the cheapest steps of all until the work is done.
 
-With them it is a shortest path through (tick, spot workers, on-demand workers) for any given price of work. The price
-at which dollars less the worth of the work, plus the worth of all that is to be done, is highest gives a bound: no
-schedule costs less (Lagrange's relaxation of "all the work has to be done").
+With costs of change, it is a shortest path through (tick, spot workers, on-demand workers) for any given price of work.
+The price that maximizes dollars minus the value of the work, plus the value of all work that is to be done, gives a
+bound: no schedule costs less (Lagrangian relaxation of "all the work has to be done").
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from elasticctl.planning.terms import Costs, Speeds
 
 
 def most_there(traces: Sequence[Sequence[int]]) -> list[int]:
-    """The most machines that any one pool has, at each tick."""
+    """Return the highest number of machines in any one pool, at each tick."""
     return [max(counts) for counts in zip(*traces, strict=True)]
 
 
 def without_changes(
     there: Sequence[int], gap_s: float, work: float, speeds: Speeds, spot_usd_per_h: float, on_demand_usd_per_h: float
 ) -> float:
-    """The least cost of doing this work within these ticks; infinite if it can't be done."""
+    """Return the least cost of doing this work within these ticks; infinity if it is impossible."""
     steps: list[tuple[float, float]] = []
     for count, ticks in Counter(there).items():
         hull = _hull(_offers(count, speeds, spot_usd_per_h, on_demand_usd_per_h))
@@ -42,7 +42,7 @@ def without_changes(
 
 
 def _offers(count: int, speeds: Speeds, spot: float, on_demand: float) -> list[tuple[float, float]]:
-    """(work, dollars) an hour of every size."""
+    """Return (work, dollars) per hour of every size."""
     found = [(0.0, 0.0)]
     for workers in range(1, speeds.most + 1):
         on_spot = min(workers, count)
@@ -51,7 +51,7 @@ def _offers(count: int, speeds: Speeds, spot: float, on_demand: float) -> list[t
 
 
 def _hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The lower hull, from nothing to the most work."""
+    """Return the lower hull, from nothing to the most work."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
         while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (x - hull[-2][0]) >= (y - hull[-2][1]) * (
@@ -70,7 +70,7 @@ def with_changes(
     costs: Costs,
     prices: tuple[float, float],
 ) -> float:
-    """A lower bound with starts paid for and groups that stand still; `prices`: an hour of spot, and on demand."""
+    """Return a lower bound with paid starts and groups that stop; `prices` per hour: of spot, and on demand."""
     sizes = (0, *speeds.sizes)
     states = [(j, i) for j in sizes for i in sizes if i + j <= speeds.most]
     usd, gain = _tables(states, gap_s, speeds, costs, prices)
@@ -103,7 +103,7 @@ def with_changes(
 def _tables(
     states: list[tuple[int, int]], gap_s: float, speeds: Speeds, costs: Costs, prices: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Dollars and work of a tick in one state that comes from another."""
+    """Return dollars and work of a tick in one state that follows another."""
     usd, gain = np.zeros((len(states),) * 2), np.zeros((len(states),) * 2)
     for a, before in enumerate(states):
         for b, now in enumerate(states):

@@ -1,6 +1,6 @@
-"""Karpenter's machines on the lab, as a tape has them: offers are taken away and given back, and machines killed.
+"""Karpenter's machines on the lab, as on a tape: offers are withdrawn and returned, and machines killed.
 
-What machines cost is counted here as a cloud does, from when they are there until their last worker has left.
+The cost of machines is counted as a cloud does, from their start until their last worker has left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_S, _CLEARED_S = 0.5, 60.0
 
 
 def node_pool(capacity: str, most: int) -> Manifest:
-    """Of machines with one GPU and this capacity, so many at most."""
+    """Return a pool of machines with one GPU and this capacity type, with at most that many."""
     only = {CAPACITY: capacity, KIND: MACHINE}
     template = {
         "expireAfter": "Never",
@@ -39,9 +39,9 @@ def node_pool(capacity: str, most: int) -> Manifest:
 
 
 class Cloud:
-    """Spot machines as on the tape from `start` on, and as many on demand as anybody wants.
+    """Spot machines as on the tape from `start` on, and any number of machines on demand.
 
-    `usd` is what they have cost, and `killed` which were taken away, so many seconds after the start.
+    `usd` is what they have cost, and `killed` which were reclaimed, and how many seconds after the start.
     """
 
     def __init__(self, api: Connection, lab: Sequence[str], tape: Tape, most: int) -> None:
@@ -54,7 +54,7 @@ class Cloud:
         self.usd = 0.0
 
     def prepare(self) -> None:
-        """Have two pools in the place of Karpenter's own, the one of spot machines without any yet."""
+        """Replace Karpenter's own pools with two; that of spot machines has none yet."""
         for pool in self._api.request("GET", POOLS)["items"]:
             self._api.request("DELETE", f"{POOLS}/{pool['metadata']['name']}", {"propagationPolicy": "Foreground"})
         until(lambda: not self._api.request("GET", POOLS)["items"], _CLEARED_S, "a cluster without node pools")
@@ -62,7 +62,7 @@ class Cloud:
             self._api.request("POST", POOLS, node_pool(capacity, most))
 
     def start(self) -> None:
-        """Begin to play."""
+        """Start playing."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -91,7 +91,7 @@ class Cloud:
             self._over.wait(_LOOK_S)
 
     def _machines(self) -> list[dict[str, Any]]:
-        """Those that are there, the oldest first; one that was killed has its object a while longer."""
+        """Return those that exist, the oldest first; the object of a killed one exists for a while longer."""
         found: list[dict[str, Any]] = self._api.request("GET", "/api/v1/nodes")["items"]
         alive = [one for one in found if _capacity(one) and one["metadata"]["uid"] not in self._dead]
         return sorted(alive, key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))

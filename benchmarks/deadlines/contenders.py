@@ -14,14 +14,14 @@ def _as_decision(now: Situation, choice: Choice) -> Decision:
 
 
 def spot_pool(now: Situation, workers: int) -> str:
-    """The pool with room for the whole group: the one it is in, else the first; none has it: ''."""
+    """Return the pool with room for the whole group: the one that it is in, else the first; '' if there is none."""
     fits = [pool.name for pool in now.pools if pool.there >= workers]
     return next((name for name in fits if now.workers(name)), fits[0] if fits else ON_DEMAND)
 
 
 @dataclass(slots=True)
 class OnDemandOnly:
-    """From the start to the end."""
+    """On demand from the start to the end."""
 
     workers: int
 
@@ -31,7 +31,7 @@ class OnDemandOnly:
 
 @dataclass(slots=True)
 class SpotOnly:
-    """Whenever there are spot machines, whatever the deadline."""
+    """On spot machines whenever there are any, whatever the deadline."""
 
     workers: int
 
@@ -44,10 +44,10 @@ class SpotOnly:
 class UniformProgress:
     """Uniform Progress of "Can't Be Late" (Wu and others, NSDI 2024).
 
-    Spot whenever it is there, and no change until it is lost; without it on demand if progress is behind that of a job
-    that is spread evenly until the deadline, until it is two changes ahead. When only on demand can meet the deadline,
-    on demand until the end. That last rule has room for what the simulator may take beyond the paper's model: a look at
-    the machines each tick, and work that was not saved.
+    Use spot whenever it is available, without changes until it is lost. Without spot, use on demand if progress is
+    behind that of a job that is spread evenly until the deadline, until it is two changes ahead. If only on demand can
+    meet the deadline, use on demand until the end. That last rule has a margin for what the simulator may add to the
+    paper's model: machines are looked at once per tick, and work may be unsaved.
     """
 
     workers: int

@@ -1,8 +1,8 @@
-"""A trace of spot machines that runs faster than it was recorded, and what the simulator foretells for a job on it.
+"""A trace of spot machines that is played faster than it was recorded, and the simulator's forecast for a job on it.
 
-An hour of the trace passes in `HOUR_S` seconds, and machines come and go every `TICK_S` at most. Starts, losses and
-joins take as long as they take, so beside the trace they are as if machines needed hours to start: the foretelling is
-made with the same costs, in the same time.
+An hour of the trace passes in `HOUR_S` seconds, and machines come and go at most every `TICK_S`. Starts, losses and
+joins take their real time, so relative to the trace, machines seem to need hours to start: the forecast is made with
+the same costs, in the same time.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Tape:
 
     @classmethod
     def of(cls, trace: Trace, workers: int, from_h: float) -> Tape:
-        """So many hours into a trace, as if this many workers had been asked for."""
+        """Start that many hours into a trace, as if this many workers had been requested."""
         faster = replace(trace.scaled(workers), gap_s=trace.gap_s * HOUR_S / 3600).at_gap(TICK_S)
         return cls(faster, int(from_h * HOUR_S / TICK_S))
 
     def there(self, after_s: float) -> int:
-        """How many machines there are, so many seconds of the cluster's time after the start."""
+        """Return how many machines exist, that many seconds of the cluster's time after the start."""
         tick = self.first + int(after_s / self.trace.gap_s)
         return self.trace.there[min(tick, len(self.trace.there) - 1)]
 
     def foretell(self, plan: Plan) -> Outcome:
-        """One run of the policy; dollars and hours are the trace's."""
+        """Simulate one run of the policy; dollars and hours are the trace's."""
         recording = Recording.of((self.trace,), max(self.trace.there), SPOT_USD * 3600 / HOUR_S)
         found = Replay(plan, recording, self.first, decide).run()
         return found
 
     def seen(self, pool: str, at: float) -> Manifest:
-        """`status.plan.pools` of somebody who has watched up to the start."""
+        """Return the `status.plan.pools` of a job that has watched up to the start."""
         seen, gap_h = Seen(self.trace.there[0] > 0), self.trace.gap_s / 3600
         for count in self.trace.there[1 : self.first]:
             seen = seen.after(gap_h, count > 0)
@@ -56,10 +56,10 @@ class Tape:
 
 
 def plan_of(work: float, rates: Mapping[int, float], costs: Costs, deadline_s: float) -> Plan:
-    """In the cluster's time; prices are per hour of it."""
+    """Return the plan in the cluster's time; prices are per hour of it."""
     return Plan(work, Speeds.of(rates), costs, ON_DEMAND_USD * 3600 / HOUR_S, deadline_s, blind=True)
 
 
 def hours_of(found: Outcome) -> Sequence[float]:
-    """Hours of the trace that were paid for: on spot, and on demand."""
+    """Return the paid hours of the trace: on spot, and on demand."""
     return found.spot_h * 3600 / HOUR_S, found.on_demand_h * 3600 / HOUR_S

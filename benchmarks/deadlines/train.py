@@ -16,7 +16,7 @@ EXPONENT = 0.92
 
 
 def main() -> None:
-    """Make so many steps on noise."""
+    """Make that many steps on noise."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--most", type=int, required=True, help="the largest group")

@@ -39,7 +39,8 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Seconds after the leader's and a worker's end: until another leads, and until the worker has been made again."""
+    """Seconds after the end of the leader and a worker: until another one leads, and until the worker is created
+    again."""
 
     leads_s: float
     made_s: float
@@ -56,7 +57,7 @@ class Ordeal:
 
 @dataclass(slots=True)
 class Session:
-    """What the parts of the benchmark share, and what they have found."""
+    """What the parts of the benchmark share, and the results so far."""
 
     api: Connection
     load: Load
@@ -72,7 +73,7 @@ class Session:
         until(lambda: "elasticjobs: " in replica.log.read_text() and replica.metrics(), LIMIT_S, "another replica")
 
     def lease(self) -> dict[str, Any]:
-        """The lease as it is; empty while nobody answers."""
+        """Return the lease as it is; empty if nobody answers."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{installation.LEASE}"
         with suppress(ElasticctlError):
             return dict(self.api.request("GET", path, timeout_s=2)["spec"])
@@ -80,7 +81,8 @@ class Session:
 
 
 def kill(session: Session, number: int) -> TakeOver:
-    """Kill the leader, and delete a worker at once: each time another job's, for a job that loses many has to pause."""
+    """Kill the leader, and delete a worker at once: of another job each time, because a job that loses many backs
+    off."""
     leader, pods = session.replicas.leader(), session.load.pods
     name, uid = sorted(pods.uids().items())[number % JOBS]
     leader.process.kill()
@@ -96,14 +98,14 @@ def kill(session: Session, number: int) -> TakeOver:
 
 
 def _led_at(replica: Replica) -> float:
-    """When it said that it leads, in seconds since the epoch."""
+    """Return when it logged that it leads, in seconds since the epoch."""
     said = [json.loads(line) for line in replica.log.read_text().splitlines()]
     times = [from_rfc3339(one["time"]) for one in said if one["message"].endswith(" leads")]
     return float(times[0] or 0.0)
 
 
 def endure(session: Session, what: str, seconds: float, ordeal: Sequence[threading.Thread] = ()) -> Ordeal:
-    """Watch the lease for so long after the start of whatever happens."""
+    """Watch the lease for that long after the start of the event."""
     leader, before = session.replicas.leader(), session.lease()
     renewed, at, longest_s = before["renewTime"], time.monotonic(), 0.0
     end = at + seconds
@@ -123,7 +125,7 @@ def endure(session: Session, what: str, seconds: float, ordeal: Sequence[threadi
 
 
 def freeze(seconds: float) -> threading.Thread:
-    """The API server accepts connections for so long, and says nothing."""
+    """Have the API server accept connections for that long without answering."""
     pid = int((LAB_HOME / "pid" / "kube-apiserver").read_text().split()[0])
 
     def frozen() -> None:
@@ -135,7 +137,7 @@ def freeze(seconds: float) -> threading.Thread:
 
 
 def flood(session: Session, clients: int) -> list[threading.Thread]:
-    """So many clients that list everything, again and again, as a service account of somebody else's."""
+    """Run that many clients that list everything repeatedly, as a service account of another project."""
     path = resource_path("rbac.authorization.k8s.io/v1", None, "clusterrolebindings")
     subject = {"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
@@ -154,7 +156,7 @@ def flood(session: Session, clients: int) -> list[threading.Thread]:
 
 
 def connect_as(kubeconfig: str, connections: int) -> Connection:
-    """A connection by another kubeconfig than this process's."""
+    """Return a connection by another kubeconfig than this process's."""
     own = os.environ["KUBECONFIG"]
     os.environ["KUBECONFIG"] = kubeconfig
     try:
@@ -165,7 +167,7 @@ def connect_as(kubeconfig: str, connections: int) -> Connection:
 
 @contextmanager
 def session_of(folder: Path) -> Iterator[Session]:
-    """Two controllers, and jobs of one worker each."""
+    """Start two controllers, and jobs of one worker each."""
     api = connect(connections=16)
     prepare(api)
     install_rights(api)
@@ -187,7 +189,7 @@ def session_of(folder: Path) -> Iterator[Session]:
 
 
 def measure(session: Session, args: argparse.Namespace, say: Console) -> None:
-    """All of it."""
+    """Measure everything."""
     for number in range(args.kills):
         session.take_overs.append(kill(session, number))
         say.print(str(session.take_overs[-1]), markup=False)
@@ -208,7 +210,7 @@ def _note(session: Session, say: Console, ordeal: Ordeal) -> None:
 
 
 def line(found: Sequence[TakeOver]) -> str:
-    """The take-overs in a line."""
+    """Return the take-overs in one line."""
     leads, made = sorted(one.leads_s for one in found), sorted(one.made_s for one in found)
     return (
         f"{len(found)} leaders killed with a worker: another leads after {percentile(leads, 0.5):.1f} s (worst "
@@ -218,7 +220,7 @@ def line(found: Sequence[TakeOver]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; 1 when an aim was missed or something did not come about, 130 after Ctrl-C."""
+    """Run the benchmark; return 1 if an aim was missed or something did not happen, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         description=benchmarks.leaders.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

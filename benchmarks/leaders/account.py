@@ -1,4 +1,4 @@
-"""Controllers beside the cluster with the service account of an installed one: its rights and its priority."""
+"""Run controllers beside the cluster with the service account of an installed one: its rights and its priority."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FLOW_SCHEMAS = ("elasticctl-leader", "elasticctl-controller")
 
 
 def install_rights(api: Connection) -> None:
-    """Have all on the cluster that `install` applies, but for the controller itself."""
+    """Apply everything that `install` applies, except the controller itself."""
     left_out = ("Deployment", "PodDisruptionBudget")
     found = [item for item in installation.manifests(features=ALL) if item["kind"] not in left_out]
     Installer(api, lambda line: None).apply(found)
 
 
 def as_account(account: str, namespace: str, folder: Path) -> str:
-    """A kubeconfig for somebody who is that service account; returns its path."""
+    """Write a kubeconfig for that service account; return its path."""
     made = ["kubectl", "-n", namespace, "create", "token", account, "--duration", TOKEN_FOR]
     token = subprocess.run(made, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     seen = ["kubectl", "config", "view", "--raw", "--minify", "-o", "json"]
@@ -38,11 +38,11 @@ def as_account(account: str, namespace: str, folder: Path) -> str:
 
 
 def controller(folder: Path) -> str:
-    """The kubeconfig of the controller's own account."""
+    """Return the kubeconfig of the controller's own account."""
     return as_account(installation.ACCOUNT, SYSTEM, folder)
 
 
 def without_priority(api: Connection) -> None:
-    """Have the controller's requests wait with those of all other service accounts."""
+    """Queue the controller's requests with those of all other service accounts."""
     for name in FLOW_SCHEMAS:
         api.request("DELETE", resource_path("flowcontrol.apiserver.k8s.io/v1", None, "flowschemas", name))

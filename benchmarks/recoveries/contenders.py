@@ -1,8 +1,8 @@
-"""The contenders of the recovery benchmark: stock torchrun, stock torchrun tuned, and elasticctl on its local cluster.
+"""The contenders of the recovery benchmark: stock torchrun, tuned torchrun, and elasticctl on its local cluster.
 
-Each runs the same training script with the same arguments on the loopback interface. Workers that are lost are replaced
-on both sides: by elasticctl's controller, and for torchrun by `AgentsJob.tend`, which starts an agent again
-`REPLACE_AFTER_S` after it has ended for whatever reason, as a controller with restart policy OnFailure would.
+Each runs the same training script with the same arguments on the loopback interface. Lost workers are replaced on both
+sides: by elasticctl's controller, and for torchrun by `AgentsJob.tend`, which restarts an agent `REPLACE_AFTER_S` after
+it has ended for any reason, like a controller with restart policy OnFailure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ PID_ANNOTATION = "local.elasticctl/pid"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of the training script; `name` is unique, `folder` its own. `watch_hangs`: with the contender's means."""
+    """One run of the training script; `name` is unique, `folder` its own. `watch_hangs`: by the contender's own
+    means."""
 
     name: str
     folder: Path
@@ -61,7 +62,7 @@ class Trial:
 
     @property
     def arguments(self) -> list[str]:
-        """The training script's arguments."""
+        """Return the training script's arguments."""
         return [
             f"--storage={(self.folder / 'checkpoints').as_uri()}",
             f"--steps={self.steps_file}",
@@ -72,36 +73,36 @@ class Trial:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the processes get besides; the mark is how they are found in the end."""
+        """Return additions to the processes' environment; the mark identifies them in the end."""
         known = {processes.MARK: self.name, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         return {**known, "PYTHONPATH": str(ROOT)}
 
 
 class Job(Protocol):
-    """A job that runs. `replaces`: a worker that is lost is replaced by another one."""
+    """A running job. `replaces`: a lost worker is replaced by another one."""
 
     replaces: bool
 
     def agents(self) -> dict[int, int]:
-        """Return the pid of each running worker's agent by the worker's number."""
+        """Return worker number -> pid of its agent, for each running worker."""
 
     def tend(self) -> None:
         """Do what a controller has to do now; called several times a second."""
 
     def scale(self, workers: int) -> float:
-        """Ask for another number of workers; returns when, in seconds since the epoch."""
+        """Request another number of workers; return when, in seconds since the epoch."""
 
     def restarted(self) -> int:
-        """Return how many workers have been started again so far."""
+        """Return how many workers have been restarted so far."""
 
     def note(self) -> str:
-        """Return what a reader of the measurement should know, or nothing."""
+        """Return what a reader of the measurement should know, or ""."""
 
     def generations(self) -> list[dict[str, Any]]:
-        """Return the job's re-formings as its own status tells them; empty where there is none."""
+        """Return the re-formings in the job's own status; empty if it has none."""
 
     def end(self) -> None:
-        """End the job; what carries the trial's mark may be left to `processes.sweep`."""
+        """End the job; processes with the trial's mark may be left to `processes.sweep`."""
 
 
 class Contender(AbstractContextManager["Contender"], Protocol):
@@ -115,7 +116,7 @@ class Contender(AbstractContextManager["Contender"], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How torchrun is called; `collective_timeout_s` is given to the script where hangs are to be found."""
+    """How torchrun is called; `collective_timeout_s` is passed to the script if hangs are to be detected."""
 
     options: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -123,8 +124,8 @@ class Settings:
     collective_timeout_s: float | None = None
 
 
-# The elastic call of torch's own documentation. The first agent to get the port hosts the store: on loopback any agent
-# can, which is kinder than separate machines, where only the one that the endpoint names can.
+# The elastic call of torch's own documentation. The first agent that gets the port hosts the store: on loopback any
+# agent can, which is easier than on separate machines, where only the one that the endpoint names can.
 DEFAULTS = Settings(options=("--max-restarts=3",))
 TUNED = Settings(
     options=(
@@ -174,8 +175,8 @@ class Torchrun(Contender):
 class AgentsJob(Job):
     """A process for each worker, and the little that a controller would do for them.
 
-    `commands` and `environments` are those of each worker; one with a greater number has the last's. Without
-    `replaces`, nobody takes the place of a lost one.
+    `commands` and `environments` are those of each worker; further workers use the last one's. Without `replaces`,
+    nobody replaces a lost worker.
     """
 
     def __init__(
@@ -244,7 +245,8 @@ class AgentsJob(Job):
 
 
 class Local(Contender):
-    """elasticctl on an embedded cluster of its own, used as a person would: the shipped template, nothing set."""
+    """elasticctl on an embedded cluster of its own, used like a user would: the shipped template without any
+    settings."""
 
     name = "elasticctl"
 
@@ -253,7 +255,7 @@ class Local(Contender):
         self._cluster: LocalCluster | None = None
 
     def __enter__(self) -> Local:
-        self._home = tempfile.mkdtemp(prefix="ec-", dir="/tmp")  # a short path: sockets go there
+        self._home = tempfile.mkdtemp(prefix="ec-", dir="/tmp")  # a short path, because it contains sockets
         os.environ[HOME_VARIABLE] = self._home
         self._cluster = LocalCluster(local_paths())
         return self
@@ -279,7 +281,7 @@ class Local(Contender):
 
 
 class LocalJob(Job):
-    """A job of the local cluster; the supervisor looks after it."""
+    """A job of the local cluster; the supervisor manages it."""
 
     replaces = True
 
@@ -324,20 +326,20 @@ class LocalJob(Job):
         try:
             self._cluster.delete_job("default", self._trial.name)
             deadline = time.monotonic() + END_PATIENCE_S
-            processes.kill_trees(self.agents().values())  # nothing is to be saved, so why wait for it
+            processes.kill_trees(self.agents().values())  # nothing has to be saved, so do not wait
             while self._cluster.list_pods("default", self._trial.name) and time.monotonic() < deadline:
                 time.sleep(0.05)
         except NotFoundError:
             return
 
     def _save_logs(self) -> None:
-        """Keep what the workers printed, as torchrun's does beside the steps."""
+        """Keep the workers' output, like torchrun's, beside the steps."""
         for log in self._cluster.paths.pods.glob("*/log"):
             shutil.copy(log, self._trial.folder / f"{log.parent.name}.log")
 
 
 def elasticctl(*arguments: str) -> str:
-    """Run the installed command and return its output; ElasticctlError when it fails."""
+    """Run the installed command and return its output. Raises ElasticctlError if it fails."""
     command = [str(Path(sys.executable).with_name("elasticctl")), *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
@@ -350,4 +352,4 @@ CONTENDERS: dict[str, Callable[[], Contender]] = {
     "torchrun-tuned": lambda: Torchrun("torchrun-tuned", TUNED),
     Local.name: Local,
 }
-"""What can be measured, by name, worst first."""
+"""What can be measured, by name, the worst first."""

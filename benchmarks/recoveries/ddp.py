@@ -1,7 +1,7 @@
 """A plain DistributedDataParallel loop, bare or in NVRx's in-process restart, as in its own basic example.
 
-The whole function starts again after a loss, in the same process, from the newest checkpoint, with the ranks that are
-left. Unlike the example it goes on where its data order was: the global batch stays, and is divided among the ranks.
+After a loss the whole function starts again, in the same process, from the newest checkpoint, with the remaining ranks.
+Unlike the example, it continues where its data order was: the global batch stays, and is divided among the ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Contenders of the recovery benchmark that keep processes too: torchft, and NVRx's in-process restart; and plain DDP.
+"""Contenders of the recovery benchmark that keep processes, too: torchft, and NVRx's in-process restart; and plain DDP.
 
 They run with the interpreter of another virtual environment (`$OTHER_LIBRARIES`, the path of its `python`), because
-their packages would change ours: `pip install torch torchft nvidia-resiliency-ext numpy`. Workers are started as their
-own examples say. NVRx and plain DDP have no way to take in a new worker, so lost ones are not replaced there.
+their packages would change ours: `pip install torch torchft nvidia-resiliency-ext numpy`. Workers are started as in
+their own examples. NVRx and plain DDP cannot admit a new worker, so lost ones are not replaced there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIGHTHOUSE = ("--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=10
 
 
 def python() -> str:
-    """The other environment's interpreter. Raises ElasticctlError where none is named."""
+    """Return the other environment's interpreter. Raises ElasticctlError if none is named."""
     path = os.environ.get(VARIABLE, "")
     if not path:
         raise ElasticctlError(f"set {VARIABLE} to the python of an environment with torchft and nvidia-resiliency-ext")
@@ -76,7 +76,8 @@ class TorchFT(Contender):
 
 
 class PlainDDP(Contender):
-    """DistributedDataParallel, a process for each rank; with `restarts` in NVRx's wrapper, its store outside."""
+    """DistributedDataParallel with a process per rank; with `restarts`, in NVRx's wrapper, and with a separate
+    store."""
 
     def __init__(self, name: str, *, restarts: bool) -> None:
         self.name, self._restarts = name, restarts
@@ -122,4 +123,4 @@ OTHERS: dict[str, Callable[[], Contender]] = {
     "nvrx": lambda: PlainDDP("nvrx", restarts=True),
     "ddp": lambda: PlainDDP("ddp", restarts=False),
 }
-"""What can be measured besides, by name."""
+"""What else can be measured, by name."""

@@ -24,13 +24,13 @@ PHASES = {
     "wrapped": "the model is in DistributedDataParallel",
     "stepped": "the first step is done",
 }
-"""The phases in order, and what holds when each ends."""
+"""The phases in order, and what is true when each ends."""
 
 
 def reached(
     marks: str, steps: Sequence[Step], struck_at: float, expected: Expected, generations: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """When the new group's slowest rank had each phase behind it, in seconds after the event; phases seen only.
+    """Return when the new group's slowest rank had completed each phase, in seconds after the event; seen phases only.
 
     `marks` are the lines that the script recorded, `generations` those of the job's status, if it has any.
     """
@@ -47,14 +47,16 @@ def reached(
     began_s = found.get("script", first_step_s)
     for generation in generations:
         formed = from_rfc3339(generation.get("formedAt"))
-        if formed is not None and 0.0 < formed - struck_at <= began_s:  # the last to form before the ranks began
+        if (
+            formed is not None and 0.0 < formed - struck_at <= began_s
+        ):  # the last one that formed before the ranks started
             opened = from_rfc3339(generation.get("openedAt"))
             found |= {"formed": formed - struck_at} | ({"opened": opened - struck_at} if opened is not None else {})
     return {phase: found[phase] for phase in PHASES if phase in found}
 
 
 def table(contender: str, trials: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:
-    """How long each phase took in each scenario, in milliseconds: medians over its trials."""
+    """Return how long each phase took in each scenario, in milliseconds: medians over its trials."""
     shown = Table(title=f"{contender}: ms in each phase between the event and the first step (medians)")
     shown.add_column("until")
     for scenario in trials:

@@ -12,18 +12,19 @@ from benchmarks.recoveries.contenders import Job
 from benchmarks.recoveries.timeline import Expected, Step, current_group
 
 Strike = Callable[[Job, Sequence[Step], int], float]
-"""Does it to a job whose steps so far are given, in the n-th repeat; returns when, in seconds since the epoch."""
+"""Causes the event to a job with the given steps so far, in the n-th repeat; returns when, in seconds since the
+epoch."""
 
 
 class Missed(Exception):
-    """The scenario could not be played: its target was not there."""
+    """The scenario could not be played: its target did not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """An event for a job of `workers` workers; `limit_s` is how long afterwards it may take to recover.
+    """An event for a job of `workers` workers; `limit_s` is how long it may take to recover.
 
-    `lost` workers are lost to it for good, where nobody replaces them.
+    `lost` workers are lost for good, if nobody replaces them.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Scenario:
 
 
 def kill(*ranks: int) -> Strike:
-    """SIGKILL to the whole workers that have these ranks: their agents and everything below."""
+    """Send SIGKILL to the whole workers that have these ranks: their agents and all descendants."""
 
     def strike(job: Job, steps: Sequence[Step], turn: int) -> float:
         return processes.kill_trees([_agent_of(job, steps, rank) for rank in ranks])
@@ -51,12 +52,12 @@ def kill(*ranks: int) -> Strike:
 
 
 def kill_two(job: Job, steps: Sequence[Step], turn: int) -> float:
-    """SIGKILL to two whole workers at once, another pair in each repeat."""
+    """Send SIGKILL to two whole workers at once, another pair in each repeat."""
     return kill(turn % 3, (turn + 1) % 3)(job, steps, turn)
 
 
 def give_notice(job: Job, steps: Sequence[Step], turn: int) -> float:
-    """SIGTERM to the agent of one worker, another one in each repeat."""
+    """Send SIGTERM to the agent of one worker, another one in each repeat."""
     agent = _agent_of(job, steps, turn % 3)
     at = time.time()
     processes.send(agent, signal.SIGTERM)
@@ -64,7 +65,7 @@ def give_notice(job: Job, steps: Sequence[Step], turn: int) -> float:
 
 
 def stop_rank(job: Job, steps: Sequence[Step], turn: int) -> float:
-    """SIGSTOP to one rank's process, another one in each repeat."""
+    """Send SIGSTOP to one rank's process, another one in each repeat."""
     pid = _pid_of(steps, turn % 3)
     at = time.time()
     processes.send(pid, signal.SIGSTOP)
@@ -72,7 +73,7 @@ def stop_rank(job: Job, steps: Sequence[Step], turn: int) -> float:
 
 
 def scale(workers: int) -> Strike:
-    """Ask for another number of workers."""
+    """Request another number of workers."""
     return lambda job, steps, turn: job.scale(workers)
 
 

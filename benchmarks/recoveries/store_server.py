@@ -1,4 +1,4 @@
-"""A c10d store outside every worker, for stock torchrun: `python store_server.py PORT`, until its stdin is closed."""
+"""A c10d store outside of all workers, for stock torchrun: `python store_server.py PORT`, until its stdin is closed."""
 
 from __future__ import annotations
 

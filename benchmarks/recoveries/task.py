@@ -1,4 +1,4 @@
-"""What every training script of the recovery benchmark has in common: model, data, and the lines it writes down."""
+"""What every training script of the recovery benchmark has in common: model, data, and the lines that it records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lines:
 
 
 def build_model() -> nn.Module:
-    """A network of about 85,000 parameters."""
+    """Return a network of about 85,000 parameters."""
     hidden = 256
     return nn.Sequential(
         nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
@@ -37,5 +37,5 @@ def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def build_data() -> TensorDataset:
-    """Inputs, labels, and each sample's number."""
+    """Return inputs, labels, and each sample's number."""
     return TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,)), torch.arange(SAMPLES))

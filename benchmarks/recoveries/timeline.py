@@ -1,8 +1,8 @@
-"""From the steps that a training script recorded to what an event cost. No clock, no files.
+"""Derive what an event cost from the steps that a training script recorded. No clock, no files.
 
 The training script appends one JSON line per rank and optimizer step. A *group* is one incarnation of the process
-group: its ranks agree on a random name when they start, so a new name is a group that did not exist before. All
-figures of a recovery come from these lines and the time of the event, in the same way for every contender.
+group: its ranks agree on a random name when they start, so a new name is a group that did not exist before. All figures
+of a recovery are derived from these lines and the time of the event, in the same way for every contender.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step on one rank; `at` is seconds since the epoch, `pid` the process that took it.
+    """One optimizer step on one rank; `at` is in seconds since the epoch, `pid` the process that made it.
 
-    `samples` of the data's pass `epoch` were trained on in it, where that is recorded.
+    `samples` of the data's pass `epoch` were trained on in it, if that is recorded.
     """
 
     at: float
@@ -36,8 +36,8 @@ class Step:
 class Expected:
     """What an event leads to: a group of `world` ranks in the end.
 
-    `smaller_counts`: a group of another size is a recovery too, as after the loss of a worker, which the others need
-    not wait for; after a scaling only the wanted size is.
+    `smaller_counts`: a group of another size is a recovery, too, as after the loss of a worker, which the others need
+    not wait for; after a scaling only the requested size is.
     """
 
     world: int
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def parse(text: str) -> list[Step]:
-    """Read recorded lines; one without its newline was cut off by its writer's end and is left out."""
+    """Parse recorded lines; a last line without its newline was cut off by its writer's end and is left out."""
     whole = text[: text.rfind("\n") + 1]
     return [_step(json.loads(line)) for line in whole.splitlines()]
 
@@ -84,7 +84,7 @@ def _step(row: dict[str, Any]) -> Step:
 
 
 def current_group(steps: Sequence[Step]) -> list[Step]:
-    """The steps of the group that was the last to take its first step; empty when there is none."""
+    """Return the steps of the group that was the last to make its first step; empty if there is none."""
     begun: dict[str, float] = {}
     for step in sorted(steps, key=lambda s: s.at):
         begun.setdefault(step.group, step.at)
@@ -93,7 +93,7 @@ def current_group(steps: Sequence[Step]) -> list[Step]:
 
 
 def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outcome:
-    """What the event at `event_at` (seconds since the epoch) cost."""
+    """Return what the event at `event_at` (seconds since the epoch) cost."""
     ordered = sorted(steps, key=lambda s: s.at)
     before = {step.group for step in ordered if step.at <= event_at}
     news = [step for step in ordered if step.group not in before]
@@ -118,7 +118,7 @@ def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outco
 
 
 def _step_s(ordered: Sequence[Step]) -> float | None:
-    """The median time between two steps of a process."""
+    """Return the median time between two steps of a process."""
     last: dict[int, float] = {}
     times = []
     for step in ordered:
@@ -129,7 +129,8 @@ def _step_s(ordered: Sequence[Step]) -> float | None:
 
 
 def _ledger(ordered: Sequence[Step], event_at: float) -> tuple[int | None, int | None]:
-    """Samples lost, and trained on once too often. A step counts in the last group that made it."""
+    """Return how many samples were lost, and trained on once too often. A step counts in the last group that made
+    it."""
     struck = max((step.epoch for step in ordered if step.at <= event_at), default=0)
     before = {step.pid for step in ordered if step.at <= event_at}
     stayed = {step.pid for step in ordered if step.group == ordered[-1].group} & before
@@ -149,7 +150,8 @@ def _ledger(ordered: Sequence[Step], event_at: float) -> tuple[int | None, int |
 
 
 def _unwritten(counted: Sequence[Step], epoch: int) -> int:
-    """How many samples, until the end of `epoch`, ranks trained on that were killed before they could write it down."""
+    """Return on how many samples, until the end of `epoch`, ranks trained that were killed before they could record
+    it."""
     steps: dict[int, list[Step]] = {}
     for step in counted:
         if step.epoch <= epoch and step.samples:

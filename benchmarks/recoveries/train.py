@@ -1,7 +1,7 @@
 """The training script of the recovery benchmark, the same for every contender.
 
-A small DistributedDataParallel model on CPUs, kept by elasticctl_train. It appends a line for each optimizer step of
-each rank that counts (see `timeline`), and on request one for each phase of its own start.
+A small DistributedDataParallel model on CPUs, with elasticctl_train. It appends a line for each optimizer step that
+counts of each rank (see `timeline`), and on request one for each phase of its own start.
 """
 
 # ruff: noqa: E402 - the time of the first line is one of the things measured
@@ -25,19 +25,19 @@ from elasticctl_train import Run, SavePolicy
 
 
 class Marks:
-    """Records when this process got where, while it starts; without a path, nothing."""
+    """Records when this process completed each phase of its start; without a path, nothing."""
 
     def __init__(self, path: str) -> None:
         self._lines = Lines(path) if path else None
         self.note("script", at=BEGAN_AT)
 
     def note(self, phase: str, **fields: object) -> None:
-        """`phase` is done now."""
+        """Record that `phase` is done."""
         if self._lines:
             self._lines.add(phase=phase, **fields)
 
     def note_inside_run(self) -> None:
-        """Note also when the parts of `Run(...)` are done."""
+        """Also record when the parts of `Run(...)` are done."""
         if not self._lines:
             return
         from elasticctl_train import dist
@@ -58,7 +58,7 @@ class Marks:
 
 
 def group_name() -> str:
-    """A name that the ranks of this incarnation, and no other, have in common."""
+    """Return a name that the ranks of this incarnation, and no other, have in common."""
     if "ELASTICCTL_GENERATION" in os.environ:
         return os.environ["ELASTICCTL_GENERATION"]
     number = torch.tensor([secrets.randbits(62)])

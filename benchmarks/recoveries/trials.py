@@ -16,16 +16,16 @@ from benchmarks.results import Measurement
 
 POLL_S = 0.1
 START_LIMIT_S = 120.0
-"""How long a job may take until it trains: stock torchrun waits 30 s for workers that nobody has promised."""
+"""How long a job may take until it trains: stock torchrun waits 30 s for workers that may never come."""
 AFTERWARDS_S = 1.0
-"""How long a job that is whole again is watched on, so that a relapse is seen."""
+"""How long a recovered job is watched, so that a relapse is noticed."""
 STILL_STEPPING_S = 15.0
-"""A job that is not whole when the time is up has survived if it took a step this recently."""
+"""A job that has not recovered in time has survived if it made a step this recently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A trial's measurement, and for those who want to see where the time went, what else it left behind."""
+    """A trial's measurement, and what else it left behind, for an analysis of where the time went."""
 
     measurement: Measurement
     struck_at: float | None = None
@@ -33,14 +33,14 @@ class Record:
 
 
 class StepsFile:
-    """Reads what has been appended to the steps' file since the last look."""
+    """Reads what has been appended to the file of steps since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
         self.steps: list[Step] = []
 
     def read(self) -> list[Step]:
-        """All steps so far."""
+        """Return all steps so far."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -52,7 +52,8 @@ class StepsFile:
 
 
 def run_trial(contender: Contender, scenario: Scenario, trial: Trial, repeat: int, settle_s: float) -> Record:
-    """Measure once. The job is struck when its group has trained for `settle_s`; it has ended when this returns."""
+    """Measure once. The event happens when its group has trained for `settle_s`; the job has ended when this
+    returns."""
     unmeasured = Measurement(scenario.name, contender.name, repeat)
     trial.folder.mkdir(parents=True)
     try:
@@ -93,7 +94,7 @@ def _watch(job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, 
 
 
 def is_steady(steps: list[Step], world: int, now: float, settle_s: float) -> bool:
-    """True once the newest group has `world` ranks, has trained for `settle_s`, and still does."""
+    """Return whether the newest group has `world` ranks, has trained for `settle_s`, and still does."""
     group = current_group(steps)
     if not group or group[0].world != world:
         return False
@@ -102,21 +103,21 @@ def is_steady(steps: list[Step], world: int, now: float, settle_s: float) -> boo
 
 
 def is_over(found: Outcome) -> bool:
-    """True when there is no more to be seen."""
+    """Return whether there is nothing more to see."""
     if found.whole_s is None or found.last_step_s is None or found.samples_lost is None:
         return False
     return found.last_step_s >= found.whole_s + AFTERWARDS_S
 
 
 def survived(found: Outcome, watched_s: float) -> bool:
-    """True when a new group trained, and still did when it was last watched, `watched_s` after the event."""
+    """Return whether a new group trained, and still did when it was last watched, `watched_s` after the event."""
     if found.first_step_s is None or found.last_step_s is None:
         return False
     return found.last_step_s >= watched_s - STILL_STEPPING_S
 
 
 def _until(job: Job, condition: Callable[[], bool], limit_s: float) -> bool:
-    """Tend the job until the condition holds; False when it does not within `limit_s`."""
+    """Tend the job until the condition holds; return False if it does not within `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:

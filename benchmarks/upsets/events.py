@@ -1,4 +1,4 @@
-"""The events that `chaos` causes in a job on the local cluster, each with a random target."""
+"""The events that `chaos` causes to a job on the local cluster, each with a random target."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMESPACE = "default"
 GRACE_S = 30.0
 POLL_S = 0.02
 UNDISTURBED_S = 3.0
-"""A group that still does steps so long after an event was not touched by it."""
+"""A group that still makes steps this long after an event was not affected by it."""
 SHARES = {"rank": 4, "worker": 4, "launcher": 2, "supervisor": 2, "hang": 2, "scale": 3, "notice": 3}
 """How many of each kind there are in a deck of events."""
 
@@ -39,7 +39,7 @@ class DidNotHappen(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was done, when, with which newest commit there at that time (0: none), to a group of what size."""
+    """Something that was done, when, with which newest commit at that time (0: none), to a group of which size."""
 
     kind: str
     target: str
@@ -52,12 +52,12 @@ class Jobs(Protocol):
     """Where a job is stored."""
 
     def get_job(self, namespace: str, name: str) -> Manifest:
-        """Return it."""
+        """Return the job as stored."""
 
 
 @dataclass(slots=True)
 class Job:
-    """A job, its state's folder, and the record of its training script, read as it grows."""
+    """A job, the folder of its state, and the record of its training script, read as it grows."""
 
     cluster: Jobs
     name: str
@@ -67,12 +67,12 @@ class Job:
 
     @property
     def record_file(self) -> Path:
-        """Where the training script writes."""
+        """The file that the training script writes."""
         return self.folder / "record.jsonl"
 
     @property
     def end_file(self) -> Path:
-        """Where the training script reads its last epoch."""
+        """The file from which the training script reads its last epoch."""
         return self.folder / "end"
 
     @property
@@ -81,7 +81,7 @@ class Job:
         return LocalStorage(self.folder / "state")
 
     def read(self) -> Record:
-        """Take over what has been recorded since."""
+        """Read what has been recorded since the last call."""
         with contextlib.suppress(FileNotFoundError), self.record_file.open("rb") as file:
             file.seek(self._read_bytes)
             whole = file.read().rpartition(b"\n")[0]
@@ -90,11 +90,11 @@ class Job:
         return self.record
 
     def entries(self) -> list[object]:
-        """The journal's entries."""
+        """Return the journal's entries."""
         return [entry for _, entry in read_entries(self.storage)]
 
     def last_committed_step(self) -> int:
-        """The step of the newest commit, 0 if there is none."""
+        """Return the step of the newest commit, 0 if there is none."""
         return next((commit.step for commit in read_commits(self.storage)), 0)
 
     def job(self) -> ElasticJob:
@@ -102,13 +102,13 @@ class Job:
         return ElasticJob.from_manifest(self.cluster.get_job(NAMESPACE, self.name))
 
     def set_end(self, epoch: int) -> None:
-        """Have training end before `epoch`."""
+        """End training before `epoch`."""
         temporary = self.end_file.with_suffix(".tmp")
         temporary.write_text(str(epoch))
         temporary.replace(self.end_file)
 
     def wait(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Wait until `condition` holds; DidNotHappen when the job ends or `timeout_s` pass before that."""
+        """Wait until `condition` holds. Raises DidNotHappen if the job ends or `timeout_s` pass before that."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             status = self.job().status
@@ -119,14 +119,15 @@ class Job:
             time.sleep(POLL_S)
 
     def goes_on(self, at: float) -> bool:
-        """True once training is past an event at `at`: it was not disturbed, or a new generation has done a step."""
+        """Return whether training is past an event at `at`: it was not affected, or a new generation has made a
+        step."""
         steps = self.read().steps
         before = {step.generation for step in steps if step.at <= at}
         return any(step.at > at and (step.generation not in before or step.at > at + UNDISTURBED_S) for step in steps)
 
 
 class Mischief:
-    """Deals events to `job` on the local cluster, whose size may go from `low` to `high` workers."""
+    """Causes events to `job` on the local cluster, with `low` to `high` workers."""
 
     def __init__(self, job: Job, cluster: LocalCluster, dice: random.Random, low: int, high: int) -> None:
         self._job, self._cluster, self._dice, self._low, self._high = job, cluster, dice, low, high
@@ -141,7 +142,7 @@ class Mischief:
         }
 
     def deck(self, count: int) -> Iterator[str]:
-        """The kinds of `count` events: shuffled decks, one after the other."""
+        """Return the kinds of `count` events: shuffled decks, one after the other."""
         kinds = [
             kind for kind, share in SHARES.items() for _ in range(share) if kind != "scale" or self._low < self._high
         ]
@@ -151,7 +152,7 @@ class Mischief:
             yield kinds[number % len(kinds)]
 
     def strike(self, kind: str, timeout_s: float) -> Event:
-        """Do it, as soon as there is somebody to do it to."""
+        """Cause the event, as soon as there is a target."""
         deadline = time.monotonic() + timeout_s
         while True:
             resumes = self._job.read().resumes
@@ -172,7 +173,7 @@ class Mischief:
         return f"rank {victim.rank}, {victim.worker}" if _signal(victim.pid, number) else None
 
     def _kill_worker(self) -> str | None:
-        """The shim first, so that nobody is left to tell of the others' end."""
+        """Kill a worker: the shim first, so that it cannot report the others' end."""
         pod = self._choose_pod()
         launcher = _process_of(pod) if pod else None
         if pod is None or launcher is None:
@@ -194,8 +195,8 @@ class Mischief:
         info = supervisor_info(self._cluster.paths)
         if info is None or not _signal(info.pid, signal.SIGKILL):
             return None
-        time.sleep(self._dice.uniform(0.0, 1.0))  # nobody is in charge
-        self._cluster.list_jobs(None)  # which starts it again
+        time.sleep(self._dice.uniform(0.0, 1.0))  # no supervisor is running
+        self._cluster.list_jobs(None)  # starts it again
         return f"process {info.pid}"
 
     def _scale(self) -> str | None:
@@ -211,7 +212,7 @@ class Mischief:
             return None
         try:
             self._cluster.evict_pod(NAMESPACE, pod["metadata"]["name"], grace_s=GRACE_S)
-        except (NotFoundError, ConflictError):  # it has just ended by itself
+        except (NotFoundError, ConflictError):  # the job has just ended by itself
             return None
         return str(pod["metadata"]["name"])
 
@@ -227,7 +228,7 @@ class Mischief:
 
 
 def _runs(resume: Resume) -> bool:
-    """True when the process is still the one that resumed: no other has got its number since."""
+    """Return whether the process is still the one that resumed, and its pid has not been reused."""
     try:
         process = psutil.Process(resume.pid)
         return process.create_time() < resume.at and process.status() not in (
@@ -239,7 +240,7 @@ def _runs(resume: Resume) -> bool:
 
 
 def _process_of(pod: Manifest) -> psutil.Process | None:
-    """A worker's own process, the launcher; None when it is gone."""
+    """Return a worker's own process, the launcher; None if it is gone."""
     try:
         process = psutil.Process(int(pod["metadata"]["annotations"][ANNOTATION_PID]))
         return process if process.environ().get(POD_UID_VARIABLE) == pod["metadata"]["uid"] else None

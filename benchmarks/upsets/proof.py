@@ -1,9 +1,9 @@
-"""What `chaos` has to prove, from what the training script recorded and what the storage's journal says.
+"""What `chaos` has to prove, from the record of the training script and the storage's journal.
 
-The journal orders everything: a generation that takes over fences all before it and begins at the newest commit that is
-before it in the journal, or at a copy in workers' memory that is newer. So the *committed line* of history is, of each
-generation that committed, its steps from where it began to its last commit. Whatever was trained beyond that, and is in
-no such copy, was undone, and done again by a later generation.
+The journal orders everything: a generation that takes over fences all before it and starts at the newest commit that is
+before it in the journal, or at a copy in workers' memory that is newer. So the *committed line* of history consists,
+for each generation that committed, of its steps from its start to its last commit. Whatever was trained beyond that,
+and is in no such copy, was undone, and repeated by a later generation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from elasticctl_store.checkpoints.entries import Commit, Entry, Generation
 
 MAX_FAULTS = 5
 CLOSE = 1e-7
-"""Relative difference of weights that another order of summation may make, in double precision."""
+"""The relative difference of weights that another order of summation may cause, in double precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A rank of a generation of the journal began at `step`; `at` is seconds since the epoch."""
+    """A rank of a generation of the journal started at `step`; `at` is in seconds since the epoch."""
 
     at: float
     pid: int
@@ -37,9 +37,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step on one rank, and the samples that were its part of the global batch.
+    """One optimizer step on one rank, and the samples of its part of the global batch.
 
-    `generation` is the group's: ranks that stay in their processes go from one to the next.
+    `generation` is the group's: ranks that stay in their processes move from one to the next.
     """
 
     at: float
@@ -53,14 +53,15 @@ class Step:
 
 @dataclass(slots=True)
 class Record:
-    """All that the training script has said, in order; `weights` once for each time that it came to its end."""
+    """Everything that the training script has recorded, in order; `weights` once for each time that it came to its
+    end."""
 
     resumes: list[Resume] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     weights: list[list[float]] = field(default_factory=list)
 
     def add(self, lines: str) -> None:
-        """Take over whole lines."""
+        """Add complete lines."""
         for line in lines.splitlines():
             said = json.loads(line)
             kind = said.pop("kind")
@@ -91,12 +92,12 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in all."""
+        """The total number of optimizer steps."""
         return self.epochs * math.ceil(self.samples / self.global_batch)
 
 
 def committed_line(entries: Iterable[Entry]) -> list[Stretch]:
-    """The stretches, in order, from the journal's entries."""
+    """Return the stretches, in order, from the journal's entries."""
     begin, ends = 0, dict[int, tuple[int, int]]()
     for entry in sorted(entries, key=lambda e: e.position):
         if isinstance(entry, Commit):
@@ -107,11 +108,11 @@ def committed_line(entries: Iterable[Entry]) -> list[Stretch]:
 
 
 def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterable[tuple[float, int]]) -> list[str]:
-    """Faults if any generation began before the newest commit it could have begun at, or where nobody had been.
+    """Return faults if a generation started before the newest commit that it could use, or at a step that never
+    existed.
 
-    Beyond that commit it may begin at a step that had been trained, of which there was a copy in memory.
-    `acknowledged` are (time, step): the newest commit that was there at that time; who begins later begins there at
-    least.
+    After that commit it may start at a step that had been trained, and of which there was a copy in memory.
+    `acknowledged` are (time, step) pairs: the newest commit at that time; a later generation must not start before it.
     """
     newest, begins = 0, dict[int, int]()
     for entry in sorted(entries, key=lambda e: e.position):
@@ -134,7 +135,8 @@ def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterabl
 
 
 def counted_steps(record: Record) -> dict[int, list[Step]]:
-    """What the ranks of the last group that made each step recorded: an earlier one's was undone, or was lost."""
+    """Return what the ranks of the last group that made each step recorded: steps of earlier groups were undone or
+    lost."""
     last: dict[int, int] = {}
     for step in record.steps:
         last[step.step] = max(step.generation, last.get(step.step, 0))
@@ -146,7 +148,7 @@ def counted_steps(record: Record) -> dict[int, list[Step]]:
 
 
 def misused_samples(entries: Iterable[Entry], record: Record, task: Task) -> list[str]:
-    """Faults if the committed line is not the whole task with each sample of each epoch in it exactly once."""
+    """Return faults unless the committed line is the whole task with each sample of each epoch in it exactly once."""
     line = committed_line(entries)
     reached = line[-1].end if line else 0
     faults = [f"the last commit is of step {reached}, the end is {task.steps}"] if reached != task.steps else []
@@ -168,9 +170,9 @@ def misused_samples(entries: Iterable[Entry], record: Record, task: Task) -> lis
 
 
 def differing_weights(record: Record, undisturbed: Record) -> tuple[list[str], str]:
-    """Faults if the final weights are not those of the undisturbed run, and how the two were compared.
+    """Return faults unless the final weights are those of the undisturbed run, and how the two were compared.
 
-    They must be equal if all steps that count were trained by groups of the undisturbed one's size, else close.
+    They must be equal if all steps that count were trained by groups of the undisturbed one's size, otherwise close.
     """
     if not (record.weights and undisturbed.weights):
         return ["a run left no final weights"], ""

@@ -1,7 +1,7 @@
 """The training script of `chaos` and `interruptions`: records in a file what it resumed from and what it trained on.
 
-Each rank appends a line when it has resumed, one for each optimizer step before the step can be committed, and rank 0
-the weights at the end. It trains until the epoch in the file of --end; without that file, it does not end.
+Each rank appends a line when it has resumed, and one for each optimizer step before the step can be committed; rank 0
+appends the weights at the end. It trains until the epoch in the file of --end; without that file, it does not end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restore
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 NO_END = 1_000_000
 KEEP_ALL = 1_000_000
-"""Every commit is kept: the proof needs the whole journal."""
+"""Keep every commit: the proof needs the whole journal."""
 
 
 class Digits(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
-    """Made-up scans of 8 x 8 pixels with their numbers, the same for every rank and run."""
+    """Synthetic scans of 8 x 8 pixels with their labels, the same for every rank and run."""
 
     def __init__(self, length: int) -> None:
         generator = torch.Generator().manual_seed(length)
@@ -51,14 +51,14 @@ class Record:
         self._generation = 0  # of the journal
 
     def add(self, kind: str, **fields: object) -> None:
-        """Append one object, with who says so."""
+        """Append one object with the identity of this rank."""
         who = {"rank": int(os.environ.get("RANK", "0")), "world": int(os.environ.get("WORLD_SIZE", "1"))}
         where = {"pid": os.getpid(), "worker": os.environ.get("ELASTICCTL_WORKER", ""), "generation": self._generation}
         line = {"kind": kind, "at": time.time(), **who, **where, **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def listen(self) -> None:
-        """Note what every restore finds; the generation is that of the storage's journal."""
+        """Record what every restore finds; the generation is that of the storage's journal."""
         restore = Checkpointer.restore
 
         def restore_and_note(checkpoints: Checkpointer, like: Like | None = None, *more: Any) -> Restored | None:
@@ -71,7 +71,7 @@ class Record:
 
 
 def end_of(run: Run, path: Path, stay: bool) -> int:
-    """The epoch to stop before, as rank 0 reads it; as each rank does, if they are to stay in their processes."""
+    """Return the epoch to stop before, as rank 0 reads it; if ranks stay in their processes, as each rank reads it."""
     end = torch.tensor([int(path.read_text()) if (run.is_main or stay) and path.exists() else NO_END])
     if run.world_size > 1 and not stay:
         dist.broadcast(end, 0)
