@@ -59,8 +59,8 @@ def encode_bytes(name: str, content: bytes) -> tuple[Any, dict[str, torch.Tensor
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as e:  # what unpickling raises is anything
         raise StateError(
-            f"{name}: a checkpoint can hold such an object only as a pickle, which can run any code. FIX: use tensors,"
-            " numbers, text, lists and dicts; or pass allow_pickle=True to the writer and the reader"
+            f"{name}: a checkpoint cannot hold such an object, except as a pickle, which can run any code. FIX: use"
+            " tensors, numbers, text, lists and dicts; or pass allow_pickle=True to the writer and the reader"
         ) from e
     flat = tree.Flattener()
     return flat.encode(value, name), flat.tensors
