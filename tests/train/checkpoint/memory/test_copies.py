@@ -67,6 +67,13 @@ def nodes(tmp_path: Path) -> Iterator[list[str]]:
         yield arguments[1]
 
 
+def test_a_launcher_that_does_not_answer_is_no_protection(tmp_path: Path) -> None:
+    made = copies.Copies(tmp_path / "copies", str(tmp_path / "nobody.sock"))
+    made.begin(7, 0.001)
+    assert made.is_ready()
+    assert made.lack == "the launcher does not answer"
+
+
 def resume(tmp_path: Path, nodes: list[str]) -> dict[str, Any]:
     notes = tmp_path / "second"
     arguments = str(tmp_path / "state"), nodes, str(notes), 0

@@ -43,6 +43,7 @@ SHARE_OF_TIME = 0.005
 BESIDE_SHARE = 0.05
 """The maximum fraction of time in which they are written and sent, beside training."""
 TIMEOUT_S = 2.0
+_NO_ANSWER = "the launcher does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Copies:
         self._number = 0
         self._cost_s = self._write_s = self._waited_s = 0.0
         self._sending_since: float | None = None
+        self._refused = ""
         self._due_s = self._began_s = time.monotonic()
 
     @classmethod
@@ -95,7 +97,7 @@ class Copies:
         if self._sending_since is None:
             return True
         answer = self._ask({"state": True})
-        self.lack = str(answer.get("lack") or "")
+        self.lack = self._refused or (str(answer.get("lack") or "") if answer else _NO_ANSWER)
         if answer.get("sending"):
             return False
         self._write_s = max(0.0, time.monotonic() - self._sending_since - self._waited_s)
@@ -129,7 +131,7 @@ class Copies:
             (file,) = share.write(self.storage, key)
             self._waited_s = sum(copy.waited_s for copy in share.copied if isinstance(copy, LateCopy))
             document = self.storage.get(key)
-            self._ask(
+            answer = self._ask(
                 {
                     "copied": [
                         [self._name(file.key), file.size_bytes, int(file.checksum.removeprefix("crc32:"), 16)],
@@ -137,6 +139,7 @@ class Copies:
                     ]
                 }
             )
+            self._refused = str(answer.get("refused") or "") if answer else _NO_ANSWER
         except Exception as e:  # noqa: BLE001 - the edge of a thread: training continues without copies
             self.fail(str(e))
 
