@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.http import Connections, HttpRequest, WireError
 from tests.support.raw_http import read_request
 from tests.support.waiting import wait_until
@@ -184,6 +185,14 @@ def certificate(folder: Path) -> Path:
     path = folder / "certificate.pem"
     path.write_bytes(secret + made.public_bytes(Encoding.PEM))
     return path
+
+
+def test_certificates_that_cannot_be_read_are_an_error_that_tells(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    for name, why in (("none", "no such file"), ("empty", ".+")):
+        with pytest.raises(StorageError, match=rf"cannot read the certificates in .*{name}: (?i:{why}).*FIX: correct"):
+            Connections("https://host", connect_s=5.0, silence_s=5.0, ca_file=str(tmp_path / name))
+    Connections("https://host", connect_s=5.0, silence_s=5.0, ca_file=str(tmp_path))
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_for_good(tmp_path: Path) -> None:

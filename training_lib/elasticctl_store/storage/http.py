@@ -13,6 +13,7 @@ import base64
 import email.utils
 import enum
 import http.client
+import os
 import select
 import socket
 import ssl
@@ -86,10 +87,13 @@ class Connections:
     """Connections to one origin (`https://host:port`), kept open between requests. Thread-safe."""
 
     def __init__(self, origin: str, *, connect_s: float, silence_s: float, ca_file: str | None = None) -> None:
-        """`connect_s` bounds connecting, `silence_s` each wait for the server to receive or send something."""
+        """`connect_s` bounds connecting, `silence_s` each wait for the server to receive or send something.
+
+        `ca_file` is a file, or a folder, of certificates to trust. Raises StorageError if it cannot be read.
+        """
         self._origin = urlsplit(origin)
         self._connect_s, self._silence_s = connect_s, silence_s
-        self._tls = ssl.create_default_context(cafile=ca_file) if self._origin.scheme == "https" else None
+        self._tls = _trust(ca_file) if self._origin.scheme == "https" else None
         self._proxy = _proxy_for(self._origin.hostname or "") if self._tls else None
         self._lock = threading.Lock()
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
@@ -158,6 +162,16 @@ class Connections:
         )
         connection.set_tunnel(host, port or 443, tunnel_headers)
         return connection
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        if ca_file is not None and os.path.isdir(ca_file):
+            return ssl.create_default_context(capath=ca_file)
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as e:
+        fix = "correct $AWS_CA_BUNDLE or $REQUESTS_CA_BUNDLE"
+        raise StorageError(f"cannot read the certificates in {ca_file}: {e.strerror or e}. FIX: {fix}") from e
 
 
 def _exchange(connection: http.client.HTTPConnection, request: HttpRequest) -> tuple[HttpResponse, bool]:
