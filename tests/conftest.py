@@ -87,6 +87,17 @@ def light_spares(home: Path) -> None:
 
 
 @pytest.fixture
+def forked_workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what this test starts on the local cluster forked. Its supervisor must be started by this very process.
+
+    For tests of what becomes of a job that trains. Those of how processes start, end and are found do without.
+    """
+    from tests.support.forked.cluster import start_supervisor
+
+    monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", start_supervisor)
+
+
+@pytest.fixture
 def local_cluster(home: Path) -> LocalCluster:
     """An embedded cluster of its own; the supervisor starts on first use."""
     return LocalCluster(local_paths())

@@ -134,8 +134,13 @@ def typed(name: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
-def test_the_commands_of_other_pages_run(home: Path, local_cluster: LocalCluster) -> None:
+@pytest.mark.usefixtures("light_spares", "forked_workers")
+def test_the_commands_of_other_pages_run(
+    home: Path, local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert local_cluster.list_jobs(None) == []  # which starts the supervisor
+
     def status() -> JobStatus:
         return ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status
 

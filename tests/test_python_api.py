@@ -100,7 +100,7 @@ def test_importing_the_package_costs_nothing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_job_that_is_submitted_runs_and_tells(local_cluster: LocalCluster) -> None:
     job = submit(["sh", "-c", "echo $WORD"], name="told", workers=1, no_workspace=True, env={"WORD": "hello"})
     assert repr(job) == "Job('told', context='local', namespace='default')"

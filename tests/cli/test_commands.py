@@ -224,7 +224,7 @@ def test_a_command_is_kept_in_a_job_file(run: Run, folder: Path) -> None:
     assert (folder / "job.yaml").read_text() == "script: train.py\nworkers: 2\n"
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_shell_script_and_a_module_run_from_the_copy(run: Run, local_cluster: LocalCluster, project: Path) -> None:
     """What a shell script names by relative paths too."""
     assert run("submit", "train.sh", "--name", "shell", "-d", "--", "a", "b").code == 0

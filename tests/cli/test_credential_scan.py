@@ -182,7 +182,7 @@ def test_any_bytes_can_be_searched(data: bytes) -> None:
     list(by_content(b"-----BEGIN PRIVATE KEY-----eyJ sig= password :// secret" + data))
 
 
-@pytest.mark.usefixtures("local_cluster", "light_spares")
+@pytest.mark.usefixtures("local_cluster", "light_spares", "forked_workers")
 def test_every_way_to_submit_a_folder_is_searched(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:

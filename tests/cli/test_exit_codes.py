@@ -96,7 +96,7 @@ def test_submit_and_rerun_fail_with_their_job(
     assert "bad-2 failed" in err
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_search_for_capacity_fails_with_a_job_that_fails_meanwhile(
     run: Run, local_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_jobs_name_them_by_their_variable() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_prune_keeps_those_of_jobs_that_stay(
     run: Run, local_cluster: LocalCluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

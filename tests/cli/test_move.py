@@ -41,6 +41,7 @@ from tests.support.gate import Fault, Seen
 from tests.support.jobs import light_template, shell_job
 from tests.support.processes import processes_of
 from tests.support.train.checkpoints import damage, saved
+from tests.support.train.ranks import alone, run_script
 from tests.support.train.states import same
 from tests.support.two_places import Places
 from tests.support.waiting import wait_until
@@ -126,8 +127,9 @@ class World:
     def alone(self, folder: Path) -> None:
         """The same training in one go."""
         kept = self.script.with_suffix(".kept")
-        environ = {**os.environ, "ELASTICCTL_STORAGE": str(folder)}
-        subprocess.run([sys.executable, "-W", "error", str(kept), "/"], env=environ, check=True, timeout=100)
+        process = alone(run_script, kept, ["/"], {"ELASTICCTL_STORAGE": str(folder)})
+        process.join(100)
+        assert process.exitcode == 0
 
     def expected(self, folder: Path) -> Any:
         """The last state of that."""
@@ -143,7 +145,9 @@ def last_state(url: str) -> Any:
 
 
 @pytest.fixture
-def world(home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(
+    home: Path, forked_workers: None, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
     monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     other = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))

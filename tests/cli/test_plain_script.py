@@ -41,7 +41,7 @@ REDONE = {"status": "Redone\tfrom 0: ", "explain": "have been repeated so far", 
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     folder, gate = tmp_path / "code", tmp_path / "gate"
     folder.mkdir()

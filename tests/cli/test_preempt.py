@@ -124,7 +124,7 @@ def test_a_worker_is_lost_and_replaced(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_with_notice_a_training_job_loses_no_step(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     arguments = ["--epochs", "1000", "--step-delay-s", "0.02", "--save-every-s", "1000"]
     size = ["--workers", "2", "--min-workers", "1", "--name", "digits", "--storage", str(tmp_path)]

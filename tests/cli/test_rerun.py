@@ -236,7 +236,7 @@ def test_a_step_that_a_bucket_does_not_have_is_refused_at_once(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

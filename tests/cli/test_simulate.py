@@ -141,7 +141,7 @@ def test_on_a_terminal_bars_come_below_the_table(private_home: Path, rates: str,
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_of_a_job_that_trained(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -189,7 +189,7 @@ def test_what_cannot_be_meant_is_one_line(words: str, message: str, run: Run, tm
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_sweep_on_this_machine(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     script = tmp_path / "code/train.py"

@@ -57,7 +57,7 @@ def lines(cluster: LocalCluster, job: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCluster, project: Path) -> None:
     """Though the folder is edited: a worker that is made again has the code of then, and today's data.
 
@@ -88,7 +88,7 @@ def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCl
     assert "version 2 reads here" in lines(local_cluster, "train-3")
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     run: Run, local_cluster: LocalCluster, project: Path, home: Path
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     assert run("wait", "one", "--timeout", "60s").code == 0
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_unchanged_files_are_not_sent_again(run: Run, project: Path, home: Path) -> None:
     assert "3 of them sent" in run("submit", "train.py", "-d").err
     assert ": unchanged, nothing sent\n" in run("submit", "train.py", "-d").err

@@ -25,7 +25,7 @@ from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_controller.core.notices import Leaving
 from elasticctl_controller.rendezvous.listening import Door
 from elasticctl_controller.rendezvous.service import RendezvousService
-from tests.support.forked_launcher import ForkedLauncher
+from tests.support.forked.launcher import ForkedLauncher
 from tests.support.jobs import LIGHT
 from tests.support.ports import free_port
 

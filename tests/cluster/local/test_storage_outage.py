@@ -44,10 +44,11 @@ def committed(cluster: LocalCluster) -> int:
 
 
 def is_launcher(words: list[str]) -> bool:
-    return len(words) > 1 and words[1].endswith("/elasticctl-launch")
+    return any(word.endswith("elasticctl-launch") for word in words[:2])
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked_workers")
 def test_a_rank_lost_at_the_start_of_an_outage_is_not_the_scripts_failure(
     local_cluster: LocalCluster, home: Path, s3: Cloud, tmp_path: Path
 ) -> None:

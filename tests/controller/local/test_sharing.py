@@ -26,12 +26,14 @@ def shared(cluster: LocalCluster, slots: int, **guaranteed: int) -> None:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("forked_workers")
 def test_a_job_grows_gives_way_and_grows_back(local_cluster: LocalCluster, tmp_path: Path) -> None:
     shared(local_cluster, 4, a=2, b=2)
     give_way_and_grow_back(local_cluster, local_cluster.create_job, tmp_path.as_uri())
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("forked_workers")
 def test_a_job_that_is_outranked_is_suspended_at_a_commit_and_comes_back(
     local_cluster: LocalCluster, tmp_path: Path
 ) -> None:

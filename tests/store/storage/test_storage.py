@@ -19,6 +19,7 @@ from elasticctl_store.errors import ExistsError, StorageError
 from elasticctl_store.storage import Patience, Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.storage_contract import StorageContract
+from tests.support.train.ranks import CONTEXT, alone
 
 
 class TestLocalStorage(StorageContract):
@@ -189,10 +190,8 @@ def test_a_folder_one_may_not_write_is_said_so() -> None:
     root = Path(tempfile.mkdtemp())  # pytest's own folders cannot even be entered by others
     root.chmod(0o755)
     try:
-        context = multiprocessing.get_context("forkserver")
-        result = context.SimpleQueue()
-        child = context.Process(target=_write_as_nobody, args=(str(root), result))
-        child.start()
+        result = CONTEXT.SimpleQueue()
+        child = alone(_write_as_nobody, str(root), result)
         child.join()
         assert "no permission: check the folder's owner and mode" in result.get()
     finally:

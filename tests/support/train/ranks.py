@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+import runpy
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+from elasticctl.cluster.local.paths import HOME_VARIABLE
 from tests.support.ports import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CLOUDS = ["elasticctl_store.storage.s3", "elasticctl_store.storage.gcs"]  # a second of imports each, else in every rank
-LAUNCHER = ["elasticctl_launcher.main", "elasticctl_launcher.restart_ranks"]  # for tests/support/forked_launcher.py
-CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS, *LAUNCHER])
+FORKED = [  # for tests/support/forked
+    "tests.support.forked.processes",
+    "elasticctl_launcher.main",
+    "elasticctl_launcher.restart_ranks",
+    "elasticctl_controller.local.supervisor",
+]
+CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS, *FORKED])
+ROOM, ROOM_BYTES = "ROOM_FOR_THE_ENVIRONMENT", 1 << 16
 
 
 def start_server() -> None:
-    """Start the server before $TMPDIR is changed: its socket, and what it imports, would be in a folder that goes."""
-    ensure_running()
+    """Start the server, if it does not run yet, with room for the environment of whatever its forks become.
+
+    To be called before $TMPDIR is changed, too: its socket, and what it imports, would be in a folder that goes. It
+    belongs to no test's local cluster.
+    """
+    home = os.environ.pop(HOME_VARIABLE, "")
+    os.environ[ROOM] = " " * ROOM_BYTES
+    try:
+        ensure_running()
+    finally:
+        del os.environ[ROOM]
+        if home:
+            os.environ[HOME_VARIABLE] = home
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:
     """Start `program(*arguments)` on each rank, with the environment torchrun would give it."""
     port = free_port()
+    start_server()
     processes: list[BaseProcess] = [
         CONTEXT.Process(target=_rank, args=(program, rank, world_size, port, arguments)) for rank in range(world_size)
     ]
@@ -48,12 +71,27 @@ def run(program: Callable[..., None], world_size: int, *arguments: Any, timeout_
 
 def alone(program: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start `program(*arguments)` in a process that is no rank of any group."""
-    process: BaseProcess = CONTEXT.Process(target=program, args=arguments)
+    start_server()
+    process: BaseProcess = CONTEXT.Process(target=_alone, args=(program, arguments))
     process.start()
     return process
 
 
+def run_script(path: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Do what `python -W error PATH ARGUMENTS...` does; for `alone`."""
+    warnings.simplefilter("error")
+    os.environ.update(environ)
+    sys.argv = [str(path), *arguments]
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def _alone(program: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    del os.environ[ROOM]
+    program(*arguments)
+
+
 def _rank(program: Callable[..., None], rank: int, world_size: int, port: int, arguments: tuple[Any, ...]) -> None:
+    del os.environ[ROOM]
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
