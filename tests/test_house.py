@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,9 @@ NO_MIRROR = {"support", "on_cluster", "benchmarks"}
 """Folders that are no package's: helpers, what needs a cluster, and the tests of benchmarks/."""
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
+def imports(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, str, str]]:
     """(module, name, the name it is bound to) of every import from a module, wherever it stands."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.module, alias.name, alias.asname or alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
@@ -36,12 +36,12 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-def private_uses(tree: ast.AST) -> Iterator[str]:
+def private_uses(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Private names of our packages that a test imports, reads from a module or a class, or replaces by its name."""
-    found = list(imports(tree))
+    found = list(imports(nodes))
     yield from (f"{module}.{name}" for module, name, _ in found if is_ours(module) and is_private(name))
     bound = {alias: f"{module}.{name}" for module, name, alias in found if is_ours(module)}
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in bound and is_private(name):
                 yield f"{bound[owner]}.{name}"
@@ -55,11 +55,11 @@ def private_uses(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_a_test_module_stands_alone(path: Path) -> None:
     """It can be merged, renamed or removed by itself, and so can what it tests, names that start with _ above all."""
-    tree = ast.parse(path.read_text("utf-8"))
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     shared = ("tests.support", "tests.on_cluster") if "on_cluster" in path.parts else ("tests.support",)
-    helpers = {f"{module}.{name}" for module, name, _ in imports(tree) if module.partition(".")[0] == "tests"}
+    helpers = {f"{module}.{name}" for module, name, _ in imports(nodes) if module.partition(".")[0] == "tests"}
     assert [name for name in helpers if not name.startswith(shared) or ".test_" in name] == []
-    assert list(private_uses(tree)) == []
+    assert list(private_uses(nodes)) == []
 
 
 def test_the_tests_lie_as_the_source_does() -> None:

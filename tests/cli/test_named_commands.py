@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -56,9 +57,15 @@ def spans(page: str) -> Iterator[str]:
             yield " ".join(found.split())
 
 
+@functools.cache
+def root() -> Any:
+    """All of the command line."""
+    return get_command(app)
+
+
 def leaf(words: list[str]) -> tuple[typer.Context, list[str]]:
     """The command that `words` name, in a context of its own, and the words that are left for it."""
-    command: Any = get_command(app)
+    command = root()
     context = command.make_context("elasticctl", [], resilient_parsing=True)
     while words and hasattr(command, "resolve_command"):
         context.resilient_parsing = False  # or a verb that is not there would be let pass
@@ -104,6 +111,15 @@ def test_command_lines_of_pages_are_understood(page: Path) -> None:
             context.command.make_context(context.info_name, rest, parent=context.parent)
 
 
+def submits(page: Path) -> Iterator[list[str]]:
+    """The words of each submit of a page that can be typed as it is."""
+    for line in blocks(page.read_text("utf-8")):
+        for command in commands(line):
+            words = shlex.split(re.sub(r"\$\{?\w+\}?", "x", command), comments=True)
+            if words[0] == "submit" and not any(PLACEHOLDER.fullmatch(word) for word in words):
+                yield words
+
+
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path, run: Run) -> Path:
     """Where a reader sits: scripts, a template, and contexts of the names that pages use."""
@@ -120,22 +136,18 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path, ru
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if list(submits(page))], ids=lambda path: path.name)
 def test_every_submit_of_a_page_makes_a_job(page: Path, desk: Path, run: Run) -> None:
     """As a dry run, which stops short of creating it; in a cloud's context on the pages about clusters."""
-    for line in blocks(page.read_text("utf-8")):
-        for command in commands(line):
-            words = shlex.split(re.sub(r"\$\{?\w+\}?", "x", command), comments=True)
-            if words[0] != "submit" or any(PLACEHOLDER.fullmatch(word) for word in words):
-                continue
-            run("config", "use-context", "prod" if page.stem in ("sharing", "workspace") else "local")
-            dry = [word for word in words if word != "--dry-run"]
-            if "--save" in dry:  # the desk has a manifest of that name, which is not replaced
-                (desk / dry[dry.index("--save") + 1]).unlink(missing_ok=True)
-            done = run("submit", "--dry-run", *dry[1:])
-            assert done.code == 0, (line, done.err)
-            assert "kind: ElasticJob" in done.out
-            (desk / "job.yaml").write_text(done.out)
+    run("config", "use-context", "prod" if page.stem in ("sharing", "workspace") else "local")
+    for words in submits(page):
+        dry = [word for word in words if word != "--dry-run"]
+        if "--save" in dry:  # the desk has a manifest of that name, which is not replaced
+            (desk / dry[dry.index("--save") + 1]).unlink(missing_ok=True)
+        done = run("submit", "--dry-run", *dry[1:])
+        assert done.code == 0, (words, done.err)
+        assert "kind: ElasticJob" in done.out
+        (desk / "job.yaml").write_text(done.out)
 
 
 def texts(source: str) -> Iterator[str]:

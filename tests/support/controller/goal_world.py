@@ -186,7 +186,8 @@ class GoalWorld:
         )
         for _ in range(3):  # what is stored first, and done in the pass after it
             before, decision = self.job, reconcile(self.job, observed, self.now)
-            self.job = stored(self.job, decision.status)
+            if decision.status != before.status:
+                self.job = stored(before, decision.status)
             if self.job == before and not decision.actions:
                 break
             self._act(decision.actions)
