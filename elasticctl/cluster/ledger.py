@@ -1,6 +1,7 @@
 """A record of changes: each change by this client goes into the object's annotations and a file on this machine.
 
 <state>/audit.jsonl     a line of JSON for each change, of all contexts; only ever appended to, mode 0600
+<state>/audit.jsonl.1   the lines before those, once there are MAX_AUDIT_BYTES of them; what was there before is gone
 
 The user is the one that the API server authenticates, or the login name on this machine. A change is made even if it
 cannot be recorded, and a message says so: a full disk must not keep anyone from cancelling a job.
@@ -8,6 +9,7 @@ cannot be recorded, and a message says so: a full disk must not keep anyone from
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from elasticctl.cluster.local.paths import LocalPaths
 
 COMMAND_LINE = "elasticctl"
+MAX_AUDIT_BYTES = 8 << 20
+"""Some 25,000 changes. Twice as much is kept at most, and half of that at least once there was as much."""
 
 Tell = Callable[[Manifest, str, str], None]
 """Publishes a change as an event: the job, a reason, a message."""
@@ -105,17 +109,31 @@ def append_line(path: Path, line: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.write(descriptor, line.encode(errors="replace"))
+        if os.fstat(descriptor).st_size >= MAX_AUDIT_BYTES:
+            _put_aside(path, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _put_aside(path: Path, descriptor: int) -> None:
+    """Rename a file that is full, once: whoever finds that another process has done so leaves its successor alone."""
+    with suppress(OSError):  # the line is written; the next process tries again
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+            path.rename(_put_aside_as(path))
+
+
+def _put_aside_as(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
 
 
 def read_audit(path: Path) -> list[dict[str, Any]]:
     """The changes made from this machine, oldest first; lines that cannot be read are left out."""
     found = []
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
+    lines = []
+    for file in (_put_aside_as(path), path):
+        with suppress(FileNotFoundError):
+            lines += file.read_bytes().splitlines()
     for line in lines:
         with suppress(ValueError, RecursionError):
             told = json.loads(line)

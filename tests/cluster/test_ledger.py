@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError, UnreachableError
 from elasticctl.api.objects import merge_patch
 from elasticctl.api.observed.changes import changes_of
+from elasticctl.cluster import ledger
 from elasticctl.cluster.base import Cluster
 from elasticctl.cluster.ledger import (
     Ledger,
@@ -159,7 +161,7 @@ def test_names_of_secrets_and_keys_are_recorded_and_no_values(paths: LocalPaths)
     assert "swordfish" not in text
 
 
-def test_the_file_is_private_is_only_appended_to_and_bears_damage(paths: LocalPaths) -> None:
+def test_the_file_is_private_and_bears_damage(paths: LocalPaths) -> None:
     path = audit_file(paths)
     append_line(path, '{"verb": "first"}\n')
     assert path.stat().st_mode & 0o777 == 0o600
@@ -167,6 +169,29 @@ def test_the_file_is_private_is_only_appended_to_and_bears_damage(paths: LocalPa
         file.write(b'\xff\n[]\n{"verb": "cut\n' + b"[" * 100_000 + b"\n")
     append_line(path, '{"verb": "last"}\n')
     assert [line["verb"] for line in read_audit(path)] == ["first", "last"]
+
+
+def test_the_file_does_not_grow_for_ever(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_AUDIT_BYTES", 100)
+    path = audit_file(paths)
+    for number in range(20):
+        append_line(path, json.dumps({"number": number}) + "\n")
+    numbers = [line["number"] for line in read_audit(path)]
+    assert numbers == list(range(numbers[0], 20))
+    assert 6 < len(numbers) < 20
+    assert sum(file.stat().st_size for file in path.parent.glob("audit*")) < 250
+
+
+def test_a_full_file_is_put_aside_once(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes may find the same file full; the second one must not put its successor aside."""
+    path = audit_file(paths)
+    append_line(path, '{"number": 1}\n')
+    descriptor = os.open(path, os.O_RDONLY)
+    ledger._put_aside(path, descriptor)
+    append_line(path, '{"number": 2}\n')
+    ledger._put_aside(path, descriptor)
+    os.close(descriptor)
+    assert [line["number"] for line in read_audit(path)] == [1, 2]
 
 
 def test_a_record_that_cannot_be_written_is_said_and_stops_nothing(inner: Any, paths: LocalPaths) -> None:
