@@ -8,7 +8,8 @@ methods that take a job's name raise `NotFoundError` when there is no such job.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,6 +92,13 @@ class Cluster(Protocol):
 
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""
+
+    def watch_events(self, namespace: str) -> AbstractContextManager[Callable[[ElasticJob], list[Manifest]]]:
+        """Watch the events of a namespace until the block ends.
+
+        Returns a function that returns what `list_events` does of a job that has just been read, and costs the cluster
+        next to nothing.
+        """
 
     def list_budgets(self, namespace: str) -> list[Manifest]:
         """Return the PodDisruptionBudgets of a namespace; none if they may not be read."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import BusyError, ClusterError, ElasticctlError, ExpiredError
+from elasticctl.api.errors import BusyError, ClusterError, ElasticctlError, ExpiredError, ForbiddenError
 from elasticctl.kubeapi.connection import Requests, Stream, list_pages
 from elasticctl.kubeapi.refusals import NoSuchApiError, refusal
 
@@ -235,10 +235,13 @@ class _State:
 
 
 class Reflector:
-    """Fills `store` from `resource` while it runs; `optional`: a server that does not know the resource has none."""
+    """Fills `store` from `resource` while it runs; `optional`: a server that does not know the resource has none.
+
+    `refused`: the server has denied the right to list or to watch; it is asked again, for rights can be given.
+    """
 
     def __init__(self, api: ListerWatcher, resource: Resource, store: ObjectStore, *, optional: bool = False) -> None:
-        self.store, self.relists, self._optional = store, 0, optional
+        self.store, self.relists, self._optional, self.refused = store, 0, optional, False
         self._api, self._resource = api, resource
         self._synced, self._stopping = threading.Event(), threading.Event()
         self._state = _State()
@@ -279,6 +282,7 @@ class Reflector:
             except ElasticctlError as e:
                 if self._stopping.is_set():
                     return
+                self.refused = isinstance(e, ForbiddenError)
                 if self._optional and isinstance(e, NoSuchApiError):
                     self._synced.set()
                 log.warning("%s: %s; trying again", self._resource.path, e)
@@ -313,6 +317,7 @@ class Reflector:
             self._state.stream = stream
             if self._stopping.is_set():  # `stop` may not have seen this stream
                 return
+            self.refused = False
             for kind, item in _events(stream, self._resource.path):
                 self.store.apply(kind, item)
                 self._state.version = item["metadata"]["resourceVersion"]

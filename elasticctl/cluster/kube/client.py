@@ -44,6 +44,8 @@ LABEL_SECRET = f"{GROUP}/secret"
 """On Secrets that `elasticctl secret` has set; others, such as tokens, are not listed."""
 MOST_NAMED = 50
 """A selector that names more jobs makes URLs that proxies and load balancers refuse."""
+_SYNC_S = 10.0
+"""How long the first list of a watch may take."""
 _OF_JOBS = "of-jobs"
 _MESSAGE_CHARS = 1024
 """Kubernetes' limit for an event's message."""
@@ -179,10 +181,26 @@ class KubeCluster:
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""
         found = ElasticJob.from_manifest(self.get_job(namespace, job))
-        workers = {worker_name(job, index) for index in range(found.max)}
-        events = self._items(resource_path("v1", namespace, "events"))
-        mine = [event for event in events if _is_about(event, found, workers)]
-        return sorted(mine, key=_last_seen)
+        return _events_of(found, self._items(resource_path("v1", namespace, "events")))
+
+    @contextmanager
+    def watch_events(self, namespace: str) -> Iterator[Callable[[ElasticJob], list[Manifest]]]:
+        """See `Cluster.watch_events`. Without the right to watch events, they are listed each time."""
+        from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource  # listing jobs must not pay for it
+
+        path = resource_path("v1", namespace, "events")
+        reflector = Reflector(self._connection, Resource(path), ObjectStore(keep=_may_be_of_job))
+
+        def events(job: ElasticJob) -> list[Manifest]:
+            if reflector.wait_synced(0.0 if reflector.refused else _SYNC_S) and not reflector.refused:
+                return _events_of(job, reflector.store.items())
+            return _events_of(job, self._items(path))  # says what is wrong
+
+        reflector.start()
+        try:
+            yield events
+        finally:
+            reflector.stop()
 
     def list_budgets(self, namespace: str) -> list[Manifest]:
         """Return the PodDisruptionBudgets of a namespace; none if they may not be read."""
@@ -296,6 +314,16 @@ def _labels(names: Collection[str]) -> str:
     if len(names) > MOST_NAMED:
         return f"{LABEL_GROUP}={GROUP}"
     return f"{LABEL_GROUP}={GROUP},{LABEL_JOB} in ({','.join(names)})"
+
+
+def _events_of(job: ElasticJob, events: Collection[Manifest]) -> list[Manifest]:
+    """Of the events of a namespace, those of a job and its workers, oldest first."""
+    workers = {worker_name(job.name, index) for index in range(job.max)}
+    return sorted((event for event in events if _is_about(event, job, workers)), key=_last_seen)
+
+
+def _may_be_of_job(event: Manifest) -> bool:
+    return event.get("involvedObject", {}).get("kind") in ("Pod", KIND)
 
 
 def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:

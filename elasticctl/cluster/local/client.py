@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.codec import to_json
@@ -109,6 +109,11 @@ class LocalCluster:
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""
         return self._items(jobs_path(namespace, job, "events"))
+
+    @contextmanager
+    def watch_events(self, namespace: str) -> Iterator[Callable[[ElasticJob], list[Manifest]]]:
+        """See `Cluster.watch_events`: the supervisor is asked for those of the job alone, over a socket."""
+        yield lambda job: self.list_events(namespace, job.name)
 
     def list_budgets(self, namespace: str) -> list[Manifest]:
         """Return none: this machine is never drained."""

@@ -18,6 +18,7 @@ from tests.support.cluster_contract import scale
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.jobs import shell_job
 from tests.support.kube import NAMESPACE, add_pod
+from tests.support.waiting import wait_until
 
 
 def test_jobs_are_made_changed_listed_and_deleted(api: FakeApi, cluster: KubeCluster) -> None:
@@ -156,6 +157,37 @@ def test_events_are_those_of_the_job_and_its_workers_oldest_first(api: FakeApi, 
         event = {"metadata": {"name": f"e{number}"}, "involvedObject": about, "reason": reason, **more}
         api.put(f"{NAMESPACE}/events/e{number}", event)
     assert [event["reason"] for event in cluster.list_events("default", "a")] == ["early", "late"]
+
+
+def event_of(number: int, worker: str) -> dict[str, Any]:
+    about = {"kind": "Pod", "name": worker}
+    return {
+        "metadata": {"name": f"e{number}", "namespace": "default"},
+        "involvedObject": about,
+        "reason": f"r{number}",
+        "lastTimestamp": to_rfc3339(4_000_000_000.0 + number),
+    }
+
+
+@pytest.mark.parametrize("may_watch", [True, False])
+def test_events_that_are_watched_are_listed_once(api: FakeApi, cluster: KubeCluster, *, may_watch: bool) -> None:
+    path = f"{NAMESPACE}/events"
+    job = ElasticJob.from_manifest(cluster.create_job(shell_job("a", "true", 2)))
+    api.put(f"{path}/e0", event_of(0, "a-worker-0"))
+    api.put(f"{path}/e1", event_of(1, "b-worker-0"))
+    if not may_watch:
+        forbidden = {"kind": "Status", "message": "events is forbidden", "reason": "Forbidden"}
+        api.refuse = lambda request: (403, forbidden, {}) if request.params.get("watch") else None
+    with cluster.watch_events("default") as events_of:
+
+        def reasons() -> list[str]:
+            return [event["reason"] for event in events_of(job)]
+
+        assert reasons() == ["r0"]
+        api.put(f"{path}/e2", event_of(2, "a-worker-1"))
+        wait_until(lambda: reasons() == ["r0", "r2"])
+    lists = [r for r in api.requests if r.path == path and not r.params.get("watch")]
+    assert (len(lists) == 1) is may_watch
 
 
 def test_logs_of_earlier_incarnations_are_gone(cluster: KubeCluster) -> None:

@@ -27,8 +27,11 @@ from elasticctl.cli.framework.output import (
 from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elasticctl.api.codec import Manifest
     from elasticctl.api.observed.timeline import TimelineEntry
+    from elasticctl.api.spec import ElasticJob
 
 POLL_EVERY_S = 0.5
 
@@ -63,7 +66,7 @@ def events(
         from elasticctl.cli.submit.follow import code_of_followed
 
         return code_of_followed(target, manifest)
-    found, _ = _read(target, manifest, counted=True)
+    found, _ = _read(target, manifest, lambda job: target.cluster.list_events(target.namespace, job.name), counted=True)
     if output == "table":
         from elasticctl.cli.views.history import events_table
 
@@ -77,7 +80,9 @@ def events(
     return 0
 
 
-def _read(target: Target, manifest: Manifest, *, counted: bool = False) -> tuple[list[TimelineEntry], bool]:
+def _read(
+    target: Target, manifest: Manifest, events_of: Callable[[ElasticJob], list[Manifest]], *, counted: bool = False
+) -> tuple[list[TimelineEntry], bool]:
     """The events up to now, and whether the job has ended; `counted`: with the number of equal warnings."""
     from elasticctl.api.observed.changes import changes_of
     from elasticctl.api.observed.timeline import fold_repeated, timeline
@@ -85,7 +90,7 @@ def _read(target: Target, manifest: Manifest, *, counted: bool = False) -> tuple
 
     found = target.reread(manifest)
     job = ElasticJob.from_manifest(found)
-    said = target.cluster.list_events(target.namespace, job.name)
+    said = events_of(job)
     entries = timeline(job, said, changes_of(found))
     return fold_repeated(entries, said, counted=counted), job.status.phase.terminal
 
@@ -98,19 +103,20 @@ def _watch(target: Target, manifest: Manifest) -> None:
     name = manifest["metadata"]["name"]
     printed: set[TimelineEntry] = set()
     widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
-    for found, ended in Poller(lambda: _read(target, manifest), POLL_EVERY_S, say=say).each():
-        new = [entry for entry in found if entry not in printed]
-        table = events_table(new)
-        if on_terminal():
-            lines, widths = format_aligned(table, widths, console().width)
-        else:
-            lines = format_tabs(table).split("\n")
-        for line in lines[1 if printed else 0 :] if new else []:
-            emit(line)
-        sys.stdout.flush()
-        printed.update(new)
-        if ended:
-            return
+    with target.cluster.watch_events(target.namespace) as events_of:
+        for found, ended in Poller(lambda: _read(target, manifest, events_of), POLL_EVERY_S, say=say).each():
+            new = [entry for entry in found if entry not in printed]
+            table = events_table(new)
+            if on_terminal():
+                lines, widths = format_aligned(table, widths, console().width)
+            else:
+                lines = format_tabs(table).split("\n")
+            for line in lines[1 if printed else 0 :] if new else []:
+                emit(line)
+            sys.stdout.flush()
+            printed.update(new)
+            if ended:
+                return
 
 
 @verb(app, "history")
