@@ -122,6 +122,7 @@ class Desk:
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
     _calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
     _pods: dict[Key, tuple[float, asyncio.Task[Sequence[Manifest]]]] = field(default_factory=dict)
+    _looks: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         cluster, namespace = self.place.cluster, self.place.namespace
@@ -138,7 +139,7 @@ class Desk:
     def stop(self) -> None:
         """End all streams, and stop querying."""
         self.say_goodbye()
-        for task in (self.watching, *(asking for _, asking in self._pods.values())):
+        for task in (self.watching, *(asking for _, asking in self._pods.values()), *self._looks.values()):
             if task is not None:
                 task.cancel()
 
@@ -233,12 +234,27 @@ class Desk:
             return web.json_response(await run_in_thread(lambda: page.read(self.place.cluster, job)))
 
     async def stacks(self, request: web.Request) -> web.Response:
-        """The stacks of the ranks."""
+        """The stacks of the ranks; whoever asks while they are read gets the same.
+
+        A viewer that has gone does not cancel the look, which could not be stopped: it goes on, once for each job.
+        """
         job, inside = self._job(request), self.place.inside
         if inside is None:
             raise NotFoundError("this dashboard cannot look into workers")
+        looking = self._looks.get(job.uid)
+        if looking is None:
+            looking = self._looks[job.uid] = asyncio.create_task(self._look(inside, job))
+            looking.add_done_callback(lambda task: self._forget_look(job.uid, task))
+        return web.json_response(await asyncio.shield(looking))
+
+    async def _look(self, inside: Callable[[], Inside], job: ElasticJob) -> dict[str, Any]:
         async with self._calls:
-            return web.json_response(await run_in_thread(lambda: _stacks_of(inside(), self.place.cluster, job)))
+            return await run_in_thread(lambda: _stacks_of(inside(), self.place.cluster, job))
+
+    def _forget_look(self, uid: str, task: asyncio.Task[dict[str, Any]]) -> None:
+        del self._looks[uid]
+        if not task.cancelled() and task.exception() is not None:  # there may be nobody left to tell
+            log.debug("stacks of %s: %s", uid, task.exception())
 
     async def table(self, request: web.Request) -> web.StreamResponse:
         """Every value of the metrics, as CSV."""

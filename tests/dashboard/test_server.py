@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from aiohttp.test_utils import TestServer
 from elasticctl.api.errors import UnreachableError
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
+from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.inside import Streams
 from elasticctl.dashboard import desk
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.desk import MAX_CALLS, MAX_VIEWERS, Scope, Tools
@@ -304,6 +306,38 @@ def test_stacks_of_all_ranks_are_read_when_the_page_asks_and_for_nobody_else() -
             assert (await browser.get("jobs/default/digits/stacks")).status in (404, 405)
 
     browse(story, launched(), job("other"), inside=Looked)
+
+
+def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
+    gate, looks = threading.Event(), []
+
+    class Slow(Looked):
+        def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
+            looks.append(worker["metadata"]["name"])
+            assert gate.wait(60)
+            return super().run(worker, argv, streams)
+
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        cluster.pods = [pod("digits-worker-0")]
+        async with browser.events() as following:
+            await following("jobs")
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(browser.post("jobs/default/digits/stacks", b""), 0.2)
+            while not looks:
+                await asyncio.sleep(0.01)
+            last = asyncio.create_task(browser.post("jobs/default/digits/stacks", b""))
+            await asyncio.sleep(0.1)
+            gate.set()
+            assert (await (await last).json())["lines"][0] == "rank 0, digits-worker-0"
+            assert looks == ["digits-worker-0"]
+            await browser.post("jobs/default/digits/stacks", b"")
+            assert len(looks) == 2
+
+    try:
+        browse(story, launched(), inside=Slow)
+    finally:
+        gate.set()
 
 
 def test_a_change_reaches_the_cluster_and_the_page() -> None:
