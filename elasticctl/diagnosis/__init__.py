@@ -22,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     not_training.waiting_for_its_share,
     not_training.moving,
     not_training.suspended,
+    not_training.cleaning_up,
     not_training.no_workers_wanted,
     waiting.refused,
     waiting.name_taken,

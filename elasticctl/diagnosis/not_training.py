@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 
 from elasticctl.api.goal import PlanStatus
-from elasticctl.api.objects import as_text, at
+from elasticctl.api.objects import as_mapping, as_text, at
 from elasticctl.api.observed.outlook import pools_outlook
 from elasticctl.api.observed.timeline import NOTIFY_FAILED
-from elasticctl.api.observed.workers import DEADLINE_EXCEEDED
+from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, Pod
 from elasticctl.api.status import Cause, Phase, RankFailure
-from elasticctl.api.text import plural, plural_are, shorten, span, times
+from elasticctl.api.text import join_some, plural, plural_are, shorten, span, times
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used, short_worker_name
 
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")
@@ -290,6 +290,24 @@ def suspended(case: Case) -> Finding | None:
         return Finding("waiting-for-admission", Severity.INFO, text, decisive=True)
     resume = NextStep("resume it", f"elasticctl resume {case.name}")
     return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)
+
+
+def cleaning_up(case: Case) -> Finding | None:
+    """Workers that are not wanted any more have not ended yet."""
+    if not (case.job.suspend or case.status.phase is Phase.SUSPENDED or case.status.phase.terminal):
+        return None
+    left = [
+        pod
+        for pod in map(Pod.from_manifest, map(as_mapping, case.pods))
+        if pod.deleting and not (pod.ended or pod.has_stopped)
+    ]
+    if not left:
+        return None
+    names = join_some([short_worker_name(pod.name, case.name) for pod in left], "worker")
+    until = max((pod.deadline for pod in left if pod.deadline is not None), default=None)
+    rest = "" if until is None or until <= case.now else f", and may take {span(until - case.now)} more"
+    text = f"{names} {'has' if len(left) == 1 else 'have'} been told to end and still clean{'s' * (len(left) == 1)} up"
+    return Finding("cleaning-up", Severity.INFO, f"{text}{rest}.")
 
 
 def no_workers_wanted(case: Case) -> Finding | None:

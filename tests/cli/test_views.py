@@ -82,6 +82,15 @@ def test_nobody_trains_before_the_next_step_after_a_scaling_a_resume_or_a_loss(d
     )
 
 
+@pytest.mark.parametrize(("phase", "removal"), [("Suspended", "Suspended"), ("Cancelled", "Finished")])
+def test_workers_that_still_clean_up_are_counted(phase: str, removal: str) -> None:
+    workers = [
+        {"name": "digits-worker-0", "uid": "u", "phase": "Terminating", "removal": removal},
+        {"name": "digits-worker-1", "uid": "v", "phase": "Succeeded", "removal": removal},
+    ]
+    assert "Workers\t0 of 4 running, 1 stopping (1-4), CPU" in shown(phase=phase, workers=workers)
+
+
 def test_nobody_trains_when_a_member_is_gone() -> None:
     """An older controller does not tell what the group does."""
     two = ["digits-worker-0", "digits-worker-1"]

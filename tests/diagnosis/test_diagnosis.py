@@ -145,6 +145,18 @@ def test_a_suspended_job_says_how_to_go_on() -> None:
     assert (found.rule, found.mends[0].command) == ("suspended", "elasticctl resume digits")
 
 
+@pytest.mark.parametrize("phase", ["Suspended", "Cancelled", "Failed"])
+def test_workers_that_still_clean_up_are_named(phase: str) -> None:
+    ending = pod(phase="Running")
+    ending["metadata"]["deletionTimestamp"] = at(85)
+    ended = pod(1, phase="Succeeded")
+    ended["metadata"]["deletionTimestamp"] = at(85)
+    found = named(case(ending, ended, phase=phase))
+    assert found["cleaning-up"].text == "worker-0 has been told to end and still cleans up, and may take 25s more."
+    assert "cleaning-up" not in named(case(ended, phase=phase))
+    assert "cleaning-up" not in named(case(ending))
+
+
 @pytest.mark.parametrize(
     ("reason", "message", "rule", "text"),
     [

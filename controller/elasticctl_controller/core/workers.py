@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.workers import Pod
+from elasticctl.api.observed.workers import TERMINATING, Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.actions import Observed
@@ -18,7 +18,6 @@ from elasticctl_controller.core.causes import Loss, classify, classify_vanished,
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
 SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'
-TERMINATING = "Terminating"  # WorkerStatus.phase of a pod that is being deleted
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ UNTOLD = (FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER)
 """Of these Kubernetes keeps no event about a pod."""
 MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedMapVolume")
 """Reasons of events, and so of the condition, of which the pod itself says nothing."""
+TERMINATING = "Terminating"
+"""`WorkerStatus.phase` of a pod that is being deleted."""
 _WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
 _BY_EVICTION = "EvictionByEvictionAPI"
 """Kubernetes' reason of a pod that was asked to go through its API, as `kubectl drain` and autoscalers do."""
@@ -163,12 +165,16 @@ def read_wait(pod: Mapping[str, Any]) -> PodWait | None:
 
 @dataclass(frozen=True, slots=True)
 class Headcount:
-    """How many workers have a node, and of these, how many run, are starting, and train."""
+    """How many workers have a node, and of these, how many run, are starting, and train.
+
+    `stopping` are others, which are not wanted any more and have not ended yet.
+    """
 
     placed: int = 0
     running: int = 0
     starting: int = 0
     training: int = 0
+    stopping: int = 0
 
 
 def count_workers(status: JobStatus) -> Headcount:
@@ -186,7 +192,8 @@ def count_workers(status: JobStatus) -> Headcount:
     running = [worker for worker in present if worker.phase == PodPhase.RUNNING]
     placed = sum(bool(worker.node) or worker.phase == PodPhase.RUNNING for worker in present)
     training = sum(_is_in_group(worker, status) for worker in running) if _steps(status) else 0
-    return Headcount(placed, len(running), placed - training, training)
+    stopping = sum(bool(worker.removal) and worker.phase == TERMINATING for worker in status.workers)
+    return Headcount(placed, len(running), placed - training, training, stopping)
 
 
 def is_member(worker: WorkerStatus, generation: GroupGeneration) -> bool:

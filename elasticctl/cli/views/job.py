@@ -167,7 +167,7 @@ def _at_work(status: JobStatus, desired: int) -> str:
     """`3 of 4 training, 1 waiting`: the workers that train, or run if there are no steps yet, and the others by state.
 
     Workers without a node, or that cannot even be created, are waiting; those with a node that do not run yet are
-    starting.
+    starting. Those that have been told to end, and still clean up, are stopping.
     """
     count = count_workers(status)
     number, word = (count.training, "training") if is_training(status) else (count.running, "running")
@@ -176,7 +176,12 @@ def _at_work(status: JobStatus, desired: int) -> str:
         starting = waiting = 0
     return ", ".join(
         f"{amount} {words}"
-        for amount, words in ((number, f"of {desired} {word}"), (starting, "starting"), (waiting, "waiting"))
+        for amount, words in (
+            (number, f"of {desired} {word}"),
+            (starting, "starting"),
+            (waiting, "waiting"),
+            (count.stopping, "stopping"),
+        )
         if amount > 0 or words.endswith(word)
     )
 
