@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl.cli.submit.upload.gathering import collect_files, pieces_of
-from elasticctl_launcher.workspace import PREFIX, unpack_workspace
+from elasticctl_launcher.workspace import PREFIX, PrivateFolder, UnpackedWorkspace, unpack_workspace
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
@@ -197,3 +197,37 @@ def test_sigterm_is_heard_while_the_storage_does_not_answer(lab: Lab, scratch: P
     assert lab.wait("a-0") == 143
     assert lab.message("a-0")["verdict"] == "preempted"
     assert list(left(scratch)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('  File "COPY/src/a b.py", line 3, in <module>', '  File "/home/me/src/a b.py", line 3, in <module>'),
+        ('[rank1]:   File "COPY/x"y.py", line 3, in f', '[rank1]:   File "/home/me/x"y.py", line 3, in f'),
+        ('  File "COPY/x.py", line 4 in f', '  File "/home/me/x.py", line 4 in f'),
+        ("COPY/x.py:7: UserWarning: slow", "/home/me/x.py:7: UserWarning: slow"),
+        ("wrote COPY/out.pt", "wrote COPY/out.pt"),
+        ("COPY/out.pt", "COPY/out.pt"),
+        ('  File "COPY2/x.py", line 4 in f', '  File "COPY2/x.py", line 4 in f'),
+        ('  File "/usr/lib/python3/x.py", line 4 in f', '  File "/usr/lib/python3/x.py", line 4 in f'),
+    ],
+)
+def test_lines_of_code_are_named_as_they_were_submitted(tmp_path: Path, line: str, shown: str) -> None:
+    parent = PrivateFolder(tmp_path)
+    copy = UnpackedWorkspace(parent, parent.path / "workspace", Path("/home/me"))
+    try:
+        assert copy.with_known_paths(line.replace("COPY", str(copy.folder))) == shown.replace("COPY", str(copy.folder))
+    finally:
+        copy.close()
+
+
+def test_a_traceback_names_the_file_that_was_submitted(lab: Lab, source: Path, scratch: Path) -> None:
+    (source / "src/train.py").write_text("import helper\nhelper.fail()\n")
+    (source / "src/helper.py").write_text("def fail():\n    raise ValueError('no')\n")
+    reference = sent(source, str(lab.folder / "kept"))
+    lab.add("a-0")
+    env = {"ELASTICCTL_WORKSPACE": reference, "ELASTICCTL_WORKSPACE_FROM": str(source)}
+    lab.start("a-0", sys.executable, str(source / "src/train.py"), **env)
+    assert lab.wait("a-0") == 1
+    assert f'  File "{source}/src/helper.py", line 2, in fail' in lab.output("a-0").splitlines()
+    assert f'File "{scratch}' not in lab.output("a-0")

@@ -133,7 +133,8 @@ def run_script(argv: list[str]) -> None:
     if argv[0] == "-m":
         sys.argv = argv[1:]
         prepend_to_path(os.getcwd())
-        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        with errors_without_us():
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
     path = os.path.abspath(argv[0])
     sys.argv = argv
@@ -148,11 +149,19 @@ def run_script(argv: list[str]) -> None:
     module.__file__ = path
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = module  # so that DataLoader workers find the script's classes
-    try:
+    with errors_without_us():
         exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (the user's own script)
-    except Exception as error:  # noqa: BLE001 (what Python itself would do, without our own lines)
-        # The traceback begins with the script, as it would without us.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
+
+
+@contextlib.contextmanager
+def errors_without_us() -> Iterator[None]:
+    """Do what Python itself does about an exception; the traceback begins with the script, as it would without us."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (see above)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
+            trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
 

@@ -65,6 +65,7 @@ class RankGroup:
     """The ranks of one generation on this worker.
 
     Calls `on_line(rank, text)` for each line that a rank prints, and `on_exit(rank)` when one ends; both from threads.
+    Lines go through `reword` first.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class RankGroup:
         on_line: Callable[[int, str], None],
         on_exit: Callable[[Rank], None],
         memory: MemoryKills | None = None,
+        reword: Callable[[str], str] = str,
     ) -> None:
-        self._starter, self._on_line, self._on_exit = starter, on_line, on_exit
+        self._starter, self._on_line, self._on_exit, self._reword = starter, on_line, on_exit, reword
         self._memory = memory or MemoryKills()
         self._killed_before = 0
         self.ranks: list[Rank] = []
@@ -163,7 +165,7 @@ class RankGroup:
             if not line.endswith("\r"):  # a progress bar on its way
                 rank.last_lines.append(line)
 
-        return LastWords(note_line, print_line)
+        return LastWords(note_line, print_line, reword=self._reword)
 
     def _wait_for_exit(self, rank: Rank) -> None:
         code = rank.process.wait()

@@ -58,9 +58,13 @@ log = logging.getLogger(__name__)
 
 
 class WorkerOutput:
-    """The worker's stdout and stderr; `on_line` and `on_metrics`, if set, get each line, and each row of metrics."""
+    """The worker's stdout and stderr; `on_line` and `on_metrics`, if set, get each line, and each row of metrics.
+
+    `reword` is what ranks' lines go through before anybody sees them.
+    """
 
     def __init__(self) -> None:
+        self.reword: Callable[[str], str] = str
         self.on_line: LineSink | None = None
         self.on_metrics: LineSink | None = None
         self._lock = threading.Lock()

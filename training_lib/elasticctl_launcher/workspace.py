@@ -19,6 +19,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -46,6 +47,9 @@ SHORT_PARENTS = ("/tmp", "/var/tmp", str(SHARED_MEMORY))  # noqa: S108
 
 VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
 LARGE_BYTES = 20_000_000
+
+_CODE_LINE = re.compile(r'(?:\[rank\d+\]: ?)?(?:\s*File ")?(?P<path>/.*)(?:", line \d+|:\d+: \w*Warning\b)')
+"""A line of code, as Python's tracebacks, its faulthandler and its warnings name it."""
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +149,20 @@ class UnpackedWorkspace:
     def close(self) -> None:
         """Remove the copy."""
         self.parent.close()
+
+    def with_known_paths(self, line: str) -> str:
+        """A line of a traceback, or of a warning, with the file's path in `source` in place of that in the copy.
+
+        Others stay: a script that says where it has written something has written to the copy.
+        """
+        copy = str(self.folder)
+        if self.source is None or copy not in line:
+            return line
+        found = _CODE_LINE.match(line)
+        if found is None or not found["path"].startswith(f"{copy}/"):
+            return line
+        path = f"{self.source}{found['path'][len(copy) :]}"
+        return f"{line[: found.start('path')]}{path}{line[found.end('path') :]}"
 
     def _relocate(self, command: Sequence[str]) -> list[str] | None:
         """The command with the copy's script in place of the one in `source`; None if it names none of those."""

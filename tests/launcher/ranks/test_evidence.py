@@ -132,6 +132,11 @@ def test_a_signal_that_python_reports(before: tuple[str, ...]) -> None:
     assert shown_lines(lines, 3) == (final.line, *HIT[:2])
 
 
+def test_how_we_have_started_the_script_is_not_shown() -> None:
+    start = '  File "/site-packages/elasticctl_launcher/bootstrap.py", line 57 in main'
+    assert shown_lines((DUMP[0], "", *HIT, start, start), 4) == (DUMP[0], *HIT)
+
+
 def test_a_signal_that_ended_another_process_is_not_the_last_word() -> None:
     lines = (*DUMP, *TRACEBACK, "RuntimeError: DataLoader worker is killed by signal: Segmentation fault.")
     final = find_final_exception(lines)

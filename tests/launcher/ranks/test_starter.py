@@ -109,6 +109,21 @@ def test_a_spare_runs_a_module(script: Path, starters: list[RankStarter], monkey
     assert (code, '"argv": ["x"]' in output) == (5, True), output
 
 
+def test_an_error_in_a_module_does_not_begin_with_how_it_was_started(
+    tmp_path: Path, starters: list[RankStarter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text("raise ValueError('no')")
+    starter = RankStarter([sys.executable, "-m", "bad"], environment(), ["json"])
+    starters.append(starter)
+    starter.warm(1)
+    code, output = run(starter.start(ranks_environment()))
+    assert code == 1
+    assert output.endswith("ValueError: no\n")
+    assert "bootstrap" not in output
+    assert "contextlib" not in output
+
+
 @pytest.mark.parametrize(
     ("source", "code", "last"),
     [

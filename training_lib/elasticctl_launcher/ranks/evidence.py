@@ -53,6 +53,8 @@ _NO_PROGRAM_ENDS = ("not found", "no such file or directory", "permission denied
 _TRACEBACK = "Traceback (most recent call last):"
 _FAULT = "Fatal Python error: "
 _CURRENT_THREAD = "Current thread 0x"
+_OWN_START = re.compile(r'\s+File ".*/elasticctl_launcher/bootstrap\.py", line \d+')
+"""Below the script there is our own start of it, which says nothing."""
 _FAULT_LINES = (_FAULT, _CURRENT_THREAD, "Thread 0x", "Extension modules: ")
 """How the lines begin, other than those of the stacks, that Python's faulthandler prints when a signal ends it."""
 _CPP_LINES = ("frame #", "Exception raised from ", "C++ CapturedTraceback:")
@@ -99,7 +101,7 @@ def shown_lines(lines: Sequence[str], limit: int) -> tuple[str, ...]:
     stacks = [stack for stack in stacks if stack and stack[0].startswith(_FAULT_LINES[1:3])]
     # A thread of C++ alone has no stack here; the main thread's is the last.
     hit = next((stack for stack in stacks if stack[0].startswith(_CURRENT_THREAD)), stacks[-1] if stacks else ())
-    return (lines[start], *hit)[:limit]
+    return (lines[start], *(line for line in hit if not _OWN_START.match(line)))[:limit]
 
 
 def is_wrong_use(code: int, lines: Sequence[str]) -> bool:

@@ -19,15 +19,16 @@ MAX_ERROR_CHARS = 300
 
 
 class LastWords:
-    """Passes on lines: to `note` at once, to `say` when it is their time. For one thread."""
+    """Passes on lines, after `reword`: to `note` at once, to `say` when it is their time. For one thread."""
 
     def __init__(
         self,
         note: Callable[[str], None],
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        reword: Callable[[str], str] = str,
     ) -> None:
-        self._note, self._say, self._clock = note, say, clock
+        self._note, self._say, self._clock, self._reword = note, say, clock, reword
         self._held: list[str] = []
         self._due: float | None = None
 
@@ -42,6 +43,7 @@ class LastWords:
 
     def add(self, line: str) -> None:
         """A line of the rank."""
+        line = self._reword(line)
         self._note(line)
         if not self._held:
             if not begins_last_words(line):

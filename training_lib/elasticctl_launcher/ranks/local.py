@@ -91,7 +91,7 @@ class LocalRanks:
         self.reports.on_metrics = output.store_metrics
         self.step_times = StepTimes()
         self.reports.on_times = self.step_times.note
-        self._group = RankGroup(starter, self._print_line, lambda rank: notify(RankExited(rank)))
+        self._group = RankGroup(starter, self._print_line, lambda rank: notify(RankExited(rank)), reword=output.reword)
         self.drain = Drain(0, self.reports)
 
     @property

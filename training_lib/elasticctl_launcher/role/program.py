@@ -57,7 +57,9 @@ class LauncherRole:
         self._environment = environment
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
-        self._program = RankGroup(starter, output.print_rank_line, lambda rank: notify(RankExited(rank)))
+        self._program = RankGroup(
+            starter, output.print_rank_line, lambda rank: notify(RankExited(rank)), reword=output.reword
+        )
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
