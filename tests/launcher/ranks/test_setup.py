@@ -122,3 +122,23 @@ def test_other_programs_stay_what_they_are(environ: dict[str, str], code: Path) 
     assert found.translate(["bash", "train.sh"]) == ["bash", "train.sh"]
     assert found.translate(["python", "train.py"]) == [str(found.folder / "bin/python"), "train.py"]
     found.close()
+
+
+def test_what_the_command_leaves_running_is_waited_for_and_named(
+    environ: dict[str, str], code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "LEFT_BEHIND_S", 0.1)
+    said: list[str] = []
+    environ[setup.VARIABLE] = "(until [ -e said ]; do sleep 0.05; done; echo installed) & echo begun"
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "FIX" in line:
+            (code / "said").touch()
+
+    found = set_up(environ, code, say)
+    assert found is not None
+    found.close()
+    told = next(line for line in said if "FIX" in line)
+    assert told.startswith("setup: the command has ended, but not what it has started: waiting for sh")
+    assert said.index("setup: begun") < said.index(told) < said.index("setup: installed")

@@ -18,8 +18,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,8 @@ VARIABLE = "ELASTICCTL_SETUP"
 CACHE_VARIABLE = "ELASTICCTL_SETUP_CACHE"
 KEPT_S = 30 * 86_400.0
 """An environment that no worker has used for so long is deleted when another is made."""
+LEFT_BEHIND_S = 5.0
+"""How long after a command's end something that it has started may go on until it is named in the log."""
 _DONE = "elasticctl-setup-done"
 _MAX_FILE_BYTES = 1 << 24
 _PIP = """#!/bin/sh
@@ -157,6 +160,7 @@ def _create_environment(folder: Path) -> None:
 
 
 def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[[str], None]) -> None:
+    """Run a command until it has ended, and all that it has started and that holds its output."""
     last = ""
     with subprocess.Popen(
         ["/bin/sh", "-c", line],
@@ -167,6 +171,7 @@ def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
+        threading.Thread(target=_tell_of_left_behind, args=(process, say), name="setup", daemon=True).start()
         try:
             for raw in process.stdout or ():
                 text = raw.decode("utf-8", "replace").rstrip()
@@ -179,3 +184,25 @@ def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[
             raise
     if code:
         raise TrainError(f"setup failed with exit code {code}: {line}: {last[:300]}")
+
+
+def _tell_of_left_behind(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+    """Say what is waited for once the command itself has ended: it may have started a server."""
+    process.wait()
+    time.sleep(LEFT_BEHIND_S)
+    left = sorted(_names_in_session(process.pid))
+    if left:
+        say(
+            f"setup: the command has ended, but not what it has started: waiting for {', '.join(left)}."
+            " FIX: start servers from the script, or wait in the command for what they are needed for and end them"
+        )
+
+
+def _names_in_session(session: int) -> Iterator[str]:
+    """The programs of a session, as far as /proc tells."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
+            state, _, _, its_session = rest.split()[:4]
+            if int(its_session) == session and state != "Z":
+                yield name
