@@ -95,6 +95,12 @@ def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -
         assert caplog.messages[1].startswith("saving every 20 s: a save stops training for 10 ms")
 
 
+def test_only_the_rank_whose_interval_counts_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Cadence(SavePolicy(), 0, 0.0).saved(0.25, quietly=True)
+    assert caplog.messages == []
+
+
 def test_writing_is_given_half_the_time_at_most() -> None:
     cadence = Cadence(SavePolicy(), 0, 0.0)
     cadence.written(15.0)

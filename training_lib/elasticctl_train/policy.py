@@ -120,11 +120,12 @@ class Cadence:
         by_clock = self._every_steps is None or notice_possible
         self.first_check = step + 1 if by_clock else _next_multiple(step, self._every_steps or 1)
 
-    def saved(self, cost_s: float) -> None:
+    def saved(self, cost_s: float, *, quietly: bool = False) -> None:
         """Record that a save stopped training for `cost_s` seconds; choose a new interval if that is left to this
         class.
 
         The median of the last few costs is used, because the first save also touches its memory for the first time.
+        A new interval that is far from the last goes to the log, unless `quietly`.
         """
         self._costs_s.append(cost_s)
         if not self._auto:
@@ -133,7 +134,8 @@ class Cadence:
         self._every_s = interval_s(cost_s, self._write_s, hazard)
         if not self._said_s / _SAID_AGAIN_AT <= self._every_s <= self._said_s * _SAID_AGAIN_AT:
             self._said_s = self._every_s
-            log.info(
+            log.log(
+                logging.DEBUG if quietly else logging.INFO,
                 "saving every %.0f s: a save stops training for %.0f ms, an interruption is expected every %.1f h",
                 self._every_s,
                 cost_s * 1000,

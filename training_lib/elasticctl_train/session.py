@@ -451,7 +451,7 @@ class Session:
         self._saved = self.cursor
         label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics.finite), now.parameters)
         checkpoints.save(now.state, label, local=now.local, rank_0_only=now.rank_0_only, until_step=now.until_step)
-        self._cadence.saved(time.monotonic() - started_s)
+        self._cadence.saved(time.monotonic() - started_s, quietly=self.world.rank != 0)  # rank 0's interval counts
 
     def _committed(self, commit: Commit, duration_s: float) -> None:
         self._cadence.written(duration_s)
