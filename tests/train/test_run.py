@@ -373,7 +373,7 @@ def test_what_a_changed_run_takes_over_is_the_users_choice(
         run.step()
     model = torch.nn.Linear(1, 1)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RestoreError, match=r"also holds 'ema'.* choose by Run\(…, resume=…\) or \$ELASTICCTL_RESUME: "):
+    with pytest.raises(RestoreError, match=r"also holds 'ema'.* set Run\(…, resume=…\) or \$ELASTICCTL_RESUME: "):
         Run(str(tmp_path), model=model)
     assert same(dict(model.state_dict()), dict(before))
     if by == "variable":

@@ -156,7 +156,7 @@ def test_a_write_that_only_something_else_answers_is_an_error(
     monkeypatch.setattr(s3, "PART_BYTES", part_bytes)
     storage = cloud.open()
     replace_answers_to_writes(cloud, monkeypatch, itertools.cycle(STRANGE))
-    with pytest.raises(StorageError, match=r"cannot write data/a to .*: check (its|the) URL"):
+    with pytest.raises(StorageError, match=r"cannot write data/a to .*FIX: check (its|the) URL"):
         storage.put("data/a", [b"what is there"], if_absent=if_absent)
 
 

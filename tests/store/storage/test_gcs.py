@@ -242,5 +242,7 @@ def test_an_endpoint_that_is_no_gcs_is_said_so(body: bytes) -> None:
 def test_without_googles_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "elasticctl_store.storage.gcs")
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(StorageError, match=r"gs:// needs the package google_crc32c: pip install 'elasticctl\[gcs\]'"):
+    with pytest.raises(
+        StorageError, match=r"gs:// needs the package google_crc32c\. FIX: pip install 'elasticctl\[gcs\]'"
+    ):
         storages.open("gs://bucket/x")

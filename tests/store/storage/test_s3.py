@@ -333,9 +333,9 @@ def test_credentials_that_come_expired_are_one_clear_line(
         (403, "AccessDenied", (), "no permission: the credentials in use need s3:PutObject"),
         (403, "InvalidAccessKeyId", (), r"the AWS credentials were refused \(InvalidAccessKeyId\)"),
         (403, "SignatureDoesNotMatch", (), "were refused"),
-        (403, "RequestTimeTooSkewed", (), r"this machine's clock is wrong \(the service's says .*\): set it"),
-        (301, "PermanentRedirect", (("x-amz-bucket-region", "eu-7"),), r"is in eu-7: add \?region=eu-7 to the URL"),
-        (400, "AuthorizationHeaderMalformed", (), r"is in another region: add \?region="),
+        (403, "RequestTimeTooSkewed", (), r"this machine's clock is wrong \(the service's says .*\)\. FIX: set it"),
+        (301, "PermanentRedirect", (("x-amz-bucket-region", "eu-7"),), r"is in eu-7\. FIX: add \?region=eu-7"),
+        (400, "AuthorizationHeaderMalformed", (), r"is in another region\. FIX: add \?region="),
         (404, "NoSuchBucket", (), "there is no bucket 'bucket'. FIX: create it, or correct the URL"),
         (507, "XMinioStorageFull", (), "no room"),
         (501, "NotImplemented", (), "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"),
@@ -378,5 +378,5 @@ def test_a_service_without_checksums_can_be_used(s3: Cloud, monkeypatch: pytest.
 def test_without_boto3_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "elasticctl_store.storage.s3")
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(StorageError, match=r"s3:// needs the package boto3: pip install 'elasticctl\[s3\]'"):
+    with pytest.raises(StorageError, match=r"s3:// needs the package boto3\. FIX: pip install 'elasticctl\[s3\]'"):
         storages.open("s3://bucket/x")

@@ -207,7 +207,7 @@ def test_all_differences_are_told_at_once_and_nothing_is_changed(choice: fitting
         "FIX: restore the code, or use another storage URL",
     ):
         assert words in said
-    assert ('"ignore" takes what fits, "model-only" the weights' in said) == (choice is not None)
+    assert ('"ignore" loads what fits, "model-only" the weights' in said) == (choice is not None)
 
 
 def test_what_fits_is_taken_over_by_name() -> None:

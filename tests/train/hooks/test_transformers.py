@@ -82,7 +82,7 @@ def test_another_global_batch_is_said(
 def test_a_callback_that_was_not_asked_to_resume_says_how() -> None:
     from elasticctl_train.hooks.transformers import ElasticCallback  # else each process that collects tests imports it
 
-    with pytest.raises(TrainError, match=r"call trainer\.train\(resume_from_checkpoint=hook\.resume\(trainer\)\)"):
+    with pytest.raises(TrainError, match=r"FIX: trainer\.train\(resume_from_checkpoint=hook\.resume\(trainer\)\)"):
         ElasticCallback().on_step_end(None, None, None)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,7 @@ def check(source: Storage, target: Storage) -> None:
             raise StorageError(f"{target.url}: a job has been running there. FIX: choose an empty target")
         if isinstance(entry, Moved) and entry.to != source.url:
             raise StorageError(
-                f"{target.url}: the job of {entry.to} is there, or on its way there. FIX: choose an empty target"
+                f"{target.url}: the job of {entry.to} has moved there, or is about to. FIX: choose an empty target"
             )
 
 

@@ -26,7 +26,7 @@ def open(url: str, patience: Patience = Patience(), waits: Waits | None = None) 
     """
     scheme, separator, rest = url.partition("://")
     if not url:
-        raise StorageError("the storage URL is empty: give a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
+        raise StorageError("the storage URL is empty. FIX: use a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
     if not separator:
         return LocalStorage(Path(url).expanduser(), patience, waits)
     if scheme in _CLOUDS:
@@ -55,6 +55,6 @@ def _cloud(scheme: str, url: str, patience: Patience, waits: Waits) -> Storage:
     except ModuleNotFoundError as e:
         if e.name is None or e.name.startswith("elasticctl"):
             raise
-        raise StorageError(f"{scheme}:// needs the package {e.name}: pip install 'elasticctl[{extra}]'") from e
+        raise StorageError(f"{scheme}:// needs the package {e.name}. FIX: pip install 'elasticctl[{extra}]'") from e
     storage: Storage = module.connect(url, patience, waits)
     return storage

@@ -144,7 +144,7 @@ def check_endpoint(endpoint: str, shown: str) -> None:
         parts = urlsplit("")
     if not good or "@" in parts.netloc or parts.query or parts.fragment:
         example = "http://minio.storage:9000"
-        raise StorageError(f"{shown}: the endpoint must be an http or https URL without credentials, as {example}")
+        raise StorageError(f"{shown}: the endpoint must be an http or https URL without credentials, such as {example}")
 
 
 def is_key(key: str) -> bool:

@@ -204,7 +204,7 @@ def doubt_range(answer: HttpResponse, start: int, into: memoryview) -> str:
 def refuse_too_large(answer: HttpResponse, url: str, key: str) -> None:
     """Raise DamagedError for an object that is too large to be read in one request."""
     if answer.is_too_large:
-        raise DamagedError(f"{url}: {key} has more than {most_bytes(key)} bytes: more than is read in one go")
+        raise DamagedError(f"{url}: {key} has more than {most_bytes(key)} bytes: more than is read in one request")
 
 
 def doubt_listing(parsed: Callable[[HttpResponse], Sequence[str]], prefix: str) -> Doubt:

@@ -107,7 +107,7 @@ class Gcs:
                 told = gcs_responses.stored_crc32c(answer, name)
             except StorageError as e:
                 return str(e)
-            return "what it has stored is not what was sent" if sent and told and told != sent else ""
+            return "the stored object does not match what was sent" if sent and told and told != sent else ""
 
         action = (gcs_responses.WRITE, key)
         reply = self._call("POST", target, query, action, doubt=doubt, headers=headers, body=whole.views)
@@ -275,8 +275,8 @@ def _doubt_object(answer: HttpResponse) -> str:
     if answer.is_too_large:
         return ""
     if not told:
-        return "" if answer.body else "its answer is empty"
-    return "" if told == _crc32c(Body.of([answer.body])) else "its answer does not match its checksum"
+        return "" if answer.body else "the response is empty"
+    return "" if told == _crc32c(Body.of([answer.body])) else "the response does not match its checksum"
 
 
 def _crc32c(body: Body) -> str:

@@ -36,9 +36,11 @@ def parse(answer: HttpResponse) -> Mapping[str, Any]:
     try:
         found = json.loads(answer.body)
     except (ValueError, RecursionError) as e:
-        raise StorageError(f"the endpoint answers with something that is not GCS's JSON ({e}): check its URL") from e
+        raise StorageError(
+            f"the endpoint answers with something that is not GCS's JSON ({e}). FIX: check its URL"
+        ) from e
     if not isinstance(found, dict):
-        raise StorageError("the endpoint answers with something that is not GCS's JSON: check its URL")
+        raise StorageError("the endpoint answers with something that is not GCS's JSON. FIX: check its URL")
     return found
 
 
@@ -46,7 +48,7 @@ def parse_listing(answer: HttpResponse) -> Mapping[str, Any]:
     """Return a page of a listing. Raises StorageError if it is not one; even an empty page states its kind."""
     found = parse(answer)
     if not found:
-        raise StorageError("the endpoint answers with nothing where a listing was asked for")
+        raise StorageError("the endpoint answers with nothing to the request for a listing")
     names(found)
     return found
 
@@ -56,7 +58,9 @@ def names(listing: Mapping[str, Any]) -> list[str]:
     try:
         return [str(item["name"]) for item in listing.get("items", [])]
     except (TypeError, KeyError) as e:
-        raise StorageError("the endpoint answers with something that is not GCS's listing: check its URL") from e
+        raise StorageError(
+            "the endpoint answers with something that is not a listing of GCS. FIX: check its URL"
+        ) from e
 
 
 def stored_crc32c(answer: HttpResponse, name: str) -> str:
@@ -66,7 +70,7 @@ def stored_crc32c(answer: HttpResponse, name: str) -> str:
     """
     found = parse(answer)
     if found.get("name") != name:
-        raise StorageError("the response to a write does not describe the object that was written: check its URL")
+        raise StorageError("the response to a write does not describe the object that was written. FIX: check the URL")
     return str(found.get("crc32c") or "")
 
 

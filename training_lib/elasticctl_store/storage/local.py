@@ -117,7 +117,7 @@ class LocalStorage:
             with _open(path) as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes > most_bytes(key):
-                    raise DamagedError(f"{path} has {size_bytes} bytes: more than anything that is read in one go")
+                    raise DamagedError(f"{path} has {size_bytes} bytes: more than any object that is read as a whole")
                 return file.read(size_bytes)
 
         return self._patiently("read", path, read)
@@ -152,7 +152,7 @@ class LocalStorage:
             below = itertools.takewhile(lambda folder: folder != self._root, path.parents)
             link = next((folder for folder in below if folder.is_symlink()), None)
             if link is not None:
-                log.warning("%s is not deleted: %s is a link", path, link)
+                log.warning("not deleting %s: %s is a symbolic link", path, link)
                 continue
             self._patiently("delete", path, lambda path=path: _remove(path))  # type: ignore[misc]
             if path.parent != self._root:

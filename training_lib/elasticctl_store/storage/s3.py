@@ -390,7 +390,7 @@ class Signer:
             fix = "check the role, its token or the profile, and this machine's clock"
             raise StorageError(f"{self._place.url}: no new AWS credentials: {said}. FIX: {fix}") from e
         if self._had_credentials:  # an unreachable metadata service looks like a machine without a role
-            raise WireError("no AWS credentials for now where there were some", sent=False)
+            raise WireError("no AWS credentials for now, though there were some before", sent=False)
         raise StorageError(
             f"{self._place.url}: no AWS credentials found. FIX: give the machine a role, or set $AWS_ACCESS_KEY_ID and "
             "$AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE"
@@ -421,7 +421,7 @@ def _doubt_write(headers: Mapping[str, str]) -> Doubt:
         if strange := is_strange(answer):
             return strange
         told = answer.headers.get("x-amz-checksum-crc32", "")
-        return "what it has stored is not what was sent" if sent and told and told != sent else ""
+        return "the stored object does not match what was sent" if sent and told and told != sent else ""
 
     return doubt
 
@@ -447,8 +447,8 @@ def _doubt_object(answer: HttpResponse) -> str:
     if answer.is_too_large:
         return ""
     if not told or "-" in told:  # with a dash: a checksum of the parts' checksums
-        return "" if answer.body else "its answer is empty"
-    return "" if told == _crc32(Body.of([answer.body])) else "its answer does not match its checksum"
+        return "" if answer.body else "the response is empty"
+    return "" if told == _crc32(Body.of([answer.body])) else "the response does not match its checksum"
 
 
 def _crc32(body: Body) -> str:

@@ -45,7 +45,7 @@ def parse(body: bytes) -> ElementTree.Element:
     try:
         root = ElementTree.fromstring(body.strip())  # noqa: S314 - from the service the state is entrusted to; expat bounds entities
     except ElementTree.ParseError as e:
-        raise StorageError(f"the endpoint answers with something that is not S3's XML ({e}): check its URL") from e
+        raise StorageError(f"the endpoint answers with something that is not S3's XML ({e}). FIX: check its URL") from e
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
     return root
@@ -56,7 +56,9 @@ def parse_listing(body: bytes) -> ElementTree.Element:
     states."""
     found = parse(body)
     if found.tag not in ("ListBucketResult", "ListMultipartUploadsResult"):
-        raise StorageError(f"the endpoint answers with {found.tag!r:.60}, which is no listing of S3's: check its URL")
+        raise StorageError(
+            f"the endpoint answers with {found.tag!r:.60}, which is not a listing of S3. FIX: check its URL"
+        )
     count = found.findtext("KeyCount")
     if count is not None and count != str(len(names(found))):
         raise StorageError(f"its listing has {len(names(found))} keys, but states {count[:20]}")
@@ -72,20 +74,20 @@ def names(listing: ElementTree.Element) -> list[str]:
 def check_write(answer: HttpResponse) -> None:
     """Raise StorageError unless a successful response to the write of an object or a part has the ETag of S3."""
     if not answer.headers.get("etag"):
-        raise StorageError("the response to a write has no ETag, so it is not from S3: check the URL")
+        raise StorageError("the response to a write has no ETag, so it is not from S3. FIX: check the URL")
 
 
 def check_completion(answer: HttpResponse) -> None:
     """Raise StorageError unless a successful response says that a multipart upload has been completed."""
     if parse(answer.body).tag != "CompleteMultipartUploadResult":
-        raise StorageError("the response to the end of a multipart upload is not from S3: check the URL")
+        raise StorageError("the response to the end of a multipart upload is not from S3. FIX: check the URL")
 
 
 def upload_id(answer: HttpResponse) -> str:
     """Return the id of the multipart upload that was started. Raises StorageError if the response has none."""
     found = parse(answer.body).findtext("UploadId", "")
     if not found:
-        raise StorageError("the response to the start of a multipart upload is not from S3: check the URL")
+        raise StorageError("the response to the start of a multipart upload is not from S3. FIX: check the URL")
     return found
 
 
@@ -122,11 +124,13 @@ def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> s
         return f"there is no bucket {place.bucket!r}. FIX: create it, or correct the URL"
     if said in _ELSEWHERE or answer.status in (301, 307):
         region = answer.headers.get("x-amz-bucket-region") or _field(answer, "Region") or "another region"
-        return f"the bucket is in {region}: add ?region={region} to the URL, or set $AWS_REGION"
+        return f"the bucket is in {region}. FIX: add ?region={region} to the URL, or set $AWS_REGION"
     if said in _STALE:
         return "the AWS credentials have expired, and newly read ones too. FIX: renew them"
     if said == "RequestTimeTooSkewed":
-        return f"this machine's clock is wrong (the service's says {answer.headers.get('date', 'otherwise')}): set it"
+        return (
+            f"this machine's clock is wrong (the service's says {answer.headers.get('date', 'otherwise')}). FIX: set it"
+        )
     if said in _REFUSED:
         return f"the AWS credentials were refused ({said}). FIX: check the key, and that it is for this endpoint"
     if said in _FULL or answer.status == 507:

@@ -91,20 +91,21 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
 
 
 def placements(tensor: Any) -> tuple[Any, ...]:
-    """How a DTensor lies along each dimension of its mesh."""
+    """Return the placement of a DTensor along each dimension of its mesh."""
     found: tuple[Any, ...] = tensor.placements
     return found
 
 
 def sharded_dims(tensor: Any) -> list[int | None]:
-    """Which dimension of a DTensor each dimension of its mesh shards; None for those along which it is the same."""
+    """Return which dimension of a DTensor each dimension of its mesh shards; None for those along which it is
+    replicated."""
     return [place.dim % tensor.dim() if place.is_shard() else None for place in tensor.placements]
 
 
 def stand_in(parameter: Any, shape: Sequence[int], dtype: torch.dtype, dims: Sequence[int | None]) -> Any:
-    """A DTensor without memory of its own, over the mesh of `parameter` and sharded by `dims` (see `sharded_dims`).
+    """Return a DTensor without memory, over the mesh of `parameter` and sharded by `dims` (see `sharded_dims`).
 
-    For a mesh of another number of dimensions, it is sharded as the parameter is, as far as `dims` has the dimension.
+    If the mesh has another number of dimensions, it is sharded like the parameter, as far as `dims` has the dimension.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

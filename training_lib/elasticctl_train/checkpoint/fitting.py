@@ -31,7 +31,7 @@ VARIABLE = "ELASTICCTL_RESUME"
 _EXTRA = "_extra_state"
 """The suffix of keys in a `state_dict` that hold the result of `get_extra_state`, which may be any object."""
 _FIX = "restore the code, or use another storage URL"
-_CHOICES = f'{_FIX}, or choose by Run(…, resume=…) or ${VARIABLE}: "ignore" takes what fits, "model-only" the weights'
+_CHOICES = f'{_FIX}, or set Run(…, resume=…) or ${VARIABLE}: "ignore" loads what fits, "model-only" the weights'
 _REFUSALS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 

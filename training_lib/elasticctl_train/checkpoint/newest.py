@@ -128,7 +128,7 @@ class Newest:
     def _pass_over(self, storage: Storage, commit: Commit, error: StorageError) -> None:
         if self._world.rank == 0:
             self._unreadable.append(f"step {commit.step}: {error}")
-            said = "%s: the checkpoint of step %d is damaged (%s); trying the one before"
+            said = "%s: the checkpoint of step %d is damaged (%s); trying an older one"
             log.warning(said, storage.url, commit.step, error)
 
     def _alike(self, found: Contents, like: Like | None, url: str, step: int) -> dict[str, torch.Tensor]:

@@ -207,7 +207,7 @@ def _numbers_by_group(state: Any) -> list[list[int]] | None:
 
 
 def _parse_spreads(value: Any) -> dict[tuple[int, str], list[int | None] | None]:
-    """What `spreads` has said, as far as it can be."""
+    """Parse what `spreads` has returned, as far as it is valid."""
     found: dict[tuple[int, str], list[int | None] | None] = {}
     for row in value if isinstance(value, list) else ():
         if isinstance(row, list) and len(row) == 3 and type(row[0]) is int and type(row[1]) is str:

@@ -401,7 +401,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 def _refuse_without(storage: Storage, keys: Iterable[str], *, there: Collection[str]) -> None:
     gone = next((key for key in keys if key not in there), None)
     if gone is not None:
-        raise SaveError(f"{storage.url}: {gone} was deleted while the other ranks' shares were waited for")
+        raise SaveError(f"{storage.url}: {gone} was deleted while waiting for the shares of other ranks")
 
 
 def _get_listed(storage: Storage, key: str, check_fence: Callable[[], None]) -> bytes:

@@ -120,7 +120,7 @@ class ElasticCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Report the numbers that are logged, and keep them with the next commit; not those of before `resume`."""
+        """Report the logged metrics, and store them with the next commit; ignore those from before `resume`."""
         if self._session is None:
             return
         self._session.log({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
@@ -135,7 +135,7 @@ class ElasticCallback(TrainerCallback):
 
     def _running(self) -> Session:
         if self._session is None:
-            raise TrainError("ElasticCallback: call trainer.train(resume_from_checkpoint=hook.resume(trainer))")
+            raise TrainError("resume was not called. FIX: trainer.train(resume_from_checkpoint=hook.resume(trainer))")
         return self._session
 
     def _parts(self) -> dict[str, Stateful]:
