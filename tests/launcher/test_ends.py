@@ -12,6 +12,7 @@ import pytest
 
 from elasticctl_launcher.service.client import ServiceAway
 from elasticctl_launcher.service.heartbeat import Doing
+from tests.support.jobs import LIGHT
 from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous, get_sigterm
 from tests.support.waiting import wait_until
 
@@ -48,6 +49,59 @@ def test_the_whole_evidence_is_reported(launch: Launch) -> None:
     assert body["failure"] == {
         "rank": 0, "exit_code": 1, "signal": "", "error": "ValueError: no", "verdict": "application",
     }  # fmt: skip
+
+
+TOLD_TO_END = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+ready, tell = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(tell, b".")
+    time.sleep(60)
+    os._exit(1)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)  # which is no sign of the rank's own
+os.waitpid(child, 0)
+if os.environ["LOCAL_RANK"] == os.environ["TOLD"]:
+    with open("told", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("told", "pid")
+    os.kill(os.getpid(), signal.SIGTERM)
+elif "PEER" in os.environ:
+    while not os.path.exists("pid") or os.path.exists("/proc/" + open("pid").read()):
+        time.sleep(0.1)
+    time.sleep(0.5)
+    raise RuntimeError("Connection closed by peer")
+"""
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_exit_code_0_after_a_sigterm_from_outside_is_told_from_the_end_of_the_work(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOLD", "0" if told else "none")
+    (tmp_path / "train.py").write_text(TOLD_TO_END)
+    handler = ScriptedRendezvous({"finish": DONE})
+    assert launch(handler, sys.executable, str(tmp_path / "train.py"), options=LIGHT) == 0
+    (body,) = handler.bodies("finish")
+    assert body.get("terminated", False) is told
+
+
+def test_a_rank_that_somebody_told_to_end_is_to_blame_for_the_error_of_its_neighbour(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOLD", "1")
+    monkeypatch.setenv("PEER", "yes")
+    (tmp_path / "train.py").write_text(TOLD_TO_END)
+    handler = ScriptedRendezvous({"fail": EXIT})
+    options = (*LIGHT, "--nproc-per-node", "2")
+    assert launch(handler, sys.executable, str(tmp_path / "train.py"), options=options) == 143
+    (body,) = handler.bodies("fail")
+    assert (body["failure"]["rank"], body["failure"]["signal"], body["of_peers"]) == (1, "SIGTERM", False)
+    assert body["failure"]["error"] == "it got SIGTERM, not from its launcher, and ended with exit code 0"
 
 
 def test_a_fault_below_python_is_reported_with_the_line_of_the_script(launch: Launch, tmp_path: Path) -> None:

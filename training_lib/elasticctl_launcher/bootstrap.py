@@ -37,7 +37,8 @@ have moved; if it is shutting down by then, the process aborts, after all the sc
 """
 
 COLLECTIVES_VARIABLE = "ELASTICCTL_COLLECTIVES"
-"""The folder in which a rank tells what collectives it is in, on a socket that is named by its local rank."""
+"""The folder in which a rank tells what collectives it is in, and what signals it has handled; the socket and the pipe
+are named by its local rank."""
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """What torch's flight recorders are read with: that of NCCL, and that of gloo."""
 
@@ -87,7 +88,9 @@ def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     os.environ.update(assignment["env"])
     atexit.register(time.sleep, RELEASE_S)  # registered first, called last
     if COLLECTIVES_VARIABLE in os.environ:
-        tell_collectives(os.path.join(os.environ[COLLECTIVES_VARIABLE], f"c10d.{os.environ.get('LOCAL_RANK', '')}"))
+        folder, local_rank = os.environ[COLLECTIVES_VARIABLE], os.environ.get("LOCAL_RANK", "")
+        tell_signals(os.path.join(folder, f"signals.{local_rank}"))
+        tell_collectives(os.path.join(folder, f"c10d.{local_rank}"))
     run_script(assignment["argv"])
 
 
@@ -100,6 +103,25 @@ def imports_that_stay() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def tell_signals(path: str) -> None:
+    """Have Python write the number of each signal that it handles into a pipe, whatever handler the script has set.
+
+    That ends where the script, or asyncio for it, sets another descriptor.
+    """
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # nobody wants to know
+
+    def forget() -> None:
+        other = signal.set_wakeup_fd(-1)
+        if other not in (-1, pipe):
+            signal.set_wakeup_fd(other)
+
+    signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=forget)  # what a worker of a DataLoader handles is not the rank's
 
 
 def tell_collectives(path: str) -> None:

@@ -24,6 +24,7 @@ from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_us
 APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
 PREEMPTED = "preempted"
 OUT_OF_MEMORY = "out of memory"
+TERMINATED = "it got SIGTERM, not from its launcher, and ended with exit code 0"
 STUCK_EXIT_CODE = 1
 TERMINATION_LOG = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096
@@ -96,6 +97,15 @@ class WorkerFailure:
         """
         failed = (cls.of_rank(worker, generation, rank) for rank in ranks if _ended_by_itself(rank))
         return min(failed, key=lambda failure: failure.verdict == COLLATERAL, default=None)
+
+    @classmethod
+    def of_terminated(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
+        """A rank that somebody else sent SIGTERM, and that then ended with exit code 0 while others still ran."""
+        ended_at = time.monotonic() if rank.ended_at is None else rank.ended_at
+        code = 128 + signal.SIGTERM
+        return cls(
+            APPLICATION, worker, generation, code, rank.rank, "SIGTERM", TERMINATED, _last_of(rank), ended_at=ended_at
+        )
 
     @classmethod
     def of_sigterm(cls, worker: str, generation: int, why: str = "") -> WorkerFailure:

@@ -41,7 +41,8 @@ class Rank:
     """One training process. `code` is Popen's return code: negative for a signal, None while it runs.
 
     `ended_at` is of time.monotonic. `signals` are those that the launcher has sent it, `exhausted_memory` says that the
-    kernel killed a process of this worker for memory while it ran.
+    kernel killed a process of this worker for memory while it ran, `terminated` that it ended with exit code 0 after a
+    SIGTERM from somebody else.
     """
 
     local_rank: int
@@ -52,6 +53,7 @@ class Rank:
     ended_at: float | None = None
     signals: tuple[int, ...] = ()
     exhausted_memory: bool = False
+    terminated: bool = False
     output: RankOutput | None = None
     waiter: threading.Thread | None = None
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFailure
+from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, TERMINATED, WorkerFailure
 from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.notifications import (
     Notification,
@@ -282,7 +282,8 @@ class Agent(TorchAgent):
 
     def _stop_to_restart(self) -> LauncherEvent:
         if self.failure is None:
-            log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
+            why = self._handler.stale_reason or "the ranks of others have not ended with exit code 0"
+            log.info("generation %d is over (%s)", self._handler.generation, why)
         if not self._got_sigterm and self._ranks.release():
             return LauncherEvent.RANKS_STOPPED
         failure = WorkerFailure.of_stopped(*self._place(), self._ranks.stop(peers_ended=True))
@@ -294,7 +295,8 @@ class Agent(TorchAgent):
     def _wait_for_peers_to_finish(self) -> LauncherEvent:
         """Wait until the ranks of every member have succeeded: they need each other's stores until then."""
         self._ranks.reports.flush()
-        return self._wait_for_answer(self._service.wait_for_peers(self._handler.generation))
+        terminated = any(rank.terminated for rank in self._ranks.running)
+        return self._wait_for_answer(self._service.wait_for_peers(self._handler.generation, terminated=terminated))
 
     def _leave(self) -> LauncherEvent:
         if self.failure is not None and not self._verdicts.has_reported(self.failure):
@@ -375,6 +377,8 @@ class Agent(TorchAgent):
         if rank.code != 0:
             self.failure = self._failure_of(rank)
             return LauncherEvent.RANK_FAILED
+        if rank.terminated:
+            log.warning("generation %d: rank %d: %s", self._handler.generation, rank.rank, TERMINATED)
         return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in self._ranks.running) else None
 
     def _interpret_link(self, told: RankLostPeers | RankDeclined) -> LauncherEvent:
@@ -382,7 +386,7 @@ class Agent(TorchAgent):
         if isinstance(told, RankDeclined):
             log.warning("generation %d: the ranks start again: %s", told.generation, told.why)
             return LauncherEvent.RANKS_DECLINED
-        self.failure = WorkerFailure.of_lost_peers(*self._place(), told.why)
+        self.failure = self._explained(WorkerFailure.of_lost_peers(*self._place(), told.why))
         return LauncherEvent.RANK_FAILED
 
     def _end_hung_generation(self, hang: Hang) -> LauncherEvent:
@@ -431,4 +435,11 @@ class Agent(TorchAgent):
 
     def _failure_of(self, rank: Rank) -> WorkerFailure:
         error_file = self._ranks.reports.error_file(self._handler.generation, rank.rank)
-        return WorkerFailure.of_rank(*self._place(), rank, error_file)
+        return self._explained(WorkerFailure.of_rank(*self._place(), rank, error_file))
+
+    def _explained(self, failure: WorkerFailure) -> WorkerFailure:
+        """The failure, or what explains it: a rank here that somebody has told to end."""
+        terminated = next((rank for rank in self._ranks.running if rank.terminated), None)
+        if terminated is None or failure.verdict != COLLATERAL:
+            return failure
+        return WorkerFailure.of_terminated(*self._place(), terminated)

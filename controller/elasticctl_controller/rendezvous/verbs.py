@@ -132,7 +132,8 @@ class Verbs:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._groups.changing(caller) as (group, now):
             note_sign(group, body, now)
-            group.finish(uid, generation, now, for_all=body.get("for_all") is True)
+            for_all, terminated = body.get("for_all") is True, body.get("terminated") is True
+            group.finish(uid, generation, now, for_all=for_all, terminated=terminated)
 
         def state_of(group: Group) -> str | None:
             if group.state is GroupState.OVER:

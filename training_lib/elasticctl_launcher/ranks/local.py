@@ -6,6 +6,7 @@ Everything that happens to them is put into the agent's notifications, from thre
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -34,6 +35,7 @@ from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.drain import Drain, Limits
 from elasticctl_launcher.ranks.environment import provisional_environments, rank_environments
 from elasticctl_launcher.ranks.links import RankLinks
+from elasticctl_launcher.ranks.signals import HandledSignals
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.service.client import ServiceClient
 from elasticctl_launcher.usage.step_times import StepTimes
@@ -63,7 +65,7 @@ class LocalRanks:
         notify: Callable[[Notification], None],
         host: str,
     ) -> None:
-        self._starter, self._output, self._limits = starter, output, limits
+        self._starter, self._output, self._limits, self._notify = starter, output, limits, notify
         self._folder = create_folder_for_sockets()
         self._local_tier = create_shared_memory_folder()
         self.reports = RankReports(
@@ -91,7 +93,8 @@ class LocalRanks:
         self.reports.on_metrics = output.store_metrics
         self.step_times = StepTimes()
         self.reports.on_times = self.step_times.note
-        self._group = RankGroup(starter, self._print_line, lambda rank: notify(RankExited(rank)), reword=output.reword)
+        self._signals = HandledSignals(self._folder.path)
+        self._group = RankGroup(starter, self._print_line, self._note_exit, reword=output.reword)
         self.drain = Drain(0, self.reports)
 
     @property
@@ -167,6 +170,8 @@ class LocalRanks:
             shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
         if self._copies is not None:
             shared["ELASTICCTL_COPIES"] = self._copies.path
+        for local_rank in range(len(places)):
+            self._signals.expect(local_rank)
         self._group.start([(number, {**shared, **place}) for number, place in places])
 
     def release(self) -> bool:
@@ -210,9 +215,15 @@ class LocalRanks:
         self._links.close()
         if self._copies is not None:
             self._copies.close()
+        self._signals.close()
         self._folder.close()
         if self._local_tier is not None:
             self._local_tier.close()
+
+    def _note_exit(self, rank: Rank) -> None:
+        handled = self._signals.read(rank.local_rank)
+        rank.terminated = rank.code == 0 and signal.SIGTERM in handled and signal.SIGTERM not in rank.signals
+        self._notify(RankExited(rank))
 
     def _print_line(self, rank: int, text: str) -> None:
         self._hangs.note_line(rank)

@@ -101,12 +101,13 @@ class Inquiries:
             self._poll
         )
 
-    def wait_for_peers(self, generation: int, *, for_all: bool = False) -> Question:
+    def wait_for_peers(self, generation: int, *, for_all: bool = False, terminated: bool = False) -> Question:
         """Report that all ranks here exited with 0: are those of all members DONE, or has this worker to REJOIN?
 
-        `for_all`: the others have none, and are done too.
+        `for_all`: the others have none, and are done too. `terminated`: some did so because of a SIGTERM from outside.
         """
-        body = {"uid": self._uid, "generation": generation, **({"for_all": True} if for_all else {})}
+        said = {"for_all": for_all, "terminated": terminated}
+        body = {"uid": self._uid, "generation": generation, **{name: True for name, is_so in said.items() if is_so}}
         return Question("finish", lambda: body, _read_state, DONE, self._on_answer).ask(self._poll)
 
     def ask_to_stay(self, reason: str, notice: SpotNotice | None) -> Stay:

@@ -8,7 +8,7 @@ broken connection, the first one is named, because the cause is among them or ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from elasticctl.api.observed.standstill import RankPlace, describe_standstill
@@ -98,11 +98,11 @@ def first_to_blame(ends: Iterable[RanksEnd]) -> RanksEnd:
     return min(ends, key=lambda end: (end.of_peers, end.at, end.name))
 
 
-def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int, RankPlace]) -> RanksEnd:
+def with_evidence(end: RanksEnd, finished: Mapping[str, bool], elsewhere: Mapping[int, RankPlace]) -> RanksEnd:
     """The end that is to blame, completed with what its launcher cannot know.
 
     For a hang, that is where the ranks of other members stand. For a broken connection, it is the members (`finished`)
-    whose ranks had ended with exit code 0 while its own still ran.
+    whose ranks had ended with exit code 0 while its own still ran, and whether somebody had sent those SIGTERM.
     """
     failure = end.failure
     if failure.is_hang:
@@ -110,5 +110,12 @@ def with_evidence(end: RanksEnd, finished: Sequence[str], elsewhere: Mapping[int
         return replace(end, failure=replace(failure, error=f"{failure.error}; {others}" if others else failure.error))
     if not end.of_peers or not finished:
         return end
-    error = f"the ranks of {join_some(finished, 'worker')} had ended with exit code 0 by then: {failure.error}"
+    terminated = [name for name, is_so in finished.items() if is_so]
+    names = join_some(terminated or list(finished), "worker")
+    error = f"the ranks of {names} had ended with exit code 0 by then: {failure.error}"
+    if terminated:
+        error = (
+            f"the ranks of {names} got SIGTERM, not from their launcher, and ended with exit code 0: {failure.error}"
+        )
+        failure = RankFailure(worker=terminated[0], signal="SIGTERM", generation=failure.generation, at=failure.at)
     return replace(end, failure=replace(failure, verdict=APPLICATION, error=error))

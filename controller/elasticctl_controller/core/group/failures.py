@@ -42,7 +42,7 @@ def judge_failure(group: GroupRecord, now: float) -> None:
         names = join_some([member.name for uid, member in group.members.items() if uid in unheard], "worker")
         group.advance(GroupEvent.MEMBER_LEFT, now, f"hung while nobody could hear {names}")
         return
-    finished = [member.name for uid, member in group.members.items() if uid in group.finished]
+    finished = {member.name: uid in group.terminated for uid, member in group.members.items() if uid in group.finished}
     end = with_evidence(end, finished, _places_beside(group, end.uid))
     explains = 0 if end.of_peers or _has_begun(group) else group.unexplained
     group.failures += not explains

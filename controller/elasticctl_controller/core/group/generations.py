@@ -172,6 +172,6 @@ def _form_generation(group: GroupRecord, now: float) -> None:
     group.judged, group.unseen, group.first_join_at, group.obstacle, group.unsaved = None, 0, None, "", ""
     group.notices.note_formed(newcomers, group.members)
     group.places.clear()
-    for left in (group.joined, group.ends, group.finished, group.trained):
+    for left in (group.joined, group.ends, group.finished, group.terminated, group.trained):
         left.clear()
     group.overdue |= overdue

@@ -224,9 +224,9 @@ class Group(GroupRecord):
             self.advance(GroupEvent.MEMBER_LEFT, now, self.drain.reason if self.drain else reason)
         self.settle(now)
 
-    def finish(self, uid: str, generation: int, now: float, *, for_all: bool = False) -> None:
+    def finish(self, uid: str, generation: int, now: float, *, for_all: bool = False, terminated: bool = False) -> None:
         """All ranks of an agent have succeeded. The group is over once this holds for every member, or for one member
-        that reports it `for_all`.
+        that reports it `for_all`. `terminated`: somebody had sent them SIGTERM, which is to blame if others then fail.
         """
         self.advance(GroupEvent.MEMBER_FINISHED, now)
         known = set(self.members) if self.world is not None else set()
@@ -235,6 +235,7 @@ class Group(GroupRecord):
         if uid not in known or generation != self.generation:
             return
         self.finished |= known if for_all else {uid}
+        self.terminated |= {uid} if terminated else set()
         if known <= self.finished:
             self.advance(GroupEvent.ALL_FINISHED, now)
         self.settle(now)

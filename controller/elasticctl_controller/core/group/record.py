@@ -84,9 +84,10 @@ class GroupRecord:
     """The data of one job's group.
 
     The newest generation: `members` are its members by uid, in order of rank; `trained` those that have done its last
-    step; `finished` those whose ranks have all succeeded; `ends` is how the ranks of others have ended. `places` is
-    where ranks stand that do not move, by rank. `obstacle` is what ranks say they are waiting for, such as a storage
-    that does not answer, and `unsaved` why they train without saving.
+    step; `finished` those whose ranks have all succeeded, `terminated` those of them whose ranks somebody had sent
+    SIGTERM; `ends` is how the ranks of others have ended. `places` is where ranks stand that do not move, by rank.
+    `obstacle` is what ranks say they are waiting for, such as a storage that does not answer, and `unsaved` why they
+    train without saving.
 
     The next generation: `joined` are the workers that are ready for it. `growth` is why newcomers that are ready are
     not admitted yet. `gone` are workers that have left although their pods are still ending; `overdue` those that were
@@ -120,6 +121,7 @@ class GroupRecord:
     joined: dict[str, Member] = field(default_factory=dict)
     first_join_at: float | None = None
     finished: set[str] = field(default_factory=set)
+    terminated: set[str] = field(default_factory=set)
     trained: set[str] = field(default_factory=set)
     remembered: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)

@@ -590,6 +590,22 @@ def test_a_worker_may_find_a_better_explanation_than_its_first() -> None:
     assert group.judged.end.failure.error == "ValueError: its other rank"
 
 
+def test_ranks_that_somebody_told_to_end_are_to_blame_for_the_broken_connections_of_others() -> None:
+    group = formed(0, 1, 2)
+    group.finish("u1", 1, 5.0, terminated=True)
+    group.finish("u2", 1, 5.0)
+    fail(group, 0, 5.1, of_peers=True, error="Connection closed by peer")
+    assert group.judged is not None
+    found = group.judged.end.failure
+    assert (found.worker, found.signal, found.verdict, found.exit_code) == (
+        "job-worker-1", "SIGTERM", "application", None,
+    )  # fmt: skip
+    assert found.error == (
+        "the ranks of job-worker-1 got SIGTERM, not from their launcher, and ended with exit code 0: "
+        "Connection closed by peer"
+    )
+
+
 def test_ranks_that_end_with_0_while_others_train_are_named_by_the_failure_of_those() -> None:
     group = formed(0, 1, 2)
     group.rules = GroupRules(limit=0)
