@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import dist, rng
+from elasticctl_train.averaging import AppliedGradients
 from elasticctl_train.checkpoint import dtensor, fitting, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.checkpoint.parts import Stateful
@@ -84,6 +85,7 @@ class Run:
         named: Any = self._parts[parts.MODEL]
         self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in named.named_parameters())
         self._frozen = parts.Frozen(named)
+        self._applied = AppliedGradients(self._parts)
         self._buckets: Buckets | None = None
         self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
         obstacle = self._obstacle_to_staying(optimizer)
@@ -116,6 +118,7 @@ class Run:
             self._session.losses.refuse_rollback("a data loader keeps a position of its own")
         self._session.is_place_shared = not self._loaders
         self._session.begin(cursor)
+        self._applied.begin(cursor.step)
 
     @property
     def rank(self) -> int:
@@ -217,8 +220,8 @@ class Run:
         self._mark = self._feed.mark
         cursor = self._session.cursor = self._session.cursor.next_step(samples)
         if self._stay is None:
-            self._session.step(cursor, samples, loss)
-        elif not self._stay.complete(lambda: self._session.step(cursor, samples, loss)):
+            self._end_step(cursor, samples, loss)
+        elif not self._stay.complete(lambda: self._end_step(cursor, samples, loss)):
             self._move()
 
     def log(self, **metrics: torch.Tensor | float) -> None:
@@ -258,6 +261,10 @@ class Run:
         }
         return next((words for words, is_so in obstacles.items() if is_so), "")
 
+    def _end_step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
+        self._applied.compare(self._session.world, cursor.step)
+        self._session.step(cursor, samples, loss)
+
     def _all_reduce_s(self) -> float | None:
         if self.world_size == 1:
             return 0.0
@@ -279,6 +286,7 @@ class Run:
         self._feed.take()
         self._feed.move(world.rank, world.size)
         self._session.move(world, self._stay.group.generation)
+        self._applied.begin(self._session.cursor.step)
 
     def _fit(self, state: dict[str, Any], where: str) -> dict[str, Any]:
         """Check that a checkpoint is one of a run with these parts, before anything is changed."""

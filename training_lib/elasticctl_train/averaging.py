@@ -1,0 +1,104 @@
+"""Do all ranks apply the same gradients?
+
+A script that calls the bare model in training, or trains a second model that nobody has wrapped, trains another model
+on each rank, without a word: checkpoints hold that of one of them. The gradients that optimizers apply tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from elasticctl_train.checkpoint import dtensor
+from elasticctl_train.dist import World
+
+log = logging.getLogger("elasticctl_train")
+
+_STEPS = 3
+"""In so many steps of each group it is looked."""
+_PARAMETERS, _ELEMENTS = 32, 64
+"""Of each optimizer so many parameters are looked at, and so many elements of each."""
+_ALIKE = 1e-2
+"""What ranks compute with the same gradients, such as the norm by which they are clipped, may differ a little."""
+
+
+class AppliedGradients:
+    """Warns, once, about an optimizer among `parts` whose gradients nobody has averaged."""
+
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        self._optimizers = {name: part for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
+        self._hooks: list[Any] = []
+        self._seen: dict[str, torch.Tensor] = {}
+        self._last_step = 0
+        self._has_warned = False
+
+    def begin(self, step: int) -> None:
+        """A group begins at this step, the same on all of its ranks."""
+        self._last_step, self._seen = step + _STEPS, {}
+        if self._hooks:
+            return
+        for name, optimizer in self._optimizers.items():
+            with suppress(AttributeError):  # what wraps an optimizer may take no hooks
+                self._hooks.append(optimizer.register_step_pre_hook(self._look(name)))
+
+    def compare(self, world: World, step: int) -> None:
+        """This step has been made. All ranks must call. Raises RuntimeError if a peer is lost."""
+        if step > self._last_step or world.size == 1:
+            return
+        seen, self._seen = {name: numbers.tolist() for name, numbers in self._seen.items()}, {}
+        if step == self._last_step:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+        found = world.gather(seen)
+        names = [name for name in self._optimizers if not all(_alike(found[0], each, name) for each in found)]
+        if names and world.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: the gradients that it applies differ between ranks, for nobody averages them: each rank trains a "
+                "model of its own. FIX: call run.model in training, not the bare model, and wrap any other model that "
+                "you train in DistributedDataParallel, behind Run(…)",
+                ", ".join(names),
+            )
+
+    def _look(self, name: str) -> Any:
+        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            numbers = _sample(optimizer)
+            if numbers is not None:
+                self._seen[name] = numbers
+
+        return look
+
+
+def _sample(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """A number of each of some parameters, which says how large their gradients are; None where there are none."""
+    gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+    dense = [each.detach() for each in gradients if each is not None and not each.is_sparse]
+    whole = [each for each in dense if each.numel() and not dtensor.is_sharded(each)]
+    if not whole:
+        return None
+    return torch.stack([_first(each).abs().sum(dtype=torch.float32).cpu() for each in _spread(whole)])
+
+
+def _spread(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return gradients[:: math.ceil(len(gradients) / _PARAMETERS)]
+
+
+def _first(gradient: torch.Tensor) -> torch.Tensor:
+    """Some elements, without a copy of the others."""
+    while gradient.dim() > 1:
+        gradient = gradient[0]
+    return gradient.reshape(-1)[:_ELEMENTS]
+
+
+def _alike(one: Mapping[str, list[float]], other: Mapping[str, list[float]], name: str) -> bool:
+    """Have two ranks seen the same of an optimizer? Numbers that are not finite tell nothing."""
+    if not (name in one and name in other and len(one[name]) == len(other[name])):
+        return name not in one and name not in other
+    pairs = [pair for pair in zip(one[name], other[name], strict=True) if all(map(math.isfinite, pair))]
+    return all(math.isclose(*pair, rel_tol=_ALIKE, abs_tol=1e-12) for pair in pairs)
