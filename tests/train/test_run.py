@@ -20,7 +20,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import DataError, FencedError, NotFiniteError, RestoreError, SaveError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Checkpointer, Label, Run, SavePolicy, TrainError
-from tests.support.train.programs import Numbers
+from tests.support.train.programs import Numbers, NumberStream
 from tests.support.train.states import same
 
 EVERY_STEP = SavePolicy(every_steps=1)
@@ -159,6 +159,35 @@ def test_epochs_without_a_step_are_said_once(tmp_path: Path, caplog: pytest.LogC
                     run.step()  # the rest of this epoch is the remainder of an accumulation
             assert caplog.text.count(said) == (epoch > 1)
     assert f"epoch 1 {said}" in caplog.text
+
+
+@pytest.mark.parametrize("data", [Numbers(6), NumberStream(6)])
+def test_epochs_that_nobody_counts_are_refused(data: Dataset[int]) -> None:
+    """A script that has kept its own loop over epochs would train in the first of them only, and succeed."""
+    with Run(model=torch.nn.Linear(1, 1)) as run:
+        for _ in run.loader(data, global_batch=2):
+            run.step()
+        with pytest.raises(DataError, match=r"FIX: .*run\.epochs"):
+            next(iter(run.loader(data, global_batch=2)))
+
+
+def test_batches_that_are_fetched_ahead_of_their_steps_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """As with a prefetcher of the script's own. Gradients accumulated over a step's batches are something else."""
+    said = "taken from run.loader ahead of their steps"
+    with Run(model=torch.nn.Linear(1, 1)) as run:
+        for epoch in run.epochs(3):
+            for number, _ in enumerate(run.loader(Numbers(12), global_batch=2), 1):
+                if number % (3 - epoch) == 0:
+                    run.step()
+        assert said not in caplog.text
+    with Run(model=torch.nn.Linear(1, 1)) as run:
+        for _ in run.epochs(2):
+            batches = iter(run.loader(Numbers(12), global_batch=2))
+            ahead = next(batches)
+            while ahead is not None:
+                ahead = next(batches, None)
+                run.step()
+    assert caplog.text.count(said) == 1
 
 
 def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp_path: Path) -> None:

@@ -35,6 +35,12 @@ from elasticctl_train.session import Session, Snapshot
 
 log = logging.getLogger("elasticctl_train")
 
+_FETCHES_AHEAD = (
+    "batches are taken from run.loader ahead of their steps: a step counts all that were taken since the one before. "
+    "After a resume or the loss of a worker, those that were taken ahead are never trained on. FIX: loop over "
+    "run.loader itself, and let num_workers and pin_memory fetch ahead"
+)
+
 
 class Run:
     """One training run: joins the ranks, resumes from the newest whole checkpoint, saves as it goes.
@@ -86,6 +92,7 @@ class Run:
         self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in named.named_parameters())
         self._frozen = parts.Frozen(named)
         self._applied = AppliedGradients(self._parts)
+        self._has_warned_of_prefetch = False
         self._buckets: Buckets | None = None
         self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
         obstacle = self._obstacle_to_staying(optimizer)
@@ -161,6 +168,7 @@ class Run:
         warned = False
         while self._session.cursor.epoch < total:
             epoch, steps = self._session.cursor.epoch, self._session.cursor.step
+            self._feed.is_done = False
             yield epoch
             if self._feed.take() and self._session.cursor.step == steps and self.is_main and not warned:
                 warned = True
@@ -212,6 +220,9 @@ class Run:
         over the storage URL.
         """
         samples, is_uneven = self._feed.take_step()
+        if self._feed.fetches_ahead and not self._has_warned_of_prefetch:
+            self._has_warned_of_prefetch = True
+            log.warning(_FETCHES_AHEAD)
         if self._stay is not None and (why := self._stay.obstacle()):
             self._stop_staying(why)
         if self._stay is not None and self._stay.is_lost:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,12 @@ from elasticctl_store.errors import DataError
 from elasticctl_train import rng
 
 T = TypeVar("T")
+
+_NOTHING_LEFT = (
+    "all samples of this epoch have been trained on, and run.loader yields what is left of an epoch: there would be no "
+    "more steps. FIX: put the loop over run.loader, once, into `for epoch in run.epochs(…)`, which goes on to the next "
+    "epoch; evaluate with a DataLoader of your own"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,11 @@ class Feed:
     belong to this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to
     another group. `batches` were passed since the last step; most steps consist of `usual_batches`.
     `on_fetched(took_s)` is called after a batch has been fetched.
+    `pending` samples were handed over since the last step; `own` of the newest global batch of `total` are this rank's.
+    `mark` is the state of a stream behind that batch, where it has one to tell. `moves` counts those to another group.
+    `batches` were handed over since the last step, `usual_batches` make most steps. `is_done`: a pass has ended in this
+    epoch. `fetches_ahead`: somebody takes each batch from the loader before the one before it has been trained on.
+    `on_fetched(took_s)` is called once a batch has been fetched.
     """
 
     rank: int = 0
@@ -116,6 +127,9 @@ class Feed:
     moves: int = 0
     batches: int = 0
     usual_batches: int = 0
+    is_done: bool = False
+    fetches_ahead: bool = False
+    first_steps: list[int] = field(default_factory=list)
     on_fetch: Callable[[bool], None] | None = None
     on_fetched: Callable[[float], None] | None = None
 
@@ -124,7 +138,10 @@ class Feed:
 
         It is also called before the pass ends. `is_first`: it is the first batch of the pass. Fetching that includes
         starting the workers.
+        `is_first`: of the pass. That its workers are started is part of fetching the first. Raises DataError for a pass
+        over an epoch of which nothing is left, because a pass before it has ended: the script would train no more.
         """
+        self.first_steps.clear()
         began_s = time.monotonic()
         fetched = iter(batches())
         took_s = time.monotonic() - began_s
@@ -132,12 +149,15 @@ class Feed:
         while True:
             if self.on_fetch is not None and not self.pending:
                 self.on_fetch(is_first)
-            is_first = False
             began_s = time.monotonic()
             try:
                 batch = next(fetched)
             except StopIteration:
+                if is_first and self.is_done:
+                    raise DataError(_NOTHING_LEFT) from None
+                self.is_done = True
                 return
+            is_first = False
             if self.on_fetched is not None:
                 self.on_fetched(took_s + time.monotonic() - began_s)
             took_s = 0.0
@@ -147,6 +167,7 @@ class Feed:
         """Become another rank, and start again with what follows the last step."""
         self.rank, self.world_size = rank, world_size
         self.moves += 1
+        self.is_done = False
 
     def hand_over(self, batch: range) -> None:
         """Record that this rank's slice of a global batch is passed to the training loop now."""
@@ -163,6 +184,9 @@ class Feed:
         """Like `take`, for a step; also return whether it consists of several batches, but not of the usual number."""
         batches, usual = self.batches, self.usual_batches
         self.usual_batches = max(batches, usual)
+        if len(self.first_steps) < 3:
+            self.first_steps.append(batches)
+            self.fetches_ahead |= self.first_steps in ([2, 1, 1], [3, 1, 1])
         return self.take(), batches > 1 and batches != usual
 
     @property
