@@ -139,6 +139,7 @@ def test_a_newcomer_shares_no_buffers_that_it_has_not_made_yet() -> None:
         ("NCCL error in: ...: unhandled system error\nncclSystemError: System call", False),
         ("NCCL error in: ...: invalid usage\nncclInvalidUsage: This usually\nDuplicate GPU detected", True),
         ("CUDA error: device-side assert triggered", True),
+        ("DataLoader worker (pid 412) is killed by signal: Killed. ", True),
         ("Connection closed by peer [127.0.0.1]:57037", False),
     ],
 )

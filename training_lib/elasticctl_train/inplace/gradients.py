@@ -21,8 +21,10 @@ from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish,
 from elasticctl_train.inplace import releases
 from elasticctl_train.inplace.waits import ReduceWaits
 
-_OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory")
-"""What errors begin with that no loss of a peer explains: DistributedDataParallel's about unused parameters first."""
+_OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory", "DataLoader worker")
+"""What errors begin with that no loss of a peer explains: DistributedDataParallel's about unused parameters first, and
+torch's about a worker of a DataLoader that has died, which its handler of SIGCHLD raises wherever the rank is.
+"""
 _OWN_CODES = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError")
 """What NCCL calls such errors; it refuses two ranks on one GPU with the first."""
 
