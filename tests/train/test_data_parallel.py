@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,23 @@ def freeze_and_thaw(stays: bool) -> None:
 @pytest.mark.parametrize("stays", [False, True])
 def test_gradients_are_means_of_all_ranks_whatever_is_thawed_by_then(stays: bool) -> None:
     assert ranks.run(freeze_and_thaw, 2, stays, timeout_s=120) == [0, 0]
+
+
+def leave_one_out() -> None:
+    """The loss depends on one of two parameters."""
+    dist.init_process_group("gloo")
+    layers: Any = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    layers.forward = layers[0].forward
+    model = ResumableDataParallel(layers)
+    model(torch.ones(1, 1)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction") as raised:
+        model(torch.ones(1, 1))
+    assert raised.value.__notes__[0].startswith("FIX: freeze parameters")
+    dist.barrier()
+
+
+def test_a_parameter_without_a_gradient_is_an_error_that_says_what_to_do() -> None:
+    assert ranks.run(leave_one_out, 2, timeout_s=120) == [0, 0]
 
 
 def train(url: Path, steps: int, *, thaws: bool, begins_frozen: bool = True) -> nn.ModuleList:

@@ -19,6 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 Buckets = list[list[int]]
 """The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
+_UNUSED = (
+    "FIX: freeze parameters that the loss never depends on (requires_grad_(False)). If it depends on others in each "
+    "step, call init_process_group yourself, and pass Run the model in DistributedDataParallel with "
+    "find_unused_parameters=True"
+)
+"""What torch says then is how to call DistributedDataParallel, which the script does not."""
 
 
 class ResumableDataParallel(DistributedDataParallel):
@@ -81,7 +87,12 @@ class ResumableDataParallel(DistributedDataParallel):
                 self.__dict__.pop("known_buckets", None)
                 self.settle()
                 self.training, self.require_backward_grad_sync = was_training, syncs
-        return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if str(error).startswith("Expected to have finished reduction"):
+                error.add_note(_UNUSED)
+            raise
 
     def _post_forward(self, output: Any) -> Any:
         is_watched = torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -109,13 +109,9 @@ class Feed:
 
     `pending` samples were passed since the last step; `own` samples of the newest global batch, which has `total`,
     belong to this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to
-    another group. `batches` were passed since the last step; most steps consist of `usual_batches`.
-    `on_fetched(took_s)` is called after a batch has been fetched.
-    `pending` samples were handed over since the last step; `own` of the newest global batch of `total` are this rank's.
-    `mark` is the state of a stream behind that batch, where it has one to tell. `moves` counts those to another group.
-    `batches` were handed over since the last step, `usual_batches` make most steps. `is_done`: a pass has ended in this
-    epoch. `fetches_ahead`: somebody takes each batch from the loader before the one before it has been trained on.
-    `on_fetched(took_s)` is called once a batch has been fetched.
+    another group. `batches` were passed since the last step; most steps consist of `usual_batches`. `is_done`: a pass
+    has ended in this epoch. `fetches_ahead`: the script takes each batch from the loader before it has trained on the
+    one before. `on_fetched(took_s)` is called after a batch has been fetched.
     """
 
     rank: int = 0
@@ -137,9 +133,8 @@ class Feed:
         """Yield from `batches()`, calling `on_fetch(is_first)` before the first batch of each step is fetched.
 
         It is also called before the pass ends. `is_first`: it is the first batch of the pass. Fetching that includes
-        starting the workers.
-        `is_first`: of the pass. That its workers are started is part of fetching the first. Raises DataError for a pass
-        over an epoch of which nothing is left, because a pass before it has ended: the script would train no more.
+        starting the workers. Raises DataError for a pass over an epoch of which a former pass has left nothing: the
+        script would not train any more.
         """
         self.first_steps.clear()
         began_s = time.monotonic()
