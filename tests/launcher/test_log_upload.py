@@ -130,7 +130,7 @@ def test_a_storage_that_is_not_to_be_had_stops_nobody(lab: Lab) -> None:
 def test_a_wrong_word_is_refused(lab: Lab) -> None:
     lab.start("a-0", "true", ELASTICCTL_LOG_UPLOAD="maybe")
     assert lab.wait("a-0") == 2
-    assert "'maybe' is none of auto, on, off" in lab.output("a-0")
+    assert "'maybe' is not one of auto, on, off" in lab.output("a-0")
     assert not Path(lab.folder / "storage").exists()
 
 

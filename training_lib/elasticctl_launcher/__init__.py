@@ -1,6 +1,6 @@
 """The launcher: starts, stops and restarts the ranks of one worker, on torch.distributed.elastic.
 
-It runs any training script. Scripts that use the training library can also be drained and watched for hangs.
+It runs any training script. Ranks whose script uses the training library can also be drained, and report their steps.
 """
 
 from collections.abc import Callable
@@ -8,9 +8,10 @@ from typing import Any
 
 
 def torchrun_backend() -> Callable[[Any], Any]:
-    """Return the function that creates the handler for `torchrun --rdzv-backend=elasticctl` (`torchrun.handlers`).
+    """Return the factory for `torchrun --rdzv-backend=elasticctl`, found through the entry point `torchrun.handlers`.
 
-    torch calls this while its own rendezvous package is only half imported, so `rendezvous` cannot be imported yet.
+    torch calls this function while its own rendezvous package is only partly imported, so `rendezvous` is imported
+    later.
     """
 
     def create(parameters: Any) -> Any:

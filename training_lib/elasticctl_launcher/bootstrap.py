@@ -1,13 +1,13 @@
-"""What a rank starts as: asks the kernel to kill it when the launcher dies, then becomes the user's command.
+"""The first code of a rank: asks the kernel to kill it when the launcher dies, then becomes the user's command.
 
-There are two modes. Both are run as a file, so that none of our packages has to be importable:
+It has two modes, both run as a file, so that none of our packages has to be importable:
 
     bootstrap.py LAUNCHER_PID exec COMMAND...      become COMMAND (run with -I -S: a few milliseconds)
     bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules, write a byte to FD, wait for one line
                                                    of JSON on stdin ({"argv": [...], "env": {...}}), run that script
 
-A spare has done what takes long before it is needed. Until then it holds no GPU context, opens no port and runs no user
-code. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
+A spare does in advance what takes long. Until it is needed, it holds no GPU context, opens no port and runs no user
+code. Once it has its assignment, `__main__`, `sys.argv` and `sys.path` are as under `python SCRIPT`.
 """
 
 import atexit
@@ -28,30 +28,32 @@ from collections.abc import Iterator
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER = 0x59616D61
-"""Where Yama keeps processes from reading each other, this lets one, and its descendants, read this one: the launcher
-looks at the stacks of ranks that stand still. It outlives the exec; the kernel refuses it where there is no Yama.
+"""Yama may forbid processes to read each other. This allows one process, with its descendants, to read this one: the
+launcher reads the stacks of ranks that stand still. The setting outlives exec. The call fails, without harm, where
+there is no Yama.
 """
 RELEASE_S = 0.02
-"""How long a spare's interpreter waits before it ends. gloo's threads need the interpreter to release the tensors they
-have moved; if it is shutting down by then, the process aborts, after all the script's work (https://github.com/pytorch/pytorch/pull/179291).
+"""How long the interpreter of a former spare waits before it ends. gloo's threads need the interpreter to release the
+tensors that they have moved. If it is shutting down by then, the process aborts although the script has finished
+(https://github.com/pytorch/pytorch/pull/179291).
 """
 
 COLLECTIVES_VARIABLE = "ELASTICCTL_COLLECTIVES"
 """The folder in which a rank tells what collectives it is in, and what signals it has handled; the socket and the pipe
 are named by its local rank."""
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""What torch's flight recorders are read with: that of NCCL, and that of gloo."""
+"""The functions that read torch's flight recorders: that of NCCL, and that of gloo."""
 
 
 def main() -> None:
-    """See the module's docstring; exits 127 when a command cannot be started."""
+    """Run the mode that `sys.argv` names, as described above. Exits with 127 if a command cannot be started."""
     launcher_pid, mode, *rest = sys.argv[1:]
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         libc.prctl(PR_SET_PTRACER, int(launcher_pid), 0, 0, 0)
     if os.getppid() != int(launcher_pid):
-        sys.exit(1)  # the launcher died before the kernel was asked
+        sys.exit(1)  # the launcher died before the prctl call
     if mode == "exec":
         exec_command(rest)
     else:
@@ -68,14 +70,14 @@ def exec_command(command: list[str]) -> None:
 
 
 def wait_and_run(ready_fd: int, modules: list[str]) -> None:
-    """Import `modules` (those that are installed), wait for the assignment, run it."""
+    """Import those of `modules` that are installed, wait for the assignment, and run it."""
     if not is_path_safe():
-        sys.path.pop(0)  # this file's own folder: a script never sees it
+        sys.path.pop(0)  # this file's folder, which the script must not see
     with imports_that_stay():
         for module in modules:
-            with contextlib.suppress(ImportError):  # the script's own import will say what is wrong
+            with contextlib.suppress(ImportError):  # the script's own import will report it
                 importlib.import_module(module)
-    with contextlib.suppress(OSError):  # the launcher did not wait for this
+    with contextlib.suppress(OSError):  # the launcher no longer waits for this
         os.write(ready_fd, b".")
     os.close(ready_fd)
     line = sys.stdin.readline()
@@ -96,7 +98,7 @@ def wait_and_run(ready_fd: int, modules: list[str]) -> None:
 
 @contextlib.contextmanager
 def imports_that_stay() -> Iterator[None]:
-    """Have Python never look for garbage among what is imported: in torch, that takes half a second at the end."""
+    """Exempt everything that is imported here from garbage collection, which for torch takes half a second at exit."""
     gc.disable()
     try:
         yield
@@ -125,33 +127,36 @@ def tell_signals(path: str) -> None:
 
 
 def tell_collectives(path: str) -> None:
-    """Have a thread tell whoever connects to `path` what collectives are under way; it sleeps until somebody does."""
+    """Start a thread that reports the pending collectives to every process that connects to `path`.
+
+    The thread sleeps until a process connects. If the socket cannot be created, a hang is reported without numbers.
+    """
     listening = socket.socket(socket.AF_UNIX)
     try:
-        with contextlib.suppress(FileNotFoundError):  # left by the rank before
+        with contextlib.suppress(FileNotFoundError):  # left behind by the previous rank
             os.unlink(path)
         listening.bind(path)
         listening.listen()
     except OSError:
-        listening.close()  # a hang is named without numbers then
+        listening.close()
         return
     threading.Thread(target=answer_questions, args=(listening,), name="elasticctl-collectives", daemon=True).start()
 
 
 def answer_questions(listening: socket.socket) -> None:
-    """Answer with a line of JSON for each flight recorder that torch has; nothing where there is none."""
+    """Answer each connection with one line of JSON for each flight recorder that torch has."""
     while True:
         connected, _ = listening.accept()
         c10d = sys.modules.get("torch._C._distributed_c10d")
-        with connected, contextlib.suppress(Exception):  # whoever asked does without
+        with connected, contextlib.suppress(Exception):  # the caller gets no answer then
             for name in DUMPS:
                 if hasattr(c10d, name):
-                    dump = getattr(c10d, name)(True, True)  # collectives, of which only those that have not ended
+                    dump = getattr(c10d, name)(True, True)  # include collectives; only those that have not ended
                     connected.sendall((dump if isinstance(dump, bytes) else dump.encode()) + b"\n")
 
 
 def run_script(argv: list[str]) -> None:
-    """Do what `python ARGV...` does; argv is a script or `-m MODULE`, and its arguments."""
+    """Run `argv` as `python ARGV...` does: a script or `-m MODULE`, with its arguments."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
         prepend_to_path(os.getcwd())
@@ -189,13 +194,13 @@ def errors_without_us() -> Iterator[None]:
 
 
 def prepend_to_path(folder: str) -> None:
-    """Let the program import what lies beside it, as the interpreter would have."""
+    """Put `folder` first in `sys.path`, as the interpreter does for a script, unless it was started with -P or -I."""
     if not is_path_safe():
         sys.path.insert(0, folder)
 
 
 def is_path_safe() -> bool:
-    """True if the interpreter was started with -P or -I, and adds no folder by itself; Python 3.10 has no -P."""
+    """True if the interpreter was started with -P or -I and adds no folder to `sys.path`. Python 3.10 has no -P."""
     return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 

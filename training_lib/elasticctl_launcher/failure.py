@@ -1,7 +1,7 @@
-"""Why a worker ended with an error, and who looks to blame: the launcher leaves this behind for the controller.
+"""Why a worker ended with an error, as the launcher reports it to the controller.
 
-The controller reads it as `elasticctl.api.status.RankFailure` from the pod's termination message, which outlives the
-pod's processes and needs no service that is up at the time.
+The controller reads it as `elasticctl.api.status.RankFailure` from the pod's termination message. That outlives the
+pod's processes, and writing it needs no service.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ TERMINATED = "it got SIGTERM, not from its launcher, and ended with exit code 0"
 STUCK_EXIT_CODE = 1
 TERMINATION_LOG = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096
-"""Kubernetes' limit of a termination message."""
+"""Kubernetes' limit for a termination message."""
 
 MAX_LINES = 20
-"""How many of the last lines belong to a failure."""
+"""How many of the last lines of output a failure includes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
     """How a worker failed.
 
-    `verdict` is the launcher's guess until the service has decided. `exit_code` is the launcher's own, 1 to 255: a
-    failure never looks like a success. Raises ValueError for any other. `permanent`: starting again cannot help.
-    `stopping`: the rank ended while it was being stopped, and not by that. `stays`: no rank has ended, and the worker
-    may go on in its processes. `ended_at` is of time.monotonic.
+    `verdict` is the launcher's guess until the service has decided. `exit_code` is the launcher's own, from 1 to 255,
+    so that a failure never looks like a success. `permanent`: another try cannot help. `stopping`: the rank ended while
+    it was being stopped, but not because of that. `stays`: no rank has ended, and the worker may continue in its
+    processes. `ended_at` is a time of `time.monotonic`.
+
+    Raises ValueError for an exit code outside of 1 to 255.
     """
 
     verdict: str
@@ -63,13 +65,16 @@ class WorkerFailure:
 
     @classmethod
     def of_rank(cls, worker: str, generation: int, rank: Rank, error_file: str = "") -> WorkerFailure:
-        """A rank that ended with an exit code other than 0. torch's `@record`, if used, writes to `error_file`."""
+        """The failure of a rank that ended with an exit code other than 0.
+
+        `error_file` is the file that torch's `@record` writes, if the script uses it.
+        """
         code = rank.code if rank.code is not None else 1
         lines = tuple(rank.last_lines)
         final = find_final_exception(lines)
         error = _read_error_file(error_file) or (final.line if final else last_error_line(lines))
         if code == -signal.SIGKILL:
-            verdict, error = KILLED, OUT_OF_MEMORY if rank.exhausted_memory else ""  # its last line tells nothing
+            verdict, error = KILLED, OUT_OF_MEMORY if rank.exhausted_memory else ""  # its last line is unrelated
         elif code in (1, -signal.SIGABRT) and final is not None and final.is_of_peers:
             verdict = COLLATERAL
         else:
@@ -90,10 +95,10 @@ class WorkerFailure:
 
     @classmethod
     def of_stopped(cls, worker: str, generation: int, ranks: Sequence[Rank]) -> WorkerFailure | None:
-        """The first of `ranks`, which have been stopped, that ended by itself and not by that; None if none did.
+        """The failure of the first of the stopped `ranks` that ended by itself; None if none did.
 
-        A rank's answer to SIGTERM may be any exit code. So one that ended after it counts only if an exception or a
-        signal that nobody here sent ended it.
+        A rank may respond to SIGTERM with any exit code. A rank that ended after SIGTERM therefore counts only if it
+        ended because of an exception, or a signal that the launcher did not send.
         """
         failed = (cls.of_rank(worker, generation, rank) for rank in ranks if _ended_by_itself(rank))
         return min(failed, key=lambda failure: failure.verdict == COLLATERAL, default=None)
@@ -109,38 +114,38 @@ class WorkerFailure:
 
     @classmethod
     def of_sigterm(cls, worker: str, generation: int, why: str = "") -> WorkerFailure:
-        """The launcher got SIGTERM, or notice that its machine will be reclaimed (`why`)."""
+        """The launcher got SIGTERM, or a notice that its machine will be reclaimed (`why`)."""
         return cls(PREEMPTED, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM", error=why)
 
     @classmethod
     def of_lost_peers(cls, worker: str, generation: int, why: str) -> WorkerFailure:
-        """A rank that stays in its process has lost the connection to others: `why` is what broke."""
+        """A rank that stays in its process has lost its connection to other ranks; `why` is the error."""
         return cls(COLLATERAL, worker, generation, 1, error=why, stays=True)
 
     @classmethod
     def of_suspended(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
-        """A rank is alive, but was stopped from outside and holds up the group."""
+        """A rank is alive, but it was stopped from outside and holds up the group."""
         error = f"rank {rank.rank} was stopped (SIGSTOP) and held up the group"
         return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, _last_of(rank))
 
     @classmethod
     def of_hang(cls, worker: str, generation: int, hang: Hang) -> WorkerFailure:
-        """Nothing in the group moves; the rank that the others wait for is named, if it is one of this worker's."""
+        """Nothing in the group moves. Names the rank that the others wait for, if it is on this worker."""
         verdict = COLLATERAL if hang.of_peers else APPLICATION
         return cls(verdict, worker, generation, STUCK_EXIT_CODE, hang.culprit, "", hang.describe(), hang.stack)
 
     def explains_more_than(self, other: WorkerFailure) -> bool:
-        """True if this is an end for a reason of its own, and `other` may be the consequence of any."""
+        """True if this end has a cause of its own, and `other` may be a consequence of another end."""
         return self.verdict != COLLATERAL and other.verdict == COLLATERAL
 
     def describe(self) -> str:
-        """One line: the signal or exit code, and the error."""
+        """Return one line: the signal or exit code, and the error."""
         how = f"killed by {self.signal}" if self.signal else f"exit code {self.exit_code}"
         how = "a peer was lost" if self.stays else "" if self.error.startswith(GROUP_HANGS) else how
         return ": ".join(filter(None, (how, self.error)))
 
     def to_report(self) -> dict[str, Any]:
-        """The body of the request that tells the service, without who sends it."""
+        """Return the body of the request that reports the failure to the service, without the sender."""
         return {
             "generation": self.generation,
             "of_peers": self.verdict == COLLATERAL,
@@ -158,7 +163,7 @@ class WorkerFailure:
         }
 
     def to_message(self) -> str:
-        """JSON of at most `MAX_MESSAGE_BYTES`: drops the oldest lines until it fits."""
+        """Return JSON of at most `MAX_MESSAGE_BYTES`; the oldest lines are dropped until it fits."""
         lines = list(self.last_lines)
         while True:
             data = {
@@ -181,7 +186,7 @@ class WorkerFailure:
     def write(self, path: str = "") -> None:
         """Write the message to `path`, $ELASTICCTL_TERMINATION_LOG or Kubernetes' default path, if that exists.
 
-        Where it cannot be written, because the disk is full, say, the exit code has to tell enough.
+        If it cannot be written, for example because the disk is full, the exit code is all that the controller learns.
         """
         target = Path(path or os.environ.get("ELASTICCTL_TERMINATION_LOG", TERMINATION_LOG))
         with contextlib.suppress(OSError):

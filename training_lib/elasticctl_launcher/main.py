@@ -2,8 +2,8 @@
 
     elasticctl-launch --nproc-per-node 4 -- python train.py --epochs 90
 
-The script's environment is torchrun's. Which job this is, who the worker is and where the rendezvous service answers
-comes from the `ELASTICCTL_*` variables that the controller gives every worker.
+The ranks get the same environment variables as under torchrun. The launcher reads the job, the worker's identity and
+the address of the rendezvous service from the `ELASTICCTL_*` variables, which the controller sets in every worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the launcher; returns the worker's exit code: 0, the failed rank's, or 143 after SIGTERM."""
+    """Run the launcher; return the worker's exit code.
+
+    The exit code is 0 on success, 143 after SIGTERM or a spot notice, 2 for wrong usage, and otherwise that of the rank
+    that failed.
+    """
     options = _parser().parse_args(argv)
     if options.stacks:
         sys.stdout.write(json.dumps(look_at_ranks(os.environ.get(POD_VARIABLE, ""))) + "\n")
@@ -82,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
                 command = setup.translate(command)
             run = _take_commands if options.launcher else _train
             return run(command, options, output, heartbeat, uploads.hurry)
-        except (TrainError, OSError) as error:  # such as no room for a folder
+        except (TrainError, OSError) as error:  # for example, the disk is full
             output.print_message(str(error))
             WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
@@ -95,10 +99,10 @@ def _train(
     heartbeat: Heartbeat,
     on_sigterm: Callable[[], None],
 ) -> int:
-    """Run the ranks until the worker ends; returns its exit code. `on_sigterm` is called from the signal's handler."""
+    """Run the ranks until the worker ends; return its exit code. The SIGTERM handler calls `on_sigterm`."""
     starter = RankStarter(command, shared_environment(), modules_to_preload(options.preload, command))
     starter.warm(options.nproc_per_node)
-    # Imported here: usage errors are reported, and the spares' own import has begun, before the seconds torch takes.
+    # Importing torch takes seconds: usage errors are reported and the spares' imports are started before that.
     with imports_that_stay():
         from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -121,7 +125,7 @@ def _train(
         on_sigterm()
         agent.terminate()
 
-    _heed_signs_of_the_end(options, terminate, agent.give_notice)
+    _watch_for_termination(options, terminate, agent.give_notice)
     reaper = OrphanReaper(agent.own_pids)
     reaper.start()
     usage = UsageWatch(agent.note_usage, agent.step_times, alone=not is_local(heartbeat.client))
@@ -138,7 +142,7 @@ def _train(
             why = str(error)
         if failure is None:
             failure = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, EXIT_FAILED, error=why)
-        failure.write()  # first: a worker that has to go may be killed during what follows
+        failure.write()  # first, because a worker with notice may be killed during the cleanup
         return failure.exit_code
 
 
@@ -149,7 +153,7 @@ def _take_commands(
     heartbeat: Heartbeat,
     on_sigterm: Callable[[], None],
 ) -> int:
-    """Like `_train`, in the launcher role."""
+    """Run this worker in the launcher role; see `_train` for the arguments and the return value."""
     from elasticctl_launcher.peers.wire import read_peer_key
     from elasticctl_launcher.rendezvous import handler_from_environment
     from elasticctl_launcher.role.commands import CommandServer
@@ -171,7 +175,7 @@ def _take_commands(
             on_sigterm()
             role.terminate()
 
-        _heed_signs_of_the_end(options, terminate, lambda notice: os.kill(os.getpid(), signal.SIGTERM))
+        _watch_for_termination(options, terminate, lambda notice: os.kill(os.getpid(), signal.SIGTERM))
         reaper = OrphanReaper(role.own_pids)
         reaper.start()
         stack.enter_context(contextlib.closing(reaper))
@@ -183,14 +187,14 @@ def _take_commands(
 
 
 def is_local(client: ServiceClient) -> bool:
-    """Is this a worker of the local cluster, which shares its machine with all others?"""
+    """Return True on the local cluster, where all workers share one machine."""
     return client.endpoint.startswith("unix:")
 
 
-def _heed_signs_of_the_end(
+def _watch_for_termination(
     options: argparse.Namespace, terminate: Callable[[], None], on_notice: Callable[[spot_notice.SpotNotice], None]
 ) -> None:
-    """Have SIGTERM and SIGINT call `terminate`, and the cloud's notice, if it is watched for, `on_notice`."""
+    """Call `terminate` on SIGTERM and SIGINT, and `on_notice` on a spot notice if the options ask to watch for one."""
     handle_signals(lambda number, frame: terminate())
     if options.notice != spot_notice.OFF:
         source = spot_notice.make_source(options.notice, options.metadata_url)
@@ -198,12 +202,16 @@ def _heed_signs_of_the_end(
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Install `handler` for SIGTERM and SIGINT; call this from the main thread."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
 
 
 def _leave_early(number: int, frame: FrameType | None) -> None:
-    """End at once on SIGTERM before there is a group to leave. The kernel would not end the first process for it."""
+    """Exit at once on SIGTERM while there is no group to leave.
+
+    Without a handler, the kernel would ignore SIGTERM for the first process of a container.
+    """
     failure = WorkerFailure.of_sigterm(_worker(), 0)
     failure.write()
     sys.exit(failure.exit_code)
@@ -214,7 +222,7 @@ def _worker() -> str:
 
 
 def modules_to_preload(choice: str, command: list[str]) -> list[str]:
-    """The modules that a spare imports; see --preload."""
+    """Return the modules that a spare imports for `choice`, the value of --preload."""
     if choice == "none":
         return []
     if choice != "auto":
@@ -222,7 +230,7 @@ def modules_to_preload(choice: str, command: list[str]) -> list[str]:
     python = PythonCommand.parse(command)
     return [
         "torch",
-        "torch._dynamo",  # imported by torch at the first use of an optimizer; it takes as long as torch itself
+        "torch._dynamo",  # torch imports it when an optimizer is first used; this takes as long as importing torch
         "elasticctl_train.run",
         *storage.modules(os.environ.get("ELASTICCTL_STORAGE", "")),
         *(installed_imports(python.argv[0]) if python else []),
@@ -249,16 +257,16 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or None,
         metavar="S",
-        help="seconds for which nothing in the group may move (no step, no output, no change of a rank's stack, no CPU "
-        "or disk use) before it restarts from the last checkpoint; 0: no limit; by default ten times the longest that "
-        "this job itself has taken, and only if the ranks are proved to stand still",
+        help="seconds without any progress in the group (no step, no output, no change in a rank's stack, no CPU or "
+        "disk use) before it restarts from the last checkpoint; 0: no limit; by default ten times the longest that the "
+        "same phase has taken in this job, and only if the ranks are proved to stand still",
     )
     parser.add_argument(
         "--preload",
         default="auto",
         metavar="MODULES",
-        help="what a warm spare process per rank imports in advance, so that a restart is fast: module names separated "
-        "by commas; 'auto': torch and the installed packages that the script imports; 'none': no spares",
+        help="modules that a warm spare of each rank imports in advance to speed up restarts: names separated by "
+        "commas; 'auto': torch and the installed packages that the script imports; 'none': no spares",
     )
     parser.add_argument(
         "--notice",
@@ -279,18 +287,19 @@ def _parser() -> argparse.ArgumentParser:
         type=_one_of(*worker_output.CHOICES),
         default=os.environ.get("ELASTICCTL_LOG_UPLOAD") or worker_output.AUTO,
         metavar="WHEN",
-        help="whether to store the log in the job's storage too, where it outlives this machine: on, off, or auto, "
-        "which is on unless the storage is a folder on this machine's local cluster",
+        help="whether to copy the log to the job's storage, where it outlives this machine: on, off, or auto, which is "
+        "on unless the job runs on the local cluster and its storage is a folder",
     )
     parser.add_argument(
         "--launcher",
         action="store_true",
-        help="run the command on one worker only: it starts the others' processes itself, like mpirun and horovodrun",
+        help="run the command on one worker only, because it starts the processes on the other workers itself, as "
+        "mpirun and horovodrun do",
     )
     parser.add_argument(
         "--stacks",
         action="store_true",
-        help="run nothing, but print the Python stacks of the ranks of this worker, as JSON",
+        help="print the Python stacks of this worker's ranks as JSON, and exit",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser
@@ -299,16 +308,19 @@ def _parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
-    """An argument's type; unlike argparse's `choices` it also checks a default from the environment."""
+    """Return an argument type that accepts `choices`.
+
+    Unlike argparse's own `choices`, it also checks a default that comes from the environment.
+    """
 
     def check(text: str) -> str:
         if text not in choices:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
         return text
 
     return check

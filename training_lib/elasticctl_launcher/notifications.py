@@ -1,4 +1,4 @@
-"""What the agent's main thread is told by its other threads, by signals and by the rendezvous service."""
+"""What other threads, signal handlers and the rendezvous service report to the agent's main thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticctl_launcher.states import LauncherEvent
 
 @dataclass(frozen=True, slots=True)
 class SigtermReceived:
-    """This process got SIGTERM, or word that it has to go."""
+    """This process got SIGTERM, or a notice that its worker has to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RankDrained:
 
 @dataclass(frozen=True, slots=True)
 class RankLostPeers:
-    """A rank that can stay in its process has lost the connection to others."""
+    """A rank that can stay in its process has lost its connection to other ranks; `why` is the error."""
 
     generation: int
     why: str
@@ -40,7 +40,7 @@ class RankLostPeers:
 
 @dataclass(frozen=True, slots=True)
 class RankDeclined:
-    """A rank that could have stayed in its process has to be started again."""
+    """A rank that could have stayed in its process has to be restarted, because of `why`."""
 
     generation: int
     why: str
@@ -48,9 +48,9 @@ class RankDeclined:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDone:
-    """A rank has made its last step; what its script does after that, an export or a test, may take long.
+    """A rank has made its last step. Its script may continue for long, for example with an export or a test.
 
-    Not `is_over`: its script has begun another training then.
+    If `is_over` is False, its script has since begun another training.
     """
 
     generation: int
@@ -59,7 +59,7 @@ class TrainingDone:
 
 @dataclass(frozen=True, slots=True)
 class RanksStandStill:
-    """The ranks have not moved for so long that it is told (`still`), or move again. It ends nothing."""
+    """The ranks have not moved for so long that it is reported (`still`), or they move again; no generation ends."""
 
     generation: int
     still: bool
@@ -74,8 +74,10 @@ class RanksHung:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAnnounced:
-    """The rendezvous service says that the group has changed (GENERATION_STALE) or will (DRAIN_REQUESTED), or that this
-    worker has to go now (LEAVE_DUE).
+    """The rendezvous service reports a change.
+
+    The group has changed (GENERATION_STALE) or is about to (DRAIN_REQUESTED), or this worker has to leave now
+    (LEAVE_DUE).
     """
 
     generation: int

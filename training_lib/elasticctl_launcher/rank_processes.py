@@ -1,7 +1,7 @@
-"""The training processes of one worker: start, watch, read and stop them.
+"""The training processes of one worker: start, watch and stop them, and read their output.
 
-Each rank runs in a session of its own, and the kernel kills it when the launcher dies, so that a launcher that is
-killed outright leaves no process behind.
+Each rank runs in its own session. The kernel kills it when the launcher dies, so a launcher that is killed with SIGKILL
+leaves no ranks behind.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.system import MemoryKills
 
 LAST_LINES = 400
-"""What is kept of a rank's output to find out why it ended: C++ prints dozens of frames after the error itself."""
+"""How many lines of a rank's output are kept to find out why it ended: C++ prints dozens of frames after the error."""
 KILL_WAIT_S = 10.0
-"""How long the next generation waits for a process that has been killed: one in uninterruptible sleep (a hung disk, a
-driver that waits for its GPU) ends when the kernel lets it, and holds up nobody until then."""
+"""How long to wait for a process after SIGKILL. A process in uninterruptible sleep (a hung disk, a driver that waits
+for its GPU) ends only when the kernel releases it; the next generation does not wait for that.
+"""
 STOPPED_S = 0.5
-"""How long a rank that is found stopped has to stay so to count as suspended: a profiler such as py-spy stops it for a
-few milliseconds, a hundred times a second."""
+"""How long a stopped rank has to stay stopped to count as suspended: a profiler such as py-spy stops it for a few
+milliseconds, a hundred times a second."""
 LOOK_S = 0.02
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Rank:
-    """One training process. `code` is Popen's return code: negative for a signal, None while it runs.
+    """One training process.
 
     `ended_at` is of time.monotonic. `signals` are those that the launcher has sent it, `exhausted_memory` says that the
     kernel killed a process of this worker for memory while it ran, `terminated` that it ended with exit code 0 after a
@@ -59,7 +60,7 @@ class Rank:
 
     @property
     def ended_unasked(self) -> bool:
-        """True if it ended before the launcher sent it any signal."""
+        """True if the process ended before the launcher sent it any signal."""
         return self.code is not None and not self.signals
 
 
@@ -84,7 +85,7 @@ class RankGroup:
         self.ranks: list[Rank] = []
 
     def start(self, environments: Sequence[tuple[int, Mapping[str, str]]]) -> None:
-        """Start one process per (global rank, environment), from the main thread."""
+        """Start one process for each (global rank, environment), from the main thread. Raises OSError."""
         self._killed_before = self._memory.count()
         for local_rank, (global_rank, environment) in enumerate(environments):
             rank = Rank(local_rank, global_rank, self._starter.start(environment))
@@ -95,16 +96,16 @@ class RankGroup:
             rank.waiter.start()
 
     def renumber(self, global_ranks: Sequence[int]) -> None:
-        """The same processes are other ranks, of the next generation."""
+        """Give the running processes their global ranks in the next generation, in order of local rank."""
         for rank, number in zip(self.ranks, global_ranks, strict=True):
             rank.rank = number
-            rank.last_lines.clear()  # what they said of the last one explains nothing in the next
+            rank.last_lines.clear()  # output of the last generation explains no failure of the next
             rank.signals = ()
 
     def suspended(self) -> list[Rank]:
-        """Ranks that were stopped from outside (SIGSTOP, a debugger): alive, but they will not move by themselves.
+        """Return the ranks that were stopped from outside (SIGSTOP, a debugger) and will not continue by themselves.
 
-        Takes up to `STOPPED_S` if there seem to be any.
+        Takes up to `STOPPED_S` seconds if there seem to be any.
         """
         found = [(rank, _stop_of(rank.process.pid)) for rank in self.ranks if rank.code is None]
         stopped = [(rank, stop) for rank, stop in found if stop]
@@ -115,14 +116,14 @@ class RankGroup:
         return [rank for rank, _ in stopped]
 
     def stop(self, grace_s: float, *, peers_ended: bool = False) -> list[Rank]:
-        """Send SIGTERM to every rank, and SIGKILL to what is left of them after `grace_s`; returns when all are gone.
+        """Send SIGTERM to every rank, and SIGKILL to their sessions after `grace_s`; return once all have ended.
 
-        Returns the ranks in the order in which they ended, those first that had ended before. A rank that does not end
-        within `KILL_WAIT_S` of SIGKILL is left behind, with a word in the log; its `code` stays None. Where
-        `peers_ended`, what broken connections have ended is told of in one line.
+        Returns the ranks in the order in which they ended. A rank that does not end within `KILL_WAIT_S` of SIGKILL is
+        left behind with a warning, and its `code` stays None. If `peers_ended` is set, an error about broken
+        connections is logged in one line instead of a traceback.
         """
         if self.suspended():
-            grace_s = 0.0  # they would not notice
+            grace_s = 0.0  # a stopped process does not handle SIGTERM
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         for rank in self.ranks:
@@ -132,7 +133,7 @@ class RankGroup:
         for rank in self.ranks:
             if not _wait(rank, deadline - time.monotonic()):
                 log.warning(
-                    "rank %d (pid %d) does not end though it was killed: the kernel holds it. Going on without it",
+                    "rank %d (pid %d) is still there after SIGKILL, held by the kernel: continuing without it",
                     rank.rank,
                     rank.process.pid,
                 )
@@ -145,11 +146,11 @@ class RankGroup:
         return sorted(stopped, key=lambda rank: float("inf") if rank.ended_at is None else rank.ended_at)
 
     def own_pids(self) -> set[int]:
-        """The processes of the ranks."""
+        """Return the process ids of the ranks."""
         return {rank.process.pid for rank in self.ranks}
 
     def _signal(self, number: int) -> None:
-        """Send a signal to every rank that runs, SIGKILL to all that a rank has started in its session too."""
+        """Send a signal to every running rank; SIGKILL also goes to everything else in the ranks' sessions."""
         for rank in self.ranks:
             if rank.process.poll() is None:
                 rank.signals += (number,)
@@ -164,7 +165,7 @@ class RankGroup:
             self._on_line(rank.rank, f"[rank{rank.rank}] {line}" if is_one_of_several else line)
 
         def note_line(line: str) -> None:
-            if not line.endswith("\r"):  # a progress bar on its way
+            if not line.endswith("\r"):  # an intermediate state of a progress bar
                 rank.last_lines.append(line)
 
         return LastWords(note_line, print_line, reword=self._reword)
@@ -173,7 +174,7 @@ class RankGroup:
         code = rank.process.wait()
         rank.ended_at = time.monotonic()
         if rank.output is not None:
-            rank.output.drain()  # its last lines belong in the failure
+            rank.output.drain()  # its last lines are part of the failure
         if code == -signal.SIGKILL:
             rank.exhausted_memory = self._memory.count() > self._killed_before
         rank.code = code
@@ -181,15 +182,17 @@ class RankGroup:
 
 
 def _wait(rank: Rank, timeout_s: float) -> bool:
-    """Wait until the rank has ended and its last lines are read; False if it has not ended within `timeout_s`."""
+    """Wait until the rank has ended and its last lines have been read; return False after `timeout_s`."""
     if rank.waiter is not None:
         rank.waiter.join(max(0.0, timeout_s))
     return rank.code is not None
 
 
 def _stop_of(pid: int) -> tuple[str, ...]:
-    """Of a process in state T or t, what is the same for as long as it does not move; empty for others, and where /proc
-    does not tell."""
+    """Counters of a process in state T or t, which stay the same while it does not run.
+
+    Empty for a process in another state, and where there is no /proc.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,11 +1,11 @@
-"""What the ranks report: received by the launcher and forwarded to the rendezvous service.
+"""Receives the ranks' reports and forwards them to the rendezvous service.
 
-That happens twice a second, or as often as the service wants to hear from one of so many workers. Ranks send datagrams
-and never wait (`elasticctl_train.progress`). Of many progress reports only the furthest is forwarded; what a status
-must not miss (first step, resume, commit) is sent at once.
+Ranks send datagrams and never wait (`elasticctl_train.progress`). Reports are forwarded twice a second, or less often
+if the service asks for that because it has many workers. Of several progress reports only the furthest is forwarded.
+Reports that must not be lost (first step, resume, commit) are forwarded at once.
 
-In the other direction there is one message only: a file whose appearance asks the ranks of a generation to drain. A
-rank that has drained reports `drained`. That report is not forwarded, and neither is `finished`.
+In the other direction there is only one message: a file that appears to ask the ranks of a generation to drain. A rank
+that has drained reports `drained`. That report and `finished` are not forwarded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elasticctl_launcher.service.client import ServiceAway, ServiceClient, Servi
 
 FLUSH_S = 0.5
 TIMEOUT_S, LAST_TIMEOUT_S = 5.0, 1.0
-"""How long the service may take to answer: a worker that trains, and one that is about to end."""
+"""How long the service may take to answer: while the worker trains, and when it is about to end."""
 MAX_DATAGRAM_BYTES = 65_536
 MAX_PENDING = 200
 
@@ -31,14 +31,18 @@ log = logging.getLogger(__name__)
 
 
 class RankReports:
-    """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
+    """Receives datagrams at `path`, a socket in `folder`, until `close`; forwards them to the service from a thread.
 
-    These are called from a thread: `on_drained(generation, rank)`; `on_finished(generation, is_over)`, once a rank has
-    made its last step, or if it begins another training then; `on_metrics(rows)`, with values as lines of JSON;
-    `on_report(message)`, for each other report; `on_times(generation, rank, times)`, with where the time of a rank
-    went, which is not forwarded as it is.
-    `newest_generation` is the newest generation whose ranks have reported anything, which shows that the script uses
-    the training library; `finished_generation` is the newest whose ranks have made their last step.
+    `on_drained(generation, rank)`: a rank has drained. `on_finished(generation, is_over)`: a rank has made its last
+    step, or, if `is_over` is False, has begun another training after that. `on_metrics(rows)`: metrics, as lines of
+    JSON. `on_times(generation, rank, times)`: where a rank spent its time; not forwarded in this form.
+    `on_report(message)`: any report except metrics. All of them are called from a thread.
+
+    `newest_generation` is the newest generation whose ranks have reported anything, which proves that the script uses
+    the training library. `finished_generation` is the newest generation whose ranks have made their last step. Both are
+    -1 if there is none.
+
+    Raises OSError if the socket cannot be created.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
@@ -67,20 +71,20 @@ class RankReports:
             threading.Thread(target=work, name=f"reports{work.__name__}", daemon=True).start()
 
     def error_file(self, generation: int, rank: int) -> str:
-        """The file that torch's `@record` writes the exception of a rank to."""
+        """Return the path of the file in which torch's `@record` stores the exception of a rank."""
         return os.path.join(self._folder, f"error-{generation}-{rank}.json")
 
     def notice_file(self, generation: int) -> str:
-        """The file that asks the ranks of a generation to agree on a step, commit it and stop."""
+        """Return the path of the file that asks the ranks of a generation to agree on a step, commit it and stop."""
         return os.path.join(self._folder, f"notice-{generation}")
 
     def flush(self) -> None:
-        """Send what is pending, before ranks are stopped; does nothing if the service was away a moment ago."""
+        """Send pending reports before the ranks are stopped. Does nothing if the service was away at the last try."""
         if not self._is_away:
             self._send(LAST_TIMEOUT_S)
 
     def _send(self, patience_s: float) -> None:
-        """Send what is pending. It stays pending if the service is away."""
+        """Send pending reports. If the service is away, they stay pending."""
         if not self._sending.acquire(timeout=patience_s):
             return
         try:
@@ -107,10 +111,10 @@ class RankReports:
             self._sending.release()
 
     def close(self) -> None:
-        """Send what is left and stop listening."""
+        """Send pending reports and stop listening."""
         self._closed = True
         self._wake.set()
-        self._send(LAST_TIMEOUT_S)  # the last chance, even if it was away a moment ago
+        self._send(LAST_TIMEOUT_S)  # the last chance, even if the service was away at the last try
         self._socket.close()
 
     def _receive(self) -> None:
@@ -157,17 +161,19 @@ class RankReports:
                 self._wake.set()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Forward a message of the launcher itself, at once; from any thread."""
+        """Forward a message of the launcher itself at once; may be called from any thread."""
         with self._lock:
             self._add(message)
 
     def note_usage(self, message: dict[str, Any]) -> None:
-        """Forward what the worker uses with the next report; only the newest counts. From any thread."""
+        """Send the worker's use of its machine with the next report. Only the newest is kept. May be called from any
+        thread.
+        """
         with self._lock:
             self._usage = message
 
     def _add(self, message: dict[str, Any]) -> None:
-        """Forward it at once; called with the lock held."""
+        """Queue a message to be forwarded at once. The caller holds the lock."""
         self._pending.append(message)
         del self._pending[:-MAX_PENDING]
         self._wake.set()
@@ -180,9 +186,9 @@ class RankReports:
 
 
 def _merge_progress(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The further of two progress reports (the first, of two alike), with the other's metrics where it has none.
+    """The further of two progress reports (the first if they are equal), with metrics of the other that it lacks.
 
-    Only some steps come with metrics: if the newest has none, those of the step before are the newest.
+    Only some steps have metrics. If the newest step has none, those of the step before are still the newest.
     """
     if first is None or second is None:
         return first or second

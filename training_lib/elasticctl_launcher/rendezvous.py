@@ -1,11 +1,11 @@
 """The rendezvous backend `elasticctl` for torch.distributed.elastic.
 
-The launcher uses `ServiceRendezvous` directly, and stock `torchrun --rdzv-backend=elasticctl` through the entry point
-group `torchrun.handlers`. The service decides who is in the group. The c10d store of a generation is a new TCPStore in
-the agent of group rank 0, so it has no keys of an older generation, and no training process hosts it.
+The launcher uses `ServiceRendezvous` directly; stock `torchrun --rdzv-backend=elasticctl` finds it through the entry
+point group `torchrun.handlers`. The service decides who is in the group. Each generation has its own c10d store, a new
+TCPStore in the agent of group rank 0. It therefore has no keys of an older generation, and it outlives the ranks.
 
-Nothing here gives up on a platform that is away. Only an answer of the service ends a wait, a limit that the user has
-set, or SIGTERM.
+The launcher waits without a limit while the service is away. A wait ends only with an answer of the service, a limit
+that the user has set, or SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from elasticctl_launcher.store_connection import connect_to_store
 
 NOT_A_MEMBER, JOB_OVER = 409, 410
 UNKNOWN_JOB_S = 30.0
-"""How long a service that has just started may not know its jobs and their workers yet."""
+"""How long a service that has just started may not yet know its jobs and their workers."""
 STORE_TIMEOUT = timedelta(seconds=60)
-"""Of single operations on a store that has answered before; the launcher makes none while ranks run."""
+"""The timeout of a single operation on a store that has answered before. The launcher makes none while ranks run."""
 USE_LIBUV = torch.__version__ >= "2.8"
-"""That of torch 2.6 refuses a socket that listens already; the store from before libuv takes one."""
+"""torch's libuv store before 2.8 does not accept a socket that already listens; its older store does."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,10 @@ class GroupFinished(RendezvousGracefulExitError):
 
 
 class RanksWanted(RendezvousGracefulExitError):
-    """The group, of so many `others`, does not wait for this worker: it is to start its ranks, and join then."""
+    """The group does not wait for this worker, which must start its ranks before it joins.
+
+    `others` is the number of ranks on the other workers.
+    """
 
     def __init__(self, others: int) -> None:
         super().__init__("the ranks of this worker have to be started first")
@@ -70,12 +73,12 @@ class RanksWanted(RendezvousGracefulExitError):
 
 
 class WorkerRemoved(RendezvousClosedError):
-    """The job is over, or this worker is no longer part of it. That is nobody's failure."""
+    """The job is over, or this worker is no longer part of it. This does not count as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """This agent as the service knows it: the pod's uid and name, the host of its store, and its number of ranks."""
+    """This agent, as the service knows it: the pod's uid and name, the host of its store, and its number of ranks."""
 
     uid: str
     name: str
@@ -86,17 +89,18 @@ class WorkerIdentity:
 class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
-    `failed()` are the reports of failures after which this worker was told to start again: a service that was
-    restarted before it could store them would not know. `prepared`: this worker's ranks have been started
-    already, or need not; a caller that sets it to False handles RanksWanted. `stays()`: those of its last
-    generation can go on in their processes, and need no start. `serves_commands`: it has none, but runs what
-    another worker tells it, so no change of the group stops anything.
+    `join_timeout_s` limits the wait for a group in seconds; 0: no limit. `heartbeat`, if given, reports what the
+    launcher does.
 
-    `join_timeout_s` limits the wait for a group; 0: none. `heartbeat`, if any, says what the launcher does.
+    The caller may set these attributes. `prepared`: the worker's ranks have been started already, or need not be; a
+    caller that sets it to False has to handle RanksWanted. `stays()`: the ranks of the last generation can continue in
+    their processes. `serves_commands`: the worker has no ranks and runs commands of another worker, so a change of the
+    group stops nothing here. `failed()`: reports of the failures after which this worker was told to restart, for a
+    service that was restarted before it stored them.
 
-    `on_stale(generation)` and `on_drain(generation)` are called from a thread when that generation is over, or is to
-    drain, `on_leave(generation)` instead of the latter where this worker is not to join again. Without `on_drain`
-    (stock torchrun) a generation that is to drain is over at once.
+    `on_stale(generation)` is called from a thread when the generation is over, `on_drain(generation)` when it has to
+    drain, and `on_leave(generation)` instead if this worker is not to join again. If `on_drain` is not set (stock
+    torchrun), a generation that has to drain is over at once.
     """
 
     def __init__(
@@ -126,19 +130,19 @@ class ServiceRendezvous(RendezvousHandler):
         self._closed = False
 
     def get_backend(self) -> str:
-        """The backend's name."""
+        """Return the backend's name."""
         return "elasticctl"
 
     @property
     def use_agent_store(self) -> bool:
-        """True: ranks connect to the agent's store as clients."""
+        """True: the ranks connect to the agent's store as clients."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next generation; blocks until one has formed and its store can be reached.
+        """Join the next generation; block until it has formed and its store is connected.
 
-        Raises RendezvousTimeoutError (the user's limit), GroupFinished, WorkerRemoved, or RendezvousClosedError (the
-        service refuses this worker for another reason).
+        Raises RendezvousTimeoutError (the user's limit), GroupFinished, RanksWanted, WorkerRemoved,
+        RendezvousClosedError (the service refuses this worker for another reason), or OSError (no port for the store).
         """
         while True:
             server, port = _open_store(self.identity.host)
@@ -158,11 +162,11 @@ class ServiceRendezvous(RendezvousHandler):
         return RendezvousInfo(prefixed, rank, len(self.members), bootstrap)
 
     def join_group(self, port: int) -> None:
-        """Join the next generation with something that listens at `port`, and watch it; blocks until one has formed.
+        """Join the next generation, with a server of this worker at `port`; block until it has formed, then watch it.
 
-        Raises as `next_rendezvous` does.
+        Raises the same errors as `next_rendezvous`.
         """
-        self._watched = -1  # the watcher of the old generation is out of date
+        self._watched = -1  # stops the watcher of the old generation
         self._say(Doing.WAITING)
         world = self._join(port)
         self.members, self.generation = world["members"], world["generation"]
@@ -174,19 +178,19 @@ class ServiceRendezvous(RendezvousHandler):
         return self._closed
 
     def set_closed(self) -> None:
-        """Only for this agent: the service knows by itself when a job is over."""
+        """Close the rendezvous for this agent only; the service itself knows when a job is over."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """1 while a newer generation is opening, else 0."""
+        """Return 1 once this generation is over, else 0."""
         return int(self.stale.is_set())
 
     def get_run_id(self) -> str:
-        """`namespace.job`: torch creates folders of that name."""
+        """Return `namespace.job`, which torch uses as the name of folders."""
         return f"{self.client.namespace}.{self.client.job}"
 
     def shutdown(self) -> bool:
-        """Stop watching."""
+        """Stop watching, and close idle connections to the service."""
         self._watched = -1
         self.client.close()
         return True
@@ -196,7 +200,7 @@ class ServiceRendezvous(RendezvousHandler):
             self.heartbeat.say(doing, self.generation)
 
     def _join(self, port: int) -> Mapping[str, Any]:
-        stays = self.stays()  # a service that was restarted may not know
+        stays = self.stays()  # a restarted service does not know this
         body = {**asdict(self.identity), "port": port, "generation": self.generation}
         body |= {"prepared": self.prepared or stays, "stays": stays}
         body |= {"serves_commands": True} if self.serves_commands else {}
@@ -226,17 +230,17 @@ class ServiceRendezvous(RendezvousHandler):
         raise RendezvousTimeoutError(f"the group did not form within {self._join_timeout_s:.0f} s (--join-timeout)")
 
     def _is_final(self, refusal: ServiceRefused, refused_s: float) -> bool:
-        """True if this worker, refused for `refused_s`, is no longer part of the job.
+        """True if this worker, which has been refused for `refused_s` seconds, is no longer part of the job.
 
-        A worker that the service has never known may be too new for it: the cluster ends it if nobody wants it. Raises
-        RendezvousClosedError for a refusal that has nothing to do with that.
+        A worker that the service has never known may be too new for it; if it is not wanted, the cluster ends it.
+        Raises RendezvousClosedError if the refusal has another reason.
         """
         if refusal.status not in (NOT_A_MEMBER, JOB_OVER):
             raise RendezvousClosedError(str(refusal)) from refusal
         return refused_s > UNKNOWN_JOB_S and (self._is_known or refusal.status == JOB_OVER)
 
     def _watch(self) -> None:
-        """Watch this generation in the background; sets `stale` when it is over."""
+        """Watch this generation in the background; set `stale` when it is over."""
         self.stale.clear()
         generation = self._watched = self.generation
         body = {"uid": self.identity.uid, "generation": generation, "draining": False}
@@ -247,14 +251,14 @@ class ServiceRendezvous(RendezvousHandler):
                 try:
                     answer = self.poll("watch", body)
                 except (ServiceAway, ServiceRefused):
-                    time.sleep(backoff.next_s())  # the service is away or starting: training continues without it
+                    time.sleep(backoff.next_s())  # training continues while the service is away or starts
                     continue
                 backoff.reset()
                 state = answer.get("state")
                 for told in ("members", "failed"):
                     body.pop(told, None)
                 if state == "unknown":
-                    body["members"] = self.members  # only then: some 100 bytes a member, from every agent
+                    body["members"] = self.members  # only now: each agent sends about 100 bytes per member
                     body.update(stays=self.stays(), serves_commands=self.serves_commands, failed=self.failed())
                 if state in ("current", "unknown") or self._watched != generation:
                     continue
@@ -275,7 +279,8 @@ class ServiceRendezvous(RendezvousHandler):
 def create_handler(parameters: RendezvousParameters) -> ServiceRendezvous:
     """Create the handler for `torchrun --rdzv-backend=elasticctl --rdzv-endpoint=HOST:PORT --rdzv-id=NAMESPACE/JOB`.
 
-    The environment that the controller gives every pod (`ELASTICCTL_*`) says which worker this is.
+    The `ELASTICCTL_*` variables, which the controller sets in every pod, identify the worker. Raises
+    RendezvousConnectionError if one is missing.
     """
     missing = [name for name in ("ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_TOKEN_FILE") if not os.environ.get(name)]
     if missing:
@@ -288,14 +293,14 @@ def create_handler(parameters: RendezvousParameters) -> ServiceRendezvous:
 def handler_from_environment(
     client: ServiceClient, slots: int, join_timeout_s: float = 0.0, heartbeat: Heartbeat | None = None
 ) -> ServiceRendezvous:
-    """Create the handler of the worker that the environment describes; raises KeyError for a missing variable."""
+    """Create the handler for the worker that the environment describes. Raises KeyError for a missing variable."""
     uid, name = os.environ["ELASTICCTL_POD_UID"], os.environ.get("ELASTICCTL_WORKER", socket.gethostname())
     identity = WorkerIdentity(uid, name, os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1"), slots)
     return ServiceRendezvous(client, identity, join_timeout_s, heartbeat)
 
 
 def _open_store(host: str) -> tuple[TCPStore, int]:
-    """Start a TCPStore server on a free port of `host` alone, not of every interface; return it and the port."""
+    """Start a TCPStore server on a free port of `host` only, not of all interfaces; return the store and its port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.bind((host, 0))

@@ -1,8 +1,8 @@
 """Run the ranks of one worker, and restart them whenever the group of workers changes.
 
-`Agent` is a torch.distributed.elastic agent with a loop of its own, which goes through the states of `states.py`.
-torch's loop polls for changes, spends its restart budget on the loss of peers and stops ranks with a fixed grace period
-of 30 s. This one waits for events, and the rendezvous service decides what a failure means for the group.
+`Agent` is a torch.distributed.elastic agent with its own loop, which goes through the states in `states.py`. torch's
+loop polls for changes, counts the loss of peers against its restart budget, and stops ranks with a fixed grace period
+of 30 s. This loop waits for events, and the rendezvous service decides what a failure means for the group.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherStat
 from elasticctl_launcher.worker_output import WorkerOutput
 
 SPARE_DELAY_S = 2.0
-"""Spares are started once a generation has run this long, because its own start needs the processor first."""
+"""Spares are started after a generation has run for this long, because its ranks need the CPU while they start."""
 DOING: Mapping[LauncherState, Doing] = {
     LauncherState.PREPARING: Doing.PREPARING,
     LauncherState.RUNNING: Doing.RUNNING,
@@ -61,7 +61,7 @@ DOING: Mapping[LauncherState, Doing] = {
     LauncherState.LEAVING: Doing.STOPPING,
     LauncherState.FAILING: Doing.STOPPING,
 }
-"""What the service is told in each state; the rendezvous itself tells about joining and starting."""
+"""What the launcher reports to the service in each state. The rendezvous reports waiting and starting."""
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +71,10 @@ class Terminated(Exception):
 
 
 class Agent(TorchAgent):
-    """Runs what `starter` starts once per local rank, generation after generation.
+    """Runs one rank per local rank with `starter`, generation after generation.
 
-    What ranks print goes to `output`. When `run` has returned, `state` is a final state, and `failure` says why it is
-    not SUCCEEDED.
+    The ranks' output goes to `output`. After `run` has returned, `state` is a final state; if it is not SUCCEEDED,
+    `failure` says why.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Agent(TorchAgent):
         self.failure: WorkerFailure | None = None
 
     def terminate(self) -> None:
-        """Handle SIGTERM (from the signal handler): leave the group in order, and end."""
+        """Handle SIGTERM, from the signal handler: leave the group in order, and end."""
         is_first, self._got_sigterm = not self._got_sigterm, True
         self._leaving.note_signal()
         self._notifications.put(SigtermReceived())
@@ -110,9 +110,10 @@ class Agent(TorchAgent):
             raise Terminated
 
     def give_notice(self, notice: SpotNotice) -> None:
-        """Have this worker leave as SIGTERM would, and say why; from any thread, to a process that handles SIGTERM.
+        """Make this worker leave as after SIGTERM, and report `notice` as the reason.
 
-        It goes through the signal, because nothing else interrupts the main thread while it waits for a group.
+        This may be called from any thread, in a process that handles SIGTERM. It sends the signal, because nothing else
+        interrupts the main thread while it waits for a group.
         """
         self._leaving.expect(notice)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -122,19 +123,21 @@ class Agent(TorchAgent):
         self._notifications.put(ServiceAnnounced(generation, LauncherEvent.LEAVE_DUE))
 
     def own_pids(self) -> set[int]:
-        """The processes that this agent has started and waits for."""
+        """Return the ids of the processes that this agent has started and waits for."""
         return self._ranks.own_pids()
 
     def step_times(self) -> Mapping[str, float]:
-        """Where the time of the ranks here goes, as shares; from one thread."""
+        """Return the shares of the ranks' time since the last call, as in `StepTimes.shares`; call from one thread
+        only.
+        """
         return self._ranks.step_times.shares()
 
     def note_usage(self, used: Mapping[str, Any]) -> None:
-        """Report what this worker uses of its machine, with what is reported next; from any thread."""
+        """Send this worker's use of its machine with the next report; may be called from any thread."""
         self._ranks.reports.note_usage({"kind": "usage", "uid": self._handler.identity.uid, **used})
 
     def close(self) -> None:
-        """Send the ranks' last reports, stop listening for more, and remove the folders of this launcher."""
+        """Send the ranks' last reports, stop listening, and remove this launcher's folders."""
         self._ranks.close()
 
     # The state machine
@@ -176,20 +179,22 @@ class Agent(TorchAgent):
         return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
 
     def _apply(self, event: LauncherEvent) -> None:
-        """Go to the state that `event` leads to. While ranks run, a SIGTERM that arrived meanwhile counts first."""
+        """Change to the state that `event` leads to. A SIGTERM that arrived meanwhile is applied first, while ranks
+        run.
+        """
         state = self.state
         if self._got_sigterm and state in (LauncherState.RUNNING, LauncherState.DRAINING):
             state = transition(state, LauncherEvent.SIGTERM)
         self.state = transition(state, event)
 
-    # What each state does when it is entered: it returns the event that ends the state, or None to wait for one.
+    # What each state does on entry. Returns the event that ends the state, or None to wait for one.
 
     def _join_group(self) -> LauncherEvent:
         self._sigterm_raises = True
         if self._got_sigterm:
             return LauncherEvent.SIGTERM
         if self._handler.generation == 0:
-            # A newcomer that is not ready would have the others wait for its imports instead of training.
+            # The others would have to wait for the imports of a newcomer that is not ready, instead of training.
             self._starter.wait_until_warm(WARM_S)
         self._handler.prepared = self._is_prepared
         event = LauncherEvent.GROUP_FORMED
@@ -210,7 +215,7 @@ class Agent(TorchAgent):
     def _prepare_ranks(self) -> LauncherEvent:
         """Start the ranks before there is a group for them.
 
-        What they fail of is judged where it can be: they start again in the group, which then waits for them.
+        If they fail here, they start again in the group, which then waits for them, and a failure can be judged.
         """
         self._sigterm_raises = True
         if self._got_sigterm:
@@ -235,10 +240,10 @@ class Agent(TorchAgent):
         self.failure, self._is_prepared = None, False
 
     def _ask_to_stay(self) -> LauncherEvent | None:
-        """Train on, as long as the service allows it; None, or the event that ends it at once."""
+        """Keep training while the service allows it; return LEAVE_DUE if it does not."""
         if not self._leaving.ask_to_stay():
             return LauncherEvent.LEAVE_DUE
-        log.warning("this worker has to go (%s): it trains on until its place is taken", self._leaving.why)
+        log.warning("this worker has to leave (%s): it keeps training until it is replaced", self._leaving.why)
         return None
 
     def _drain(self) -> LauncherEvent | None:
@@ -248,11 +253,11 @@ class Agent(TorchAgent):
         if not self._ranks.drain.request(to_leave=True):
             return LauncherEvent.CANNOT_DRAIN
         self._limit_drain()
-        self._service.tell("notice", self._leaving.why)  # the service has the others drain too
+        self._service.tell("notice", self._leaving.why)  # the service makes the others drain too
         return None
 
     def _limit_drain(self) -> None:
-        """Have the ranks stopped in time, where it is known when this worker is killed."""
+        """Limit the drain, if it is known when this worker is killed, so that the ranks are stopped before that."""
         left_s = self._leaving.left_s()
         if left_s is not None:
             self._ranks.drain.limit(self._limits.drain_s(left_s))
@@ -260,8 +265,8 @@ class Agent(TorchAgent):
     def _judge_failure(self) -> LauncherEvent:
         """Report the failure, wait for the service's verdict on the whole group, and stop the ranks.
 
-        Where a peer seems to be lost, the other ranks here are left alone until then: the one that broke the
-        connections may be among them, and still be busy with its last words.
+        If a peer seems to be lost, the other ranks here run on until the verdict: the rank that broke the connections
+        may be one of them, and may still be printing its traceback.
         """
         failure = self.failure
         if failure is None:
@@ -293,14 +298,14 @@ class Agent(TorchAgent):
         return LauncherEvent.RANK_FAILED
 
     def _wait_for_peers_to_finish(self) -> LauncherEvent:
-        """Wait until the ranks of every member have succeeded: they need each other's stores until then."""
+        """Wait until the ranks of all members have succeeded: until then, they need each other's stores."""
         self._ranks.reports.flush()
         terminated = any(rank.terminated for rank in self._ranks.running)
         return self._wait_for_answer(self._service.wait_for_peers(self._handler.generation, terminated=terminated))
 
     def _leave(self) -> LauncherEvent:
         if self.failure is not None and not self._verdicts.has_reported(self.failure):
-            self._verdicts.ask(self.failure)  # the verdict does not matter any more
+            self._verdicts.ask(self.failure)  # the verdict no longer matters
         self._service.tell("leave", self._leaving.why)
         self._ranks.stop(grace_s=self._limits.last_grace_s(self._leaving.left_s()))
         why = self._leaving.why
@@ -312,10 +317,10 @@ class Agent(TorchAgent):
         self._service.tell("leave", self.failure.describe() if self.failure else "")
         return LauncherEvent.RANKS_STOPPED
 
-    # What ends a state that waits
+    # Waiting for events
 
     def _wait_for_event(self) -> LauncherEvent:
-        """Wait until this generation ends or is about to; start spares meanwhile."""
+        """Wait for the event that ends the current state; start spares meanwhile."""
         while True:
             timeout_s = self._wait_s()
             try:
@@ -324,7 +329,7 @@ class Agent(TorchAgent):
                 if self.state is LauncherState.NOTICED:
                     event = self._ask_to_stay()
                 elif self.state is not LauncherState.RUNNING:
-                    # Only a worker that has to go has a limit: the others resume from the last checkpoint.
+                    # Only a worker that has to leave has a time limit. The others resume from the last checkpoint.
                     return self._end_generation(LauncherEvent.DRAIN_TIMED_OUT)
                 else:
                     self._starter.warm(self._worker_group.spec.local_world_size)
@@ -333,7 +338,7 @@ class Agent(TorchAgent):
                 return event
 
     def _wait_s(self) -> float | None:
-        """How long to wait for an event before something is to be done without one; None: any time."""
+        """The seconds to wait for an event before something else is due; None: no limit."""
         if self.state is LauncherState.RUNNING:
             return SPARE_DELAY_S
         if self.state is not LauncherState.NOTICED:
@@ -341,7 +346,7 @@ class Agent(TorchAgent):
         return self._leaving.stay_s()
 
     def _interpret(self, notification: Notification) -> LauncherEvent | None:
-        """The event that a notification amounts to; None if it changes nothing or is about an earlier generation."""
+        """The event that a notification causes; None if it changes nothing or belongs to an earlier generation."""
         match notification:
             case SigtermReceived():
                 return self._interpret_sigterm()
@@ -366,7 +371,7 @@ class Agent(TorchAgent):
         return None
 
     def _interpret_sigterm(self) -> LauncherEvent | None:
-        """One that comes after another tells by when this worker has to go."""
+        """A signal that follows another one carries the time at which this worker has to leave."""
         if self.state is LauncherState.NOTICED:
             return self._ask_to_stay()
         if self.state is LauncherState.DRAINING_TO_LEAVE:
@@ -382,7 +387,7 @@ class Agent(TorchAgent):
         return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in self._ranks.running) else None
 
     def _interpret_link(self, told: RankLostPeers | RankDeclined) -> LauncherEvent:
-        """A rank that may stay in its process cannot go on in this generation."""
+        """A rank that may stay in its process cannot continue in this generation."""
         if isinstance(told, RankDeclined):
             log.warning("generation %d: the ranks start again: %s", told.generation, told.why)
             return LauncherEvent.RANKS_DECLINED
@@ -396,7 +401,10 @@ class Agent(TorchAgent):
         return event
 
     def _wait_for_answer(self, question: Question) -> LauncherEvent:
-        """Wait for the answer, for as long as it takes; a SIGTERM ends the wait, one that came before it soon."""
+        """Wait for the answer without a limit.
+
+        SIGTERM ends the wait. If it arrived before, the wait is limited to `TELL_TIMEOUT_S`.
+        """
         timeout_s = TELL_TIMEOUT_S if self._got_sigterm else None
         self._verdicts.forget()
         while True:
@@ -419,7 +427,7 @@ class Agent(TorchAgent):
                         question = self._verdicts.ask(failure)
 
     def _end_generation(self, event: LauncherEvent) -> LauncherEvent:
-        """`event`, which ends the generation here, or RANK_SUSPENDED if a rank of this worker was holding it up."""
+        """`event`, which ends the generation here, or RANK_SUSPENDED if a rank of this worker held up the group."""
         suspended = self._ranks.suspended()
         if suspended:
             self.failure = WorkerFailure.of_suspended(*self._place(), suspended[0])

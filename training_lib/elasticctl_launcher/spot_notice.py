@@ -1,8 +1,8 @@
-"""Spot notices: the cloud's metadata service says when this machine is about to be reclaimed.
+"""Spot notices: the cloud's metadata service announces that this machine will be reclaimed.
 
-AWS gives two minutes of notice (`spot/instance-action`, with a token of IMDSv2), Google Cloud 30 seconds
-(`instance/preempted`). The service is polled once a second, at a link-local address of this machine: http.client uses
-no proxy and follows no redirect.
+AWS gives two minutes of notice (`spot/instance-action`, with an IMDSv2 token), Google Cloud 30 seconds
+(`instance/preempted`). The service is polled once a second, at a link-local address of this machine. http.client uses
+no proxy and follows no redirects.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption
@@ -30,12 +30,12 @@ DEFAULT_URL = "http://169.254.169.254"
 POLL_S = 1.0
 RETRY_MAX_S = 5.0
 GIVE_UP_AFTER = 6
-"""So many failures in a row without any answer before: there is no such service here."""
+"""After this many failed requests without any answer before, the service is assumed not to exist."""
 ANSWER_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 4096
 TOKEN_TTL_S = 21_600
 GCP_NOTICE_S = 15.0
-"""Google Cloud stops a machine 30 s after its notice, of which GKE leaves a pod half."""
+"""Google Cloud stops a machine 30 s after its notice, and GKE leaves a pod half of that."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{5,16}Z")
 
@@ -75,27 +75,30 @@ class MetadataServer:
             connection.close()
 
     def bad_answer(self, path: str, answer: MetadataAnswer) -> MetadataError:
-        """The error to raise for an answer that makes no sense."""
+        """Return the error to raise for an answer that cannot be interpreted."""
         return MetadataError(f"{self.url}{path}: HTTP {answer.status}, {answer.text[:60]!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class SpotNotice:
-    """A notice in one line, and when the machine goes, in seconds of `time.time()`; None: it may stay."""
+    """A notice, as one line for people (`words`).
+
+    `at` is the time at which the machine ends, as Unix time in seconds; None: it may keep running.
+    """
 
     words: str
     at: float | None = None
 
     def left_s(self) -> float | None:
-        """How many seconds are left; None: any number."""
+        """Return the seconds until the machine's end; None if no end is known."""
         return None if self.at is None else max(0.0, self.at - time.time())
 
 
 class NoticeSource(Protocol):
-    """A cloud that may give notice."""
+    """A cloud that may announce the end of this machine."""
 
     def poll(self) -> SpotNotice | None:
-        """Return the notice, or None while there is none; raises MetadataError."""
+        """Return the notice, or None if there is none. Raises MetadataError."""
 
 
 class AwsNotices:
@@ -106,7 +109,7 @@ class AwsNotices:
         self._token = ""
 
     def poll(self) -> SpotNotice | None:
-        """See `Source.poll`."""
+        """See `NoticeSource.poll`."""
         action = self._get_document("spot/instance-action", "action")
         if action is not None:
             at = _parse_time(action.get("time"))
@@ -115,7 +118,7 @@ class AwsNotices:
         return SpotNotice(f"AWS rebalance recommendation{_at(advice['noticeTime'])}") if advice is not None else None
 
     def _get_document(self, name: str, field: str) -> dict[str, Any] | None:
-        """The JSON object called `name`, which has the text `field`; None while there is none (404)."""
+        """The JSON object called `name`, which has a string `field`; None if there is none (404)."""
         path = f"/latest/meta-data/{name}"
         answer = self._get(path)
         if answer.status == http.client.UNAUTHORIZED:  # the token has expired
@@ -151,7 +154,7 @@ class GcpNotices:
         self._was_quiet = False
 
     def poll(self) -> SpotNotice | None:
-        """See `Source.poll`. Of a preemption that had been announced before it is not known how much time is left."""
+        """See `NoticeSource.poll`. The time left is unknown if the preemption was announced before the first poll."""
         path = "/computeMetadata/v1/instance/preempted"
         answer = self._server.request("GET", path, {"Metadata-Flavor": "Google"})
         if answer.status != http.client.OK or answer.text not in ("TRUE", "FALSE"):
@@ -163,13 +166,13 @@ class GcpNotices:
 
 
 class EitherNotices:
-    """Several sources, one of which exists here: the first that answers is the only one used from then on."""
+    """Several sources, one of which exists here. The first one that answers is the only one used from then on."""
 
     def __init__(self, *sources: NoticeSource) -> None:
         self._sources = sources
 
     def poll(self) -> SpotNotice | None:
-        """See `Source.poll`."""
+        """See `NoticeSource.poll`."""
         errors = []
         for source in self._sources:
             try:
@@ -183,7 +186,7 @@ class EitherNotices:
 
 
 def make_source(choice: str, url: str = DEFAULT_URL) -> NoticeSource:
-    """The source called `choice`, one of `CHOICES` but `OFF`; raises KeyError for any other."""
+    """Return the source called `choice`, one of `CHOICES` except `OFF`. Raises KeyError for any other."""
     server = MetadataServer(url)
     sources: Mapping[str, Callable[[], NoticeSource]] = {
         AUTO: lambda: EitherNotices(AwsNotices(server), GcpNotices(server)),
@@ -195,7 +198,7 @@ def make_source(choice: str, url: str = DEFAULT_URL) -> NoticeSource:
 
 
 def check_url(url: str) -> str:
-    """Return `url` without a slash at its end; raises ValueError unless it is http://HOST[:PORT]."""
+    """Return `url` without a trailing slash. Raises ValueError unless it has the form http://HOST[:PORT]."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.port == 0:
         raise ValueError(f"{url!r} is not of the form http://HOST[:PORT]")
@@ -203,10 +206,10 @@ def check_url(url: str) -> str:
 
 
 class NoticeWatch:
-    """Polls `source` every `poll_s` seconds, in a thread, until it has called `on_notice(notice)` with the machine's
-    end; a notice without one may come before, once.
+    """Polls `source` every `poll_s` seconds, in a thread, and calls `on_notice(notice)`.
 
-    It gives up with a warning if there was never an answer, and never on a service that has answered before.
+    It stops after a notice that has a time. Before that, it may report one notice without a time. It gives up with a
+    warning if the service has never answered, but never on a service that has answered before.
     """
 
     def __init__(self, source: NoticeSource, on_notice: Callable[[SpotNotice], None], poll_s: float = POLL_S) -> None:
@@ -230,10 +233,10 @@ class NoticeWatch:
             except MetadataError as error:
                 failures += 1
                 if not answered and failures == GIVE_UP_AFTER:
-                    log.warning("cannot watch for spot notices, continuing without: %s", error)
+                    log.warning("cannot watch for spot notices, continuing without them: %s", error)
                     return
                 if answered and failures == 1:
-                    log.warning("the cloud's metadata service is in trouble, still trying: %s", error)
+                    log.warning("the cloud's metadata service gives no usable answer, still trying: %s", error)
             else:
                 failures, answered = 0, True
                 if notice is not None and not (told and notice.at is None):
@@ -250,7 +253,7 @@ def _at(text: object) -> str:
 
 
 def _parse_time(text: object) -> float | None:
-    """A time of AWS, in seconds since the epoch; None if it is none."""
+    """A time in AWS's format, as Unix time in seconds; None for anything else."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) and _TIME.fullmatch(text) else None
     except ValueError:

@@ -1,6 +1,6 @@
-"""The launcher as a state machine: its states, the events that change them, and the one transition function.
+"""The launcher as a state machine: its states, its events, and one transition function.
 
-`restart_ranks.Agent` does the work of each state, and every event takes it through `transition`.
+`restart_ranks.Agent` does the work of each state, and passes every event to `transition`.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ class LauncherState(Enum):
     """What the launcher of one worker is doing."""
 
     JOINING = "joining"
-    """Waits at the rendezvous for the next generation of the group."""
+    """Waits at the rendezvous for the next generation."""
     PREPARING = "preparing"
-    """The group trains without this worker: starts its ranks, so that nobody waits for them."""
+    """The group trains without this worker, which starts its ranks first so that the others need not wait for them."""
     STARTING = "starting"
-    """The group has formed: starts this worker's ranks in it."""
+    """The group has formed: starts this worker's ranks."""
     RUNNING = "running"
     """The ranks train."""
     NOTICED = "noticed"
-    """The same, but this worker has to go: its ranks train until its place is taken, or its time is up."""
+    """The ranks train, but this worker has to leave once it is replaced or its time is up."""
     DRAINING = "draining"
     """The group is about to change: the ranks agree on a step, commit it and stop."""
     DRAINING_TO_LEAVE = "draining to leave"
-    """The same, because this worker has to go: it does not join again."""
+    """As DRAINING, but this worker has to leave and does not join again."""
     JUDGING = "judging"
-    """A rank failed or hangs: waits for what the rendezvous service says about it, and stops the others."""
+    """A rank failed or hangs: waits for the service's verdict, and stops the other ranks."""
     RESTARTING = "restarting"
-    """Stops what is left of the ranks, to start them again in the next generation."""
+    """Stops the remaining ranks, to restart them in the next generation."""
     FINISHING = "finishing"
-    """All ranks of this worker succeeded: waits for those of its peers, which may need its store, or need all anew."""
+    """All ranks of this worker succeeded: waits for those of its peers, which may need its store or a new generation.
+    """
     FINISHING_TO_LEAVE = "finishing to leave"
-    """The same, but this worker has to go: it waits no longer than a moment, and does not join again."""
+    """As FINISHING, but this worker has to leave: it waits only briefly and does not join again."""
     LEAVING = "leaving"
-    """This worker has to go: tells the group, then stops the ranks."""
+    """This worker has to leave: tells the service, then stops the ranks."""
     FAILING = "failing"
-    """The job's budget of restarts is used up, or none helps: tells the group, and ends."""
+    """The job has used up its restarts, or restarts cannot help: tells the service, and ends."""
     SUCCEEDED = "succeeded"
-    """The end: exit code 0."""
+    """The end, with exit code 0."""
     LEFT = "left"
-    """The end after SIGTERM or a spot notice: exit code 143."""
+    """The end after SIGTERM or a spot notice, with exit code 143."""
     FAILED = "failed"
-    """The end after an error: the exit code of the rank that failed, else 1."""
+    """The end after an error, with the exit code of the rank that failed, else 1."""
 
 
 class LauncherEvent(Enum):
@@ -53,39 +54,39 @@ class LauncherEvent(Enum):
     RANKS_WANTED = "ranks wanted"
     """The group does not wait for ranks that have not been started yet."""
     RANKS_PREPARED = "ranks prepared"
-    """They need a place in the group now; or they have ended, and start again once there is one."""
+    """The ranks are ready for a place in the group, or have ended and restart once there is a place."""
     RANKS_STARTED = "ranks started"
     ALL_RANKS_SUCCEEDED = "all ranks succeeded"
     RANK_FAILED = "rank failed"
     RANK_SUSPENDED = "rank suspended"
-    """The generation ended, and a rank here was found stopped by SIGSTOP."""
+    """The generation ended, and a rank of this worker was found stopped by SIGSTOP."""
     RANKS_HUNG = "ranks hung"
     RANKS_DECLINED = "ranks declined"
-    """A rank that could have stayed in its process cannot."""
+    """A rank that could have stayed in its process has to be restarted."""
     GENERATION_STALE = "generation stale"
-    """The service says that the group has changed already."""
+    """The service reports that the group has changed."""
     DRAIN_REQUESTED = "drain requested"
-    """The service says that the group is about to change."""
+    """The service reports that the group is about to change."""
     LEAVE_DUE = "leave due"
-    """This worker has to go now: the service says so, or there is no time to stay."""
+    """This worker has to leave now, because the service says so or no time is left."""
     CANNOT_DRAIN = "cannot drain"
     """The script does not use the training library."""
     RANKS_DRAINED = "ranks drained"
     DRAIN_TIMED_OUT = "drain timed out"
-    """This worker has to go, and what its grace period leaves for the drain is over."""
+    """This worker has to leave, and the part of its grace period for the drain is over."""
     SIGTERM = "SIGTERM"
     """The signal itself, or a spot notice, which is passed on as the signal."""
     TOLD_TO_REJOIN = "told to rejoin"
-    """The service has the group start again, this worker included."""
+    """The service restarts the group, including this worker."""
     TOLD_TO_EXIT = "told to exit"
-    """The service has this worker end with its failure, refuses to say, or need not be asked."""
+    """The service tells this worker to exit with its failure, refuses to answer, or need not be asked."""
     RANKS_STOPPED = "ranks stopped"
     GROUP_FINISHED = "group finished"
     """The ranks of all members succeeded."""
     REMOVED = "removed"
     """The job is over, or this worker is no longer part of it."""
     ERROR = "error"
-    """The rendezvous or the operating system refused what the launcher cannot do without."""
+    """The rendezvous or the operating system refused something that the launcher needs."""
 
 
 _S, _E = LauncherState, LauncherEvent
@@ -175,7 +176,7 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
     _S.RESTARTING: {
         _E.RANKS_STOPPED: _S.JOINING,
         _E.RANK_FAILED: _S.JUDGING,
-        _E.SIGTERM: _S.RESTARTING,  # looked at again where the next generation would be joined
+        _E.SIGTERM: _S.RESTARTING,  # handled when the next generation would be joined
         _E.ERROR: _S.FAILED,
     },
     _S.FINISHING: {
@@ -207,11 +208,11 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
 
 
 class ImpossibleLauncherEvent(Exception):
-    """The event cannot happen in that state: a programming error."""
+    """The event cannot happen in that state, which is a programming error."""
 
 
 def transition(state: LauncherState, event: LauncherEvent) -> LauncherState:
-    """Return the state after `event`; the same state where the event is ignored. Raises ImpossibleLauncherEvent."""
+    """Return the state after `event`; it stays the same if the event is ignored. Raises ImpossibleLauncherEvent."""
     after = _TRANSITIONS[state].get(event)
     if after is None:
         raise ImpossibleLauncherEvent(f"{event.value} while {state.value}")

@@ -1,9 +1,10 @@
-"""Connect to the c10d store of another agent, for as long as it takes.
+"""Connects to the c10d store of another agent, without a time limit.
 
-The host of a new generation's store may be lost between its join and the connection. Then the store refuses, drops what
-it is sent, or accepts and never answers, and nobody is to blame: the attempt is made again until it succeeds or the
-service says that the generation is over. torch's client cannot be interrupted, and waits for an answer without limit:
-its timeout is for the connection alone. So each attempt is a thread, which is ended by shutting its connection down.
+The host of a new generation's store may be lost after it has joined. Its store then refuses connections, drops packets,
+or accepts a connection and never answers. None of this is a failure: the attempt is repeated until it succeeds or the
+service reports that the generation is over. torch's client cannot be interrupted and waits for an answer without a
+limit (its timeout covers only the connection). Each attempt therefore runs in a thread, which is ended by shutting down
+its connection.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from elasticctl_launcher.service.client import Backoff
 
 CONNECT_S = 0.5
 FIRST_ANSWER_S, LONGEST_ANSWER_S = 2.0, 30.0
-"""How long a store may take to answer a connection before another is made: a thousand come at once in a large group."""
+"""How long a store may take to answer before another attempt is made. In a large group, a thousand clients connect at
+once.
+"""
 STEP_S = 0.05
 END_S = 5.0
 
@@ -33,7 +36,7 @@ log = logging.getLogger(__name__)
 def connect_to_store(host: str, port: int, name: str, timeout: timedelta, stale: threading.Event) -> TCPStore | None:
     """Return a client of the store at `host`:`port`, in the agent of the worker `name`; None once `stale` is set.
 
-    `timeout` is that of the store's later operations. May be interrupted by an exception of a signal handler.
+    `timeout` applies to later operations on the store. An exception of a signal handler may interrupt the call.
     """
     answer_s, backoff, said = FIRST_ANSWER_S, Backoff(), False
     while not stale.is_set():
@@ -54,7 +57,7 @@ def connect_to_store(host: str, port: int, name: str, timeout: timedelta, stale:
 
 
 class _Attempt:
-    """One attempt, in a thread of its own, from its creation on."""
+    """One attempt, which starts at once in its own thread."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
@@ -67,14 +70,14 @@ class _Attempt:
         return self._error
 
     def wait(self, timeout_s: float, stale: threading.Event) -> TCPStore | None:
-        """The store, or None if the attempt has failed, `timeout_s` are over, or `stale` is set."""
+        """Return the store, or None if the attempt has failed, `timeout_s` is over, or `stale` is set."""
         left = int(timeout_s / STEP_S)
         while left > 0 and not self._done.wait(STEP_S) and not stale.is_set():
             left -= 1
         return self._store
 
     def end(self) -> None:
-        """End the thread, if it still waits for an answer: a process that exits beside such a thread may crash."""
+        """End the thread if it still waits for an answer: a process that exits while it runs may crash."""
         deadline = time.monotonic() + END_S
         while not self._done.is_set() and time.monotonic() < deadline:
             _shut_down_connections(self._port)
@@ -90,7 +93,7 @@ class _Attempt:
 
 
 def _shut_down_connections(port: int) -> None:
-    """Shut down this process's connections to that port: torch does not tell which is its own."""
+    """Shut down this process's connections to that port, because torch does not reveal which socket it uses."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # closed meanwhile
             if stat.S_ISSOCK(os.stat(int(name)).st_mode):

@@ -1,4 +1,4 @@
-"""What the launcher asks of the operating system: descriptors, connections, orphans, and what was killed for memory."""
+"""Operating system services for the launcher: file descriptors, connections, orphans, and out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from elasticctl_store.parallel import CGROUP
 REAP_EVERY_S = 5.0
 ACCEPT_AGAIN_S = 0.1
 _CLOSED = (errno.EBADF, errno.EINVAL)
-"""What `accept` says once a listening socket has been closed or shut down."""
+"""The errors of `accept` once a listening socket has been closed or shut down."""
 
 
 def raise_file_limit() -> None:
-    """Let this process and its ranks open as many files as the system permits them; quietly, where it refuses."""
+    """Raise the limit of open files for this process and its ranks to the hard limit; ignore a refusal."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(OSError, ValueError):  # macOS has a limit below the one that it names
+        with suppress(OSError, ValueError):  # macOS enforces a lower limit than the one it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def serve_connections(
     server: socket.socket, serve: Callable[[socket.socket], None], name: str, most: int = 1024
 ) -> None:
-    """Call `serve(connected)`, in a thread called `name`, for each connection to `server`, until that is closed.
+    """Call `serve(connected)`, in a thread called `name`, for each connection to `server`, until `server` is closed.
 
-    A connection is closed once it has been served; more than `most` at a time are closed at once. That there is no
-    descriptor left for a connection, or that its caller has gone again, ends nothing.
+    Closes each connection once it has been served. Closes connections beyond the `most` that are open at a time at
+    once. A lack of file descriptors, or a caller that has already gone, does not end the loop.
     """
     slots = threading.BoundedSemaphore(most)
 
@@ -62,10 +62,10 @@ def serve_connections(
 
 
 class OrphanReaper:
-    """Collects the children that this process has adopted, as the first process of its container or as a subreaper.
+    """Reaps the children that this process has adopted as the first process of its container, or as a subreaper.
 
-    `own_pids()` are the children that somebody here waits for. A child is collected if it has been dead for one whole
-    round, so that whoever has started it, a library perhaps, has had time to hear of its end.
+    `own_pids()` returns the children that other code waits for. Any other child is reaped once it has been dead for a
+    whole round, so that the code that started it, perhaps in a library, has had time to wait for it.
     """
 
     def __init__(self, own_pids: Callable[[], Iterable[int]]) -> None:
@@ -74,7 +74,7 @@ class OrphanReaper:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Begin, in a thread, if orphans come to this process at all: it is the first one of its namespace."""
+        """Start a thread, if this is the first process of its namespace; no other process adopts orphans."""
         if os.getpid() == 1 and sys.platform == "linux":
             threading.Thread(target=self._run, name="orphans", daemon=True).start()
 
@@ -83,7 +83,7 @@ class OrphanReaper:
         self._closed.set()
 
     def reap(self) -> list[int]:
-        """Collect the children that were dead at the last call too; returns their pids."""
+        """Reap the children that were already dead at the last call; return their pids."""
         dead = _dead_children() - set(self._own_pids())
         due, self._dead_before = dead & self._dead_before, dead
         for pid in due:
@@ -97,7 +97,7 @@ class OrphanReaper:
 
 
 def _dead_children() -> set[int]:
-    """The children of this process that have ended and that nobody has collected; none where there is no /proc."""
+    """The children of this process that have ended and have not been waited for; none where there is no /proc."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
@@ -108,16 +108,16 @@ def _dead_children() -> set[int]:
 
 
 class MemoryKills:
-    """How many processes the kernel has killed for want of memory in this process's control group, v2 or v1.
+    """Counts the out-of-memory kills in this process's control group, of version 2 or 1.
 
-    `membership` is the file that names the group, `root` where groups are mounted.
+    `membership` is the file that names the group; `root` is where control groups are mounted.
     """
 
     def __init__(self, root: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> None:
         self._file = _find_kill_counter(root, membership)
 
     def count(self) -> int:
-        """The count so far; 0 where the system does not tell."""
+        """Return the count so far; 0 if the system does not report it."""
         if self._file is None:
             return 0
         try:
@@ -128,7 +128,10 @@ class MemoryKills:
 
 
 def _find_kill_counter(root: Path, membership: Path) -> Path | None:
-    """The file with a line `oom_kill N`. In a container the group's own path may not be mounted, but its content is."""
+    """The file with a line `oom_kill N`.
+
+    In a container, the group's own path may not be mounted, but its files are at the root.
+    """
     try:
         lines = membership.read_text().splitlines()
     except OSError:

@@ -1,16 +1,17 @@
-"""What a worker prints: its ranks' lines and the launcher's own, printed here and sent to the job's storage.
+"""The output of a worker: the lines of its ranks and of the launcher, printed here and copied to the job's storage.
 
-`WorkerOutput` prints each line at once and whole. It copies each line to `on_line` before it prints it, in the same
-order, so that the log in the storage has the same lines in the same order as the one that the cluster keeps.
+`WorkerOutput` prints each line at once and as a whole. It passes each line to `on_line` before it prints it, so that
+the log in the storage has the same lines in the same order as the log that the cluster keeps.
 
-`LogUploader` sends those lines to the storage as they come, so that they can be read when the worker's node is gone. It
-has a thread that sleeps while nothing is printed, and bounded memory: if the storage is away for long, the oldest lines
-that it has not taken are dropped, and the numbers of the others show that. Printing never waits for it. The thread does
-not run at a lower priority: a thread that is preempted while it holds the interpreter's lock delays all others.
+`LogUploader` sends the lines to the storage as they come, so that they can be read after the worker's node is gone. It
+has one thread, which sleeps while nothing is printed, and bounded memory: if the storage is away for long, the oldest
+pending lines are dropped, and the numbers of the other lines show the gap. Printing never waits for it. The thread runs
+at normal priority, because a thread that is preempted while it holds the interpreter's lock delays all others.
 
-The metrics that rank 0 reports go the same way, into objects of their own (`elasticctl_store.stored_metrics`).
+The metrics that rank 0 reports are stored in the same way, in separate objects (`elasticctl_store.stored_metrics`).
 
-A worker that is killed outright loses the lines of its last `FLUSH_S` seconds, and of its first `WARM_UP_S`.
+A worker that is killed loses the lines of its last `FLUSH_S` seconds, and those of its first `WARM_UP_S` seconds if it
+is killed within them.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from elasticctl_store.storage import open as open_storage
 from elasticctl_store.stored_logs import Incarnation, Line
 
 PRINT_TIMEOUT_S = 1.0
-"""How long the launcher waits for the ranks' lines: it has to continue even if nobody reads what they print."""
+"""How long a message of the launcher waits for the ranks' lines: it continues even if nothing reads its output."""
 
 AUTO, ON, OFF = "auto", "on", "off"
 CHOICES = (AUTO, ON, OFF)
 FLUSH_S = 2.0
 METRICS_FLUSH_S = 10.0
-"""Each flush is a write request, which services charge for."""
+"""Each flush is a write request, which storage services charge for."""
 HURRIED_FLUSH_S = 0.5
-"""The same once this machine is about to be reclaimed."""
+"""The interval once this machine is about to be reclaimed."""
 WARM_UP_S = 5.0
-"""Until then the start of the worker needs the processor more than the import of a cloud's client does."""
+"""No upload begins before, because the start of the worker needs the CPU more than the import of a cloud's client."""
 CLOSE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 LINE_OVERHEAD_BYTES = 200
@@ -52,7 +53,7 @@ LINE_OVERHEAD_BYTES = 200
 PATIENCE = Patience(tries=2, total_s=10.0, connect_s=5.0, silence_s=10.0)
 
 LineSink = Callable[[float, int | None, str], None]
-"""`sink(at, rank, text)`: `at` in seconds since the epoch, `rank` None for the launcher itself."""
+"""`sink(at, rank, text)`: `at` is Unix time in seconds; `rank` is None for the launcher itself."""
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +71,14 @@ class WorkerOutput:
         self._lock = threading.Lock()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # $PYTHONIOENCODING or a locale may lack a character
+                stream.reconfigure(errors="backslashreplace")  # $PYTHONIOENCODING or the locale may lack a character
 
     def print_rank_line(self, rank: int, text: str) -> None:
         """Print a line of a rank to stdout."""
         self._print(sys.stdout, rank, text, -1)
 
     def store_metrics(self, rows: Sequence[str]) -> None:
-        """Have rows of metrics stored, lines of JSON; they are not printed."""
+        """Store rows of metrics (lines of JSON) without printing them."""
         if self.on_metrics is not None:
             for row in rows:
                 self.on_metrics(time.time(), 0, row)
@@ -92,7 +93,7 @@ class WorkerOutput:
         try:
             if self.on_line is not None:
                 self.on_line(time.time(), rank, text)
-            with suppress(OSError):  # nobody reads it any more
+            with suppress(OSError):  # the reader has gone
                 stream.write(f"{text}\n")
                 stream.flush()
         finally:
@@ -108,10 +109,10 @@ class OutputHandler(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; logging reports one that cannot be formatted."""
+        """Print a record. `logging` itself reports a record that cannot be formatted."""
         try:
             text = self.format(record)
-        except Exception:  # noqa: BLE001 - as every handler does: a wrong record is no reason to end
+        except Exception:  # noqa: BLE001 - as every handler does: a bad record must not end the launcher
             self.handleError(record)
             return
         self._output.print_message(text)
@@ -119,8 +120,11 @@ class OutputHandler(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """`pending_bytes`: lines in memory that the storage has not taken. `stored_bytes`: compressed lines of one
-    incarnation in the storage; the oldest are deleted.
+    """The limits of an uploader.
+
+    `pending_bytes` limits the lines in memory that have not been stored, and `stored_bytes` the compressed lines of one
+    incarnation in the storage. The oldest lines beyond them are dropped or deleted. `flush_s` is the interval between
+    uploads, `warm_up_s` the time before the first one, and `first_pause_s` the pause after a first failure.
     """
 
     pending_bytes: int = 4 << 20
@@ -132,7 +136,10 @@ class UploadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How lines are stored: the key of the object that begins with a number, and lines as text."""
+    """How lines are stored.
+
+    `key(incarnation, number)` is the key of the object that begins with line `number`; `encode(lines)` is its text.
+    """
 
     key: Callable[[Incarnation, int], str]
     encode: Callable[[Iterable[Line]], bytes]
@@ -143,7 +150,10 @@ METRICS = Format(stored_metrics.key, stored_metrics.encode)
 
 
 class LogUploader:
-    """Takes lines with `add`, from any thread; `connect` opens the storage, on the uploader's own thread."""
+    """Stores the lines that are passed to `add`, from any thread.
+
+    `connect()` opens the storage; it is called on the uploader's own thread.
+    """
 
     def __init__(
         self,
@@ -168,7 +178,7 @@ class LogUploader:
         self._thread.start()
 
     def add(self, at: float, rank: int | None, text: str) -> None:
-        """Take a line; never waits for the storage."""
+        """Queue a line; never wait for the storage."""
         with self._changed:
             self._number += 1
             if not self._pending:
@@ -183,13 +193,13 @@ class LogUploader:
                 self._pending_bytes -= len(self._pending.popleft().text) + LINE_OVERHEAD_BYTES
 
     def hurry(self) -> None:
-        """This machine is about to be reclaimed: send what is pending now, and what follows sooner."""
+        """Send pending lines now, and later ones sooner, because this machine is about to be reclaimed."""
         with self._changed:
             self._flush_s, self._warm_at, self._retry_at = min(self._flush_s, HURRIED_FLUSH_S), 0.0, 0.0
             self._changed.notify()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Send what is left, for `timeout_s` seconds at most."""
+        """Send the remaining lines, for `timeout_s` seconds at most."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -204,7 +214,7 @@ class LogUploader:
                 self._retry_at = 0.0 if stored else time.monotonic() + self._pause_s()
 
     def _wait(self) -> bool:
-        """Wait until there is something to send; False if there never will be."""
+        """Wait until an upload is due; return False if there is nothing left to send after `close`."""
         with self._changed:
             while not self._closing:
                 if not self._pending and not self._segment.dirty:
@@ -218,11 +228,11 @@ class LogUploader:
             return bool(self._pending) or self._segment.dirty
 
     def _is_crowded(self) -> bool:
-        """True if so many lines are pending that they are sent before their time."""
+        """True if so many lines are pending that they are sent early."""
         return self._pending_bytes > self._limits.pending_bytes // 2
 
     def _upload(self) -> bool:
-        """Send pending lines; True when all that fit in one object have been stored."""
+        """Send pending lines; return True once all that fit into one object have been stored."""
         self._segment.add(self._take(self._segment.room_bytes))
         if not self._segment.dirty:
             return True
@@ -247,7 +257,7 @@ class LogUploader:
         return True
 
     def _take(self, room_bytes: int) -> list[Line]:
-        """Take pending lines of `room_bytes` of text; the last may exceed that."""
+        """Take pending lines with `room_bytes` of text; the last one may exceed that."""
         taken: list[Line] = []
         with self._changed:
             while self._pending and room_bytes > 0:
@@ -272,7 +282,7 @@ class LogUploader:
 
 
 class _Segment:
-    """The object that is being written: `parts` are its gzip members, `dirty` if not all of them are stored."""
+    """The object that is being written: `parts` are its gzip members, and `dirty` is set if some are not stored yet."""
 
     def __init__(self, first: int, form: Format) -> None:
         self.first, self.last, self._form = first, first - 1, form
@@ -303,14 +313,14 @@ class Uploads:
     metrics: LogUploader | None = None
 
     def hurry(self) -> None:
-        """This machine is about to be reclaimed: send what is pending now, and what follows sooner."""
+        """See `LogUploader.hurry`."""
         for uploader in self._both():
             uploader.hurry()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Send what is left, for `timeout_s` seconds at most."""
+        """Send the remaining lines, for `timeout_s` seconds at most."""
         until_s = time.monotonic() + timeout_s
-        self.hurry()  # both at once
+        self.hurry()  # both upload at the same time
         for uploader in self._both():
             uploader.close(max(0.0, until_s - time.monotonic()))
 
@@ -319,10 +329,11 @@ class Uploads:
 
 
 def start_uploads(choice: str, environ: Mapping[str, str], output: WorkerOutput) -> Uploads:
-    """Have what comes to `output` stored.
+    """Start to store what goes to `output`.
 
-    `auto` stores the log if the job has a storage, except a folder on this machine's local cluster (recognized by its
-    Unix socket), which keeps the logs of its workers itself. Metrics are stored wherever there is a storage.
+    `choice` is one of `CHOICES`. With `auto`, the log is stored if the job has a storage. It is not if that is a folder
+    and the job runs on the local cluster (recognized by its Unix socket), which keeps the logs of its workers itself.
+    Metrics are stored whenever there is a storage.
     """
     url, job_uid = environ.get("ELASTICCTL_STORAGE", ""), environ.get("ELASTICCTL_JOB_UID", "")
     worker, uid = environ.get("ELASTICCTL_WORKER", ""), environ.get("ELASTICCTL_POD_UID", "")

@@ -1,16 +1,17 @@
-"""Folders of one launcher: private ones, which are removed with it, and the job's workspace unpacked in one.
+"""The folders of one launcher: private folders, which are removed when it ends, and the job's unpacked workspace.
 
-A private folder that a killed launcher left behind is deleted by the next launcher. A file lock tells whether the owner
-is alive: the kernel releases it when the process ends, however that happens.
+If a launcher is killed, the next one deletes its private folders. A file lock shows whether the owner is alive, because
+the kernel releases the lock when the process ends, for whatever reason.
 
 The workspace is the folder that was submitted with the job:
 
-    ELASTICCTL_WORKSPACE        URL#DIGEST: where it is stored, and which one it is
+    ELASTICCTL_WORKSPACE        URL#DIGEST: where it is stored, and its digest
     ELASTICCTL_WORKSPACE_FROM   its path on the machine where the job was submitted
 
-A command that names its script by that path runs the copy's script, in the working folder that it is given, and so does
-`python -m MODULE` whose working folder is the one that was submitted: so a job of the local cluster finds its data and
-leaves its results where they are, and keeps the code that it was submitted with. Any other command runs in the copy.
+Some commands run the copy's code in their original working folder: those that name their script by a path in the
+submitted folder, and `python -m MODULE` if the working folder is the submitted one. A job of the local cluster thus
+finds its data and leaves its results in their usual place, but runs the code that it was submitted with. All other
+commands run in the copy.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from elasticctl_store.workspace.transfer import describe_failure, unpack
 PREFIX = "elasticctl-launch-"
 LOCK = "lock"
 UNLOCKED_S = 60.0
-"""How old a folder without a lock file has to be to count as left behind: its owner may just be creating it."""
+"""The age at which a folder without a lock file counts as left behind; a newer one may still be under construction."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not for temporary files: memory that outlives a rank
 MAX_PARENT_BYTES = 103 - len(f"/{PREFIX}12345678/agent.sock")
-"""The kernel takes 107 bytes as the path of a socket, macOS 103."""
+"""The path of a socket may have 107 bytes on Linux, 103 on macOS."""
 SHORT_PARENTS = ("/tmp", "/var/tmp", str(SHARED_MEMORY))  # noqa: S108
 
 VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
@@ -55,10 +56,11 @@ log = logging.getLogger(__name__)
 
 
 class PrivateFolder:
-    """A new folder in `parent` (mode 0700), which exists until `close` or the end of this process. Raises OSError.
+    """A new folder in `parent` (mode 0700), which exists until `close` or until this process ends. Raises OSError.
 
-    It has a name of its own, unless it is to be called `PREFIX` + `name`: programs in the launcher role look for their
-    own folders on the other workers, and on a cluster each of these has its own temporary folder.
+    Its name is random unless `name` is given: then it is `PREFIX` + `name`. Programs in the launcher role look for
+    their own folder on other workers under the same name. This is safe on Kubernetes, where each worker has its own
+    temporary folder.
     """
 
     def __init__(self, parent: Path, name: str = "") -> None:
@@ -71,7 +73,7 @@ class PrivateFolder:
         unnamed = self.path / f"{LOCK}.new"
         self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unnamed.rename(self.path / LOCK)  # whoever sees the name sees the lock held
+        unnamed.rename(self.path / LOCK)  # the lock is held before it becomes visible
 
     def close(self) -> None:
         """Remove the folder and its content."""
@@ -80,7 +82,7 @@ class PrivateFolder:
 
 
 def create_shared_memory_folder() -> PrivateFolder | None:
-    """A private folder in the machine's memory; None if the system has no such place for this user."""
+    """Create a private folder in shared memory; return None if this user has no access to any."""
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         return None
     with suppress(OSError):
@@ -89,12 +91,12 @@ def create_shared_memory_folder() -> PrivateFolder | None:
 
 
 def folders_for_sockets() -> tuple[str, ...]:
-    """Where private folders for sockets may be, the first choice first."""
+    """Return the possible parents of private folders for sockets, in order of preference."""
     return (tempfile.gettempdir(), *SHORT_PARENTS)
 
 
 def create_folder_for_sockets() -> PrivateFolder:
-    """A private folder whose path leaves room for a socket's name: in the temporary folder if its path is short enough.
+    """Create a private folder whose path is short enough for sockets, if possible in the temporary folder.
 
     Raises OSError if there is no place for one.
     """
@@ -111,7 +113,7 @@ def create_folder_for_sockets() -> PrivateFolder:
 def delete_orphaned_folders(parent: Path) -> None:
     """Delete this user's folders in `parent` whose launchers are dead."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # deleted meanwhile, or not ours to delete
+        with suppress(OSError):  # deleted meanwhile, or no permission
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and _is_orphaned(folder):
                 shutil.rmtree(folder)
 
@@ -132,14 +134,17 @@ def _is_orphaned(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UnpackedWorkspace:
-    """This worker's copy of the workspace, until `close`; `source` is its path where it was submitted, if known."""
+    """This worker's copy of the workspace, until `close`; `source` is the path that was submitted, if known."""
 
     parent: PrivateFolder
     folder: Path
     source: Path | None
 
     def enter(self, command: Sequence[str], environ: MutableMapping[str, str]) -> list[str]:
-        """Return the command to run in place of `command`; change to the copy unless it takes its code from there."""
+        """Return the command to run instead of `command`.
+
+        Changes to the copy, unless the returned command runs the copy's code by its path.
+        """
         relocated = self._relocate(command) or self._relocate_module(command, environ)
         if relocated is None:
             os.chdir(self.folder)
@@ -165,7 +170,7 @@ class UnpackedWorkspace:
         return f"{line[: found.start('path')]}{path}{line[found.end('path') :]}"
 
     def _relocate(self, command: Sequence[str]) -> list[str] | None:
-        """The command with the copy's script in place of the one in `source`; None if it names none of those."""
+        """The command with the copy's script in place of the script in `source`; None if it names no such script."""
         python = PythonCommand.parse(command)
         at = len(command) - len(python.argv) if python else 0
         script = Path(command[at])
@@ -175,16 +180,16 @@ class UnpackedWorkspace:
         return [*command[:at], str(copied), *command[at + 1 :]] if copied.is_file() else None
 
     def _relocate_module(self, command: Sequence[str], environ: MutableMapping[str, str]) -> list[str] | None:
-        """`python -m MODULE` that imports from the copy what it would from its working folder, `source`; else None.
+        """`python -m MODULE`, changed to import the copy's modules; None if it would not import from `source`.
 
-        -P keeps the working folder off the module's path; unlike $PYTHONSAFEPATH, what the script starts does not
-        inherit it. Only the interpreter that runs this is known to have that flag.
+        -P keeps the working folder off the module's path. Unlike $PYTHONSAFEPATH, it is not inherited by processes that
+        the script starts. Only the interpreter that runs this code is known to support the flag.
         """
         python = PythonCommand.parse(command)
         if python is None or python.argv[0] != "-m" or self.source is None or not _is_same(self.source, Path.cwd()):
             return None
         if any(flag[:1] == "-" and flag[1:2] not in ("W", "X") and {*"PEI"} & {*flag} for flag in python.flags):
-            return None  # it looks for modules neither in its working folder nor in $PYTHONPATH
+            return None  # it ignores its working folder or $PYTHONPATH
         if not hasattr(sys.flags, "safe_path") or not _is_same(python.interpreter, sys.executable):
             return None
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self.folder), environ.get("PYTHONPATH"))))
@@ -199,9 +204,9 @@ def _is_same(path: str | Path, other: str | Path) -> bool:
 
 
 def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWorkspace | None:
-    """Unpack the workspace that the environment names; None if it names none. `name` as in PrivateFolder.
+    """Unpack the workspace that the environment names; return None if it names none. `name` is as in PrivateFolder.
 
-    Raises TrainError, in one line with its fix, if that fails.
+    Raises TrainError, with one line and its fix, if that fails.
     """
     reference = environ.get(VARIABLE, "")
     if not reference:
@@ -224,7 +229,7 @@ def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWork
         raise TrainError(
             f"cannot unpack the workspace {digest[:12]} to {tempfile.gettempdir()}: {e.strerror or e}{fix}"
         ) from e
-    except BaseException:  # SIGTERM, which may come at any time while the storage is waited for
+    except BaseException:  # SIGTERM may arrive at any time while this waits for the storage
         parent.close()
         raise
     took_s = time.monotonic() - began_s
