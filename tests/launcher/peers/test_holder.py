@@ -78,5 +78,5 @@ def test_a_copy_goes_to_another_host_where_there_is_one() -> None:
     assert [find_peer(hosts, number, told.get) for number in range(3)] == [("b", 3), ("b", 3), ("a", 1)]
     assert find_peer(hosts[:2], 0, told.get) == ("a", 2)
     assert find_peer(hosts[:1], 0, told.get) is None
-    with pytest.raises(PeerError, match="takes no copies"):
+    with pytest.raises(PeerError, match="does not accept copies"):
         find_peer(hosts, 0, {}.get)

@@ -184,7 +184,7 @@ def test_who_sits_on_the_line_cannot_change_what_is_said(change: Callable[[bytes
     [
         ((), "a worker and a command are needed"),
         (("a-1",), "a worker and a command are needed"),
-        (("-l", "root", "a-9", "true"), "a-9 is not one of this job's workers now"),
+        (("-l", "root", "a-9", "true"), "a-9 is not a worker of this job at present"),
     ],
 )
 def test_what_cannot_be_is_said(files: HostFiles, words: tuple[str, ...], said: str) -> None:

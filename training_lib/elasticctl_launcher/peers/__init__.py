@@ -1,1 +1,1 @@
-"""Recent copies of ranks' shares in memory: in this launcher's folder, and in that of a launcher on another node."""
+"""Copies of ranks' newest shares in memory: in this launcher's folder, and in that of a launcher on another node."""

@@ -1,12 +1,12 @@
-"""`CopyHolder`: keeps copies of shares in this launcher's memory, its own ranks' and those of one other launcher.
+"""`CopyHolder`: keeps copies of shares in this launcher's memory, those of its own ranks and of one other launcher.
 
-A rank writes its share to the folder of copies and says so on a Unix socket, one line of JSON each way:
+A rank writes its share to the folder of copies and reports it on a Unix socket, with one line of JSON each way:
 
-    {"copied": [[name, size, crc32], ...]}    -> {}                          it is being sent to the next launcher
-    {"room": size}                            -> {"refused": why or ""}      is there memory for so much more?
-    {"state": true}                           -> {"sending": bool, "lack": why the last one is here only, or ""}
+    {"copied": [[name, size, crc32], ...]}    -> {}                       the share is being sent to the next launcher
+    {"room": size}                            -> {"refused": why or ""}   is there memory for `size` more bytes?
+    {"state": true}                           -> {"sending": bool, "lack": why the last copy is only here, or ""}
 
-The launcher that gets the copies is the next in the group that is on another host, else the next.
+The copies go to the next launcher in the group that is on another host, or to the next one if all share one host.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from elasticctl_store.checkpoints.entries import DATA, save_of
 from elasticctl_store.parallel import CGROUP
 
 KEPT_SAVES = 2
-"""While one is being made, the one before has to be whole."""
+"""While one save is being written, the previous one has to be complete."""
 MAX_CONNECTIONS = 64
 MAX_LINE_BYTES = 8 << 10
 CONNECT_TIMEOUT_S = 5.0
 ALONE = "this is the only worker"
 MARGIN_BYTES = 256 << 20
-"""Of memory, left to others."""
+"""The memory that copies leave to other users."""
 MEMINFO = Path("/proc/meminfo")
 
 log = logging.getLogger(__name__)
 
 
 class CopyHolder:
-    """Listens on TCP at `host`, and for this worker's ranks at `path`, until `close`.
+    """Listens on TCP at `host`, and on the Unix socket `path` for this worker's ranks, until `close`.
 
-    `read_key` returns what only this job's workers have; copies are below `folder`. Raises OSError.
+    `folder` holds the copies. `read_key()` returns a secret that only this job's workers have. Raises OSError.
     """
 
     def __init__(self, host: str, path: str, folder: Path, read_key: Callable[[], bytes]) -> None:
@@ -72,12 +72,15 @@ class CopyHolder:
             threading.Thread(target=work, name="copies", daemon=True).start()
 
     def join_group(self, find_peer: Callable[[], tuple[str, int] | None]) -> None:
-        """From now on copies go where `find_peer` says; it is called from a thread, and None stands for nowhere."""
+        """Send copies to the address that `find_peer()` returns, from now on.
+
+        It is called from a thread; None means that there is no other worker.
+        """
         with self._lock:
             self._find_peer = find_peer
 
     def close(self) -> None:
-        """Listen no more, and send nothing more."""
+        """Stop listening and sending."""
         self._todo.put(None)
         for server in (self._tcp, self._unix):
             with suppress(OSError):
@@ -90,7 +93,7 @@ class CopyHolder:
                 key = self._read_key()
                 receive_files(line, key, self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes))
             except PeerError as error:
-                log.warning("a copy was not taken from another worker: %s", error)
+                log.warning("a copy from another worker was refused: %s", error)
             for own in self.folder.iterdir():
                 prune(own)
 
@@ -128,7 +131,7 @@ class CopyHolder:
                 log.warning("the state of this worker's ranks is not copied to another worker: %s", lack)
 
     def _send(self, files: Sequence[CopiedFile]) -> str:
-        """Send a share to the next launcher; why it has not got it, or nothing."""
+        """Send a share to the next launcher; return why that failed, or an empty string."""
         try:
             peer = self._find_peer()
             if peer is None:
@@ -141,7 +144,7 @@ class CopyHolder:
 
 
 def prune(folder: Path) -> None:
-    """Keep the newest saves that lie in a folder of copies, and delete the others."""
+    """Keep the newest saves in a folder of copies, and delete the others."""
     with suppress(OSError):
         saves = [(save.order, path) for path in (folder / DATA).iterdir() if (save := save_of(f"{DATA}{path.name}/"))]
         for _, path in sorted(saves)[:-KEPT_SAVES]:
@@ -151,9 +154,9 @@ def prune(folder: Path) -> None:
 def find_peer(
     members: Sequence[Mapping[str, Any]], mine: int, read_address: Callable[[int], str | None]
 ) -> tuple[str, int] | None:
-    """Where the copies of member number `mine` go; None if there is nobody.
+    """Return the (host, port) that receives the copies of member number `mine`; None if there is no other member.
 
-    `read_address(number)` returns what that member has said of itself, `host:port`. Raises PeerError if it has not yet.
+    `read_address(number)` returns the `host:port` that a member has published. Raises PeerError if it has not yet.
     """
     ring = [number % len(members) for number in range(mine + 1, mine + len(members))]
     if not ring:
@@ -161,16 +164,17 @@ def find_peer(
     other = next((number for number in ring if members[number]["host"] != members[mine]["host"]), ring[0])
     host, _, port = (read_address(other) or "").rpartition(":")
     if not port.isdigit():
-        raise PeerError(f"{members[other]['name']} takes no copies")
+        raise PeerError(f"{members[other]['name']} does not accept copies")
     return host, int(port)
 
 
 def peer_of(
     holder: CopyHolder, members: Sequence[Mapping[str, Any]], mine: int, store: Any
 ) -> Callable[[], tuple[str, int] | None]:
-    """Tell the group's store where `holder` listens; returns what finds the launcher that its copies go to.
+    """Publish the address of `holder` in the group's store; return a function that finds the peer for its copies.
 
-    That asks the store until it has an answer, and then never again. Raises RuntimeError, as that does, if it is gone.
+    The function reads the store until it has found the peer, and then remembers it. It raises PeerError if the peer has
+    not published its address yet, and RuntimeError if the store is gone.
     """
     host, port = holder.address
     with suppress(RuntimeError):
@@ -190,7 +194,7 @@ def peer_of(
 
 
 def why_no_room(folder: Path, size_bytes: int) -> str:
-    """Why so much more does not fit in `folder`, which is in shared memory; empty if it does."""
+    """Return why `size_bytes` more do not fit into `folder`, which is in shared memory; empty if they do."""
     left = min(_left_bytes(folder))
     if size_bytes + MARGIN_BYTES <= left:
         return ""

@@ -1,14 +1,14 @@
-"""How one launcher sends a rank's share to another, over TCP.
+"""The protocol by which one launcher sends a rank's share to another, over TCP.
 
     receiver -> sender    32 random bytes
-    sender -> receiver    a message: the files, by name, size and checksum; random bytes of the sender's own
-    receiver -> sender    a message: {} to go on, or {"refused": why}
-    sender -> receiver    the files' bytes, one behind the other
-    receiver -> sender    a message: {} once they are kept, or {"refused": why}
+    sender -> receiver    a message: the files with name, size and checksum, and 32 random bytes of the sender
+    receiver -> sender    a message: {} to continue, or {"refused": why}
+    sender -> receiver    the content of the files, one after the other
+    receiver -> sender    a message: {} once they are stored, or {"refused": why}
 
-A message is its length (4 bytes), JSON, and an HMAC-SHA256 under the key of the job's workers over its purpose, the
-random bytes of who reads it, and the JSON. So both ends prove that they are of this job, and nothing that was recorded
-is accepted again. The bytes themselves have checksums, which are among what is signed; they are not encrypted.
+A message consists of its length (4 bytes), JSON, and an HMAC-SHA256 with the key of the job's workers. The HMAC covers
+the message's purpose, the reader's random bytes, and the JSON. So both ends prove that they belong to this job, and a
+recorded message is not accepted again. The content is not encrypted; its checksums are part of a signed message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_MESSAGE_BYTES = 8 << 10
 MAX_FILES = 2
 CHUNK_BYTES = 1 << 20
 PATIENCE_S = 30.0
-"""How long either end waits for the next bytes of the other."""
+"""How long either end waits for the next bytes from the other."""
 _MAC_BYTES = 32
 _LENGTH = struct.Struct(">I")
 _NAME = re.compile(
@@ -42,40 +42,43 @@ _NAME = re.compile(
 
 
 def read_peer_key(environ: Mapping[str, str] = os.environ) -> bytes:
-    """What a job's workers prove to each other that they have, and nobody else. Raises KeyError, OSError and PeerError.
+    """Return the secret that proves to a job's workers that the other end is one of them.
 
-    A cluster that has nothing of the kind knows the job's token only.
+    It is the content of $ELASTICCTL_PEER_KEY_FILE, or the job's token on a cluster that has no such key. Raises
+    KeyError, OSError and PeerError.
     """
     path = environ.get("ELASTICCTL_PEER_KEY_FILE") or environ["ELASTICCTL_RDZV_TOKEN_FILE"]
     key = Path(path).read_bytes().strip()
     if not key:
-        raise PeerError(f"the file {path} holds no key")
+        raise PeerError(f"the key file {path} is empty")
     return key
 
 
 class PeerError(Exception):
-    """The other launcher, or what it sent, is not as it should be; or it refuses."""
+    """The other launcher refuses, or violates the protocol, or has sent damaged data."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedFile:
-    """A file of a share: `name` is its path in the folder of copies, `crc32` that of its bytes."""
+    """A file of a share: its path in the folder of copies (`name`), its size, and the CRC-32 of its content.
+
+    Raises PeerError for values that no file of a share has.
+    """
 
     name: str
     size_bytes: int
     crc32: int
 
     def __post_init__(self) -> None:
-        """Raises PeerError for what a share has no file of."""
         if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
             raise PeerError(f"{str(self.name)!r:.100} is not the name of a share's file")
         for number in (self.size_bytes, self.crc32):
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 62:
-                raise PeerError(f"{self.name}: its size or its checksum is not a number that can be one")
+                raise PeerError(f"{self.name}: its size or its checksum is not valid")
 
 
 def send_files(line: socket.socket, key: bytes, folder: Path, files: Sequence[CopiedFile]) -> None:
-    """Send the files, which lie in `folder`; returns once they are kept. Raises PeerError and OSError."""
+    """Send files in `folder`; return once they are stored. Raises PeerError and OSError."""
     line.settimeout(PATIENCE_S)
     theirs, mine = receive(line, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
     _say(line, key, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
@@ -83,14 +86,15 @@ def send_files(line: socket.socket, key: bytes, folder: Path, files: Sequence[Co
     for file in files:
         with (folder / file.name).open("rb", buffering=0) as data:
             if line.sendfile(data, 0, file.size_bytes) != file.size_bytes:
-                raise PeerError(f"{file.name} is shorter than it was")
+                raise PeerError(f"{file.name} has become shorter")
     _raise_if_refused(_hear(line, key, b"kept" + mine))
 
 
 def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callable[[int], str]) -> None:
-    """The other end: keep what is sent in `folder`; a share is there as a whole or not at all.
+    """Receive files from `send_files` and store them in `folder`, either all of them or none.
 
-    `refuse(size_bytes)` says why there is no room for so much, or nothing. Raises PeerError and OSError.
+    `refuse(size_bytes)` returns why there is no room for that many bytes, or an empty string. Raises PeerError and
+    OSError.
     """
     line.settimeout(PATIENCE_S)
     mine = secrets.token_bytes(NONCE_BYTES)
@@ -99,10 +103,10 @@ def receive_files(line: socket.socket, key: bytes, folder: Path, refuse: Callabl
     try:
         theirs, rows = bytes.fromhex(offer["nonce"]), offer["files"]
         if len(theirs) != NONCE_BYTES or not isinstance(rows, list) or not 0 < len(rows) <= MAX_FILES:
-            raise PeerError("the offer is not one of a share")
+            raise PeerError("the offer is not that of a share")
         files = [CopiedFile(*row) for row in rows]
     except (KeyError, TypeError, ValueError) as e:
-        raise PeerError("the offer is not one of a share") from e
+        raise PeerError("the offer is not that of a share") from e
     why_not = refuse(sum(file.size_bytes for file in files))
     _say(line, key, b"accept" + theirs, {"refused": why_not} if why_not else {})
     if why_not:
@@ -130,12 +134,12 @@ def _receive_file(line: socket.socket, file: CopiedFile, path: Path) -> None:
         while left:
             count = line.recv_into(chunk[: min(left, CHUNK_BYTES)])
             if not count:
-                raise ConnectionResetError("the other launcher has ended the connection")
+                raise ConnectionResetError("the other launcher has closed the connection")
             crc = zlib.crc32(chunk[:count], crc)
             kept.write(chunk[:count])
             left -= count
     if crc != file.crc32:
-        raise PeerError(f"{file.name} arrived damaged")
+        raise PeerError(f"{file.name} was damaged on the way")
 
 
 def _say(line: socket.socket, key: bytes, purpose: bytes, message: Mapping[str, Any]) -> None:
@@ -155,7 +159,7 @@ def _hear(line: socket.socket, key: bytes, purpose: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise PeerError("a message is not JSON") from e
     if not isinstance(message, dict):
-        raise PeerError("a message is not an object")
+        raise PeerError("a message is not a JSON object")
     return message
 
 
@@ -165,11 +169,11 @@ def _raise_if_refused(answer: Mapping[str, Any]) -> None:
 
 
 def receive(line: socket.socket, size_bytes: int) -> bytes:
-    """So many bytes. Raises OSError where the other end hangs up before."""
+    """Return the next `size_bytes` bytes. Raises OSError if the other end closes the connection before."""
     data = bytearray()
     while len(data) < size_bytes:
         part = line.recv(size_bytes - len(data))
         if not part:
-            raise ConnectionResetError("the other launcher has ended the connection")
+            raise ConnectionResetError("the other launcher has closed the connection")
         data += part
     return bytes(data)

@@ -1,1 +1,1 @@
-"""The launcher role: a program such as mpirun runs once, on one worker, and the others run what it tells them."""
+"""The launcher role: a program such as mpirun runs on one worker only, and the other workers run its commands."""

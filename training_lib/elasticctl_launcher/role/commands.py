@@ -1,7 +1,7 @@
-"""`CommandServer`: runs what the launcher program sends to this worker, in place of sshd.
+"""`CommandServer`: runs the launcher program's commands on this worker, in place of sshd.
 
-A command is a line for the shell, as ssh's. It runs in a session of its own, with this worker's environment, and ends
-with its connection: SIGTERM, and SIGKILL after a grace period. The kernel ends it with the launcher.
+As with ssh, a command is a line for the shell. It runs in its own session, with this worker's environment. When its
+connection ends, it gets SIGTERM, and SIGKILL after a grace period. The kernel kills it if the launcher dies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elasticctl_launcher.system import serve_connections
 
 MAX_CONNECTIONS = 512
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""The signals that a caller passes on."""
+"""The signals that a caller forwards to its command."""
 
 CANNOT_START = 126
 
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class _Command:
-    """A process in a session of its own, for the caller at the other end of `line`; `run` returns at its end.
+    """A process in its own session, started for the caller at the other end of `line`; `run` waits for its end.
 
-    The process is collected last, so its session's number is nobody else's meanwhile. Raises OSError where it cannot
-    be started.
+    The process is reaped last, so that no other process gets the number of its session meanwhile. Raises OSError if it
+    cannot be started.
     """
 
     def __init__(self, line: Line, words: str, environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
@@ -51,9 +51,9 @@ class _Command:
         self.pid = self._process.pid
 
     def run(self) -> int:
-        """Wait for its end, and for that of its output; its exit code, as a shell has it.
+        """Wait for the end of the process and of its output; return the exit code in the shell's form.
 
-        From the thread that has started it, for the kernel ties it to that.
+        Call this from the thread that created the object, because the kernel ties the process to that thread.
         """
         obey = threading.Thread(target=self._obey, daemon=True)
         pumps = [
@@ -64,30 +64,30 @@ class _Command:
             thread.start()
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         for pump in pumps:
-            pump.join()  # as sshd does: who inherits the output is waited for, as long as the caller is there
+            pump.join()  # like sshd, wait for processes that inherited the output, while the caller is there
         if self._hung_up:
-            self._signal(signal.SIGKILL)  # what it has left behind
+            self._signal(signal.SIGKILL)  # processes that the command has left behind
         with self._lock:
             code = self._process.wait()
             self._ended.set()
         return 128 - code if code < 0 else code
 
     def hang_up(self) -> None:
-        """End it, as if its caller had gone; returns at once."""
+        """End the command as if its caller had gone; return at once."""
         self._line.hang_up()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for its end."""
+        """Wait for the command's end, for `timeout_s` seconds at most."""
         self._ended.wait(timeout_s)
 
     def _obey(self) -> None:
-        """Pass on input and signals until the connection ends, and have the command end with it."""
+        """Forward input and signals until the connection ends; then end the command."""
         stdin = self._process.stdin
         try:
             while True:
                 kind, data = self._line.receive()
                 if kind is Frame.INPUT and stdin is not None:
-                    with suppress(BrokenPipeError, ValueError):  # it reads no more
+                    with suppress(BrokenPipeError, ValueError):  # the command no longer reads
                         stdin.write(data) if data else stdin.close()
                         stdin.flush()
                 elif kind is Frame.SIGNAL and int(data) in FORWARDED:
@@ -108,16 +108,16 @@ class _Command:
                 self._line.send(kind, data)
 
     def _signal(self, number: int) -> None:
-        """To everything in its session."""
+        """Send a signal to every process in the command's session."""
         with self._lock, suppress(ProcessLookupError, PermissionError):
             if not self._ended.is_set():
                 os.killpg(self.pid, number)
 
 
 class CommandServer:
-    """Listens on TCP at `host` until `close`, for callers that know what `read_key` returns. Raises OSError.
+    """Listens on TCP at `host` until `close`, for callers that know the key from `read_key()`. Raises OSError.
 
-    Commands run in `folder` with `environ`; what has to end does so within `grace_s` seconds.
+    Commands run in `folder` with the environment `environ`, and have `grace_s` seconds between SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -133,18 +133,18 @@ class CommandServer:
         threading.Thread(target=serve_connections, args=arguments, name="commands", daemon=True).start()
 
     def own_pids(self) -> set[int]:
-        """The processes that this server has started and waits for."""
+        """Return the ids of the processes that this server has started and waits for."""
         with self._lock:
             return {command.pid for command in self._running}
 
     def end_commands(self) -> None:
-        """End whatever runs, as if its callers had gone; returns at once."""
+        """End all commands as if their callers had gone; return at once."""
         with self._lock:
             for command in self._running:
                 command.hang_up()
 
     def close(self) -> None:
-        """Listen no more, and return once nothing runs any longer."""
+        """Stop listening, end all commands, and wait for their end."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -162,9 +162,9 @@ class CommandServer:
                 line.stay_open()
                 line.send(Frame.EXIT, str(self._run(line, os.fsdecode(words))).encode())
         except PeerError as error:
-            log.warning("a command was not taken: %s", error)
+            log.warning("a command from another worker was refused: %s", error)
         except OSError:
-            return  # the caller has gone, and what it had started has ended
+            return  # the caller has gone, and its command has ended
 
     def _run(self, line: Line, words: str) -> int:
         try:

@@ -1,11 +1,11 @@
-"""The files by which a launcher program finds the workers, in a folder of each worker's own.
+"""The files by which a launcher program finds the workers, in a private folder of each worker.
 
-    hostfile             `HOST slots=N` a line, as Open MPI has it
-    discover_hosts.sh    prints `HOST:N` a line, as Horovod has it
-    workers.json         where each worker takes commands
-    bin/ssh              runs a command on another worker; in the program's PATH before any other
+    hostfile             one line `HOST slots=N` per worker, in Open MPI's format
+    discover_hosts.sh    prints one line `HOST:N` per worker, in Horovod's format
+    workers.json         the address at which each worker accepts commands
+    bin/ssh              runs a command on another worker; comes first in the program's PATH
 
-They are replaced as a whole, so whoever reads one sees one group of workers.
+Each file is replaced atomically, so a reader sees the members of one generation.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _ON_LOOPBACK = {
     "OMPI_MCA_btl_tcp_if_include": "lo",
     "OMPI_MCA_btl": "self,tcp",
 }
-"""Where workers share one machine, Open MPI takes them for several, whose shared memory has the same names."""
+"""For workers on one machine: Open MPI takes them for several machines, whose shared memory would have clashing names.
+"""
 
 
 class HostFiles:
-    """Those of one worker, in `folder`."""
+    """The files of one worker, in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.hostfile, self.discovery = folder, folder / "hostfile", folder / "discover_hosts.sh"
@@ -46,19 +47,19 @@ class HostFiles:
         _write(folder / "bin/ssh", _SSH.format(python=shlex.quote(sys.executable)), 0o700)
 
     def write(self, members: Sequence[Mapping[str, Any]]) -> None:
-        """Name these members of the group, in order of rank."""
+        """Write these members of the group, in order of rank."""
         where = {each["name"]: [host_of(each), each["host"], each["port"]] for each in members}
         _write(self.folder / "workers.json", json.dumps(where), 0o600)
         lines = (f"{host_of(each)} slots={each['slots']}\n" for each in members)
         _write(self.hostfile, "".join(lines), 0o600)
 
     def environment(self, environ: Mapping[str, str], *, on_loopback: bool) -> dict[str, str]:
-        """`environ` for the launcher program, and for what it runs on other workers."""
+        """Return `environ` extended for the launcher program, and for its commands on other workers."""
         hostfile, path = str(self.hostfile), environ.get("PATH", os.defpath)
         return {
             "OMPI_MCA_plm_rsh_agent": "ssh",
             "OMPI_MCA_orte_default_hostfile": hostfile,
-            # Otherwise Open MPI's daemons would outlive the connection that has started them.
+            # Otherwise Open MPI's daemons would outlive the connection that started them.
             "OMPI_MCA_orte_leave_session_attached": "1",
             "PRTE_MCA_prte_default_hostfile": hostfile,
             "PRTE_MCA_prte_leave_session_attached": "1",
@@ -71,20 +72,20 @@ class HostFiles:
 
 
 def host_of(member: Mapping[str, Any]) -> str:
-    """What a member is called in the files: its address, and its name where all have the same one."""
+    """Return a member's name in the files: its address, or its name if all members share one address."""
     address, name = str(member["host"]), str(member["name"])
     return name if ":" in address or is_loopback(address) else address
 
 
 def is_loopback(address: str) -> bool:
-    """Is it the local cluster's, all of whose workers are on one machine?"""
+    """True for an address of the local cluster, whose workers share one machine."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def address_of(hostfile: Path, host: str) -> tuple[str, int] | None:
-    """Where a worker takes commands that is called `host` in the files, or has that name; None for no such worker.
+    """Return the (host, port) at which the worker `host` accepts commands; None if there is no such worker.
 
-    Raises OSError where there are no such files.
+    `host` is the worker's name, or its name in the files. Raises OSError if the files do not exist.
     """
     for name, (known, address, port) in json.loads((hostfile.parent / "workers.json").read_text()).items():
         if host in (name, known):

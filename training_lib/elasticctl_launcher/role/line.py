@@ -1,12 +1,12 @@
-"""A line between two workers of one job, on which one runs a command on the other.
+"""A connection between two workers of one job, over which one runs a command on the other.
 
     worker -> caller    32 random bytes, once
     caller -> worker    32 random bytes, once
-    both                frames: a kind (1 byte), a length (4), so many bytes, and an HMAC-SHA256 of all that
+    both                frames: a kind (1 byte), a length (4 bytes), the data, and an HMAC-SHA256 of all this
 
-The key of each direction is derived from that of the job's workers and both ends' random bytes, and the HMAC covers the
-frame's number. So the first frame proves that its sender is of this job, and nothing that was recorded, left out or put
-in is accepted. Frames are not encrypted.
+The key of each direction is derived from the key of the job's workers and the random bytes of both ends. The HMAC also
+covers the frame's number. So the first frame proves that its sender belongs to this job, and no frame can be replayed,
+removed or inserted. Frames are not encrypted.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ _TO_WORKER, _TO_CALLER = b"to worker", b"to caller"
 
 
 class Frame(IntEnum):
-    """What a frame holds."""
+    """What a frame contains."""
 
     RUN = 1
     """From the caller, first: a line for the worker's shell."""
     INPUT = 2
-    """From the caller; an empty one is the end of the input."""
+    """From the caller; an empty frame marks the end of the input."""
     SIGNAL = 3
-    """From the caller: the number of a signal, in digits."""
+    """From the caller: the number of a signal, as decimal digits."""
     OUTPUT = 4
     ERRORS = 5
     EXIT = 6
-    """From the worker, last: the exit code, in digits."""
+    """From the worker, last: the exit code, as decimal digits."""
 
 
 class Line:
-    """One end, after both have said their random bytes; sends from any thread, receives from one.
+    """One end of a connection, after the exchange of random bytes. Sends from any thread, receives from one.
 
-    Either way, PeerError says that the other end is not of this job, OSError that it has gone.
+    `calls`: this end is the caller. Methods raise PeerError if the other end does not belong to this job, and OSError
+    if it has gone.
     """
 
     def __init__(self, connected: socket.socket, key: bytes, *, calls: bool) -> None:
@@ -63,19 +64,19 @@ class Line:
         self._lock = threading.Lock()
 
     def stay_open(self) -> None:
-        """From now on, silence is no sign that the other end has gone: the network is asked."""
+        """Wait for the other end without a limit from now on; TCP keepalive detects that it has gone."""
         self._socket.settimeout(None)
         keep_alive(self._socket)
 
     def send(self, kind: Frame, data: bytes = b"") -> None:
-        """Send one frame of at most `MAX_FRAME_BYTES`."""
+        """Send one frame with at most `MAX_FRAME_BYTES` of data."""
         body = _HEADER.pack(kind, len(data)) + data
         with self._lock:
             self._socket.sendall(body + _mac(self._send_key, self._sent, body))
             self._sent += 1
 
     def receive(self) -> tuple[Frame, bytes]:
-        """The next frame."""
+        """Return the kind and the data of the next frame."""
         header = receive(self._socket, _HEADER.size)
         number, length = _HEADER.unpack(header)
         if length > MAX_FRAME_BYTES:
@@ -90,11 +91,11 @@ class Line:
             raise PeerError(f"a frame of the unknown kind {number}") from e
 
     def hang_up(self) -> None:
-        """End the connection, and with it what waits for the other end; from any thread."""
+        """End the connection, and every wait for the other end; may be called from any thread."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it has ended already
+            return  # the connection has already ended
 
 
 def _mac(key: bytes, number: int, body: bytes) -> bytes:

@@ -1,7 +1,8 @@
-"""A worker in the launcher role: the first of the group runs the launcher program, the others what it tells them.
+"""A worker in the launcher role: the first worker of the group runs the launcher program, the others its commands.
 
-The group is the rendezvous service's, as in training. But a change of it stops nothing: the files that name the workers
-are replaced, and the program reads them when it likes. Another worker starts the program again once the first is lost.
+The rendezvous service forms the group, as in training. A change of the group stops nothing here: the files that name
+the workers are replaced, and the program reads them when it needs to. If the first worker is lost, another one starts
+the program again.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ log = logging.getLogger(__name__)
 
 
 class Terminated(Exception):
-    """This worker has to go; the text says why."""
+    """This worker has to leave; the text is the reason."""
 
 
 class LauncherRole:
     """One worker, which runs the command of `starter` while it is the first of its group.
 
-    Commands come to `server`, and `files` say where those of the others are; `environment` is the program's.
+    `server` runs commands of the program, `files` tell the program where the other workers are, and `environment` is
+    the program's environment.
     """
 
     def __init__(
@@ -74,20 +76,21 @@ class LauncherRole:
         self._failure: WorkerFailure | None = None
 
     def terminate(self) -> None:
-        """Handle SIGTERM (from the signal handler): leave the group, and end."""
+        """Handle SIGTERM, from the signal handler: leave the group, and end."""
         is_news, self._got_sigterm = not self._got_sigterm, True
         self._notifications.put(SigtermReceived())
         if is_news and self._is_joining:
             raise Terminated
 
     def own_pids(self) -> set[int]:
-        """The processes that this worker has started and waits for."""
+        """Return the ids of the processes that this worker has started and waits for."""
         return self._program.own_pids() | self._server.own_pids()
 
     def run(self, stop_grace_s: float) -> WorkerFailure | None:
-        """Take part until the launcher program has succeeded (None), or this worker ends for another reason.
+        """Take part until the launcher program has succeeded, or this worker ends for another reason.
 
-        Whatever still runs then has `stop_grace_s` to end.
+        Returns None on success, and the failure otherwise. Processes that still run then have `stop_grace_s` seconds
+        between SIGTERM and SIGKILL.
         """
         try:
             while True:
@@ -111,7 +114,7 @@ class LauncherRole:
             self._server.close()
 
     def _join_group(self) -> None:
-        """Join the next generation, and have the files say who is in it."""
+        """Join the next generation, and write its members to the files."""
         self._is_joining = True
         try:
             if self._got_sigterm:
@@ -126,7 +129,7 @@ class LauncherRole:
         log.info("%d workers: %s", len(members), ", ".join(str(each["name"]) for each in members))
         before, self._first = self._first, str(members[0]["uid"])
         if before not in ("", self._first):
-            self._server.end_commands()  # those of a program that nobody waits for
+            self._server.end_commands()  # commands of a program that is gone
         if self._first != mine:
             self._program.stop(0.0)
         elif self._has_succeeded:
@@ -136,7 +139,7 @@ class LauncherRole:
             self._program.start([(0, self._environment)])
 
     def _take_part(self) -> bool:
-        """Wait until this generation ends here; True if that is the end of this worker."""
+        """Wait until this generation ends here; return True if this worker ends with it."""
         while True:
             match self._notifications.get():
                 case SigtermReceived():
@@ -156,14 +159,14 @@ class LauncherRole:
                     return False
 
     def _note_exit(self, rank: Rank) -> None:
-        self._program.stop(0.0)  # what it has left behind
+        self._program.stop(0.0)  # processes that the program has left behind
         if rank.code == 0:
             self._has_succeeded = True
             self._ask_to_finish()
             return
         failure = replace(WorkerFailure.of_rank(*self._place(), rank), rank=None)
         if failure.verdict == COLLATERAL:
-            failure = replace(failure, verdict=APPLICATION)  # no other worker's end has to be waited for
+            failure = replace(failure, verdict=APPLICATION)  # the service need not wait for other workers' ends
         log.warning("the launcher program failed: %s", failure.describe())
         self._failure = failure
         self._question = self._service.ask_for_verdict(failure.to_report)

@@ -2,9 +2,9 @@
 
     python -m elasticctl_launcher.role.rsh [ssh's options] WORKER COMMAND...
 
-The words of the command are joined and given to the worker's shell, as ssh does. Input, both outputs and the exit code
-are the command's own; signals are passed on. ssh's options are taken and mean nothing, but for -n. Exit code 255: the
-worker could not be reached, or the connection broke.
+As with ssh, the words of the command are joined and passed to the worker's shell. Input, both outputs and the exit code
+are those of the command, and signals are forwarded. ssh's options are accepted and ignored, except -n. Exit code 255
+means that the worker could not be reached, or that the connection broke.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ UNREACHABLE = 255
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code, or 255."""
+    """Run the command; return its exit code, or 255."""
     words = list(sys.argv[1:] if argv is None else argv)
     flags, words = _without_options(words)
     host, rest = (words[0], words[1:]) if words else ("", [])
-    more, rest = _without_options(rest)  # ssh takes them behind the host too
+    more, rest = _without_options(rest)  # ssh accepts options after the host, too
     if not host or not rest:
         return _give_up("a worker and a command are needed. FIX: ssh WORKER COMMAND")
     try:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _give_up(f"{error.filename}: {error.strerror}")
     if address is None:
-        return _give_up(f"{host} is not one of this job's workers now")
+        return _give_up(f"{host} is not a worker of this job at present")
     try:
         with socket.create_connection(address, CONNECT_S) as connected:
             line = Line(connected, key, calls=True)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _talk(line: Line, *, reads_input: bool) -> int:
     def pass_on(number: int, _: object) -> None:
-        _in_thread(lambda: line.send(Frame.SIGNAL, str(number).encode()))  # another may be sending, and have to wait
+        _in_thread(lambda: line.send(Frame.SIGNAL, str(number).encode()))  # another thread may be blocked in a send
 
     for number in FORWARDED:
         signal.signal(number, pass_on)
@@ -79,21 +79,21 @@ def _send_input(line: Line) -> None:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it any more
+    with contextlib.suppress(BrokenPipeError):  # the reader has gone
         while data:
             data = data[os.write(descriptor, data) :]
 
 
 def _in_thread(do: Callable[[], None]) -> None:
     def run() -> None:
-        with contextlib.suppress(OSError):  # the main thread hears that the other end has gone
+        with contextlib.suppress(OSError):  # the main thread notices that the other end has gone
             do()
 
     threading.Thread(target=run, daemon=True).start()
 
 
 def _without_options(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The letters of the options at the beginning, and what follows."""
+    """The letters of the leading options, and the words that follow them."""
     left, letters = list(words), ""
     while left and left[0].startswith("-") and len(left[0]) > 1:
         word = left.pop(0)

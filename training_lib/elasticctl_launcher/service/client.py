@@ -1,8 +1,8 @@
 """Requests to the rendezvous service.
 
 ServiceError
-├── ServiceAway      no answer, or the service is in trouble (5xx, 429): worth another try
-└── ServiceRefused   the service said no (4xx); another try gets the same answer
+├── ServiceAway      no answer, or the service is in trouble (5xx, 429): try again
+└── ServiceRefused   the service refuses (4xx): another try gets the same answer
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from elasticctl_store.storage.http import has_ended
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
 POLL_TIMEOUT_S = 40.0
-"""Longer than the service's own limit of a long poll (20 s), so that only a service that hangs exceeds it."""
+"""Longer than the service's own limit for a long poll (20 s), so that only a service that hangs exceeds it."""
 KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
-"""In seconds, and probes: a connection that the network has forgotten (a service that moved, a NAT that lost its state)
-would keep a long poll waiting until its timeout, while the group waits 10 s for a worker that says nothing."""
+"""In seconds, and a number of probes. If the network has forgotten a connection (a service that moved, a NAT that lost
+its state), a long poll would otherwise wait until its timeout, while the group waits only 10 s for a silent worker.
+"""
 UNACKNOWLEDGED_MS = 6000
-"""The same for a request of which the network has acknowledged nothing: the kernel sends no probes meanwhile."""
+"""The timeout of a request that the network has not acknowledged, for which the kernel sends no probes."""
 CONNECT_S = 5.0
-"""Where nobody answers, not even with a refusal, as behind the address of a service that has just moved."""
+"""The timeout of a connection attempt that gets no answer at all, as when a service has just moved to another address.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +48,11 @@ class ServiceError(Exception):
 
 
 class ServiceAway(ServiceError):
-    """No usable answer; the service may be restarting."""
+    """The service gave no usable answer; it may be restarting."""
 
 
 class ServiceRefused(ServiceError):
-    """The service refused the request; `status` is the HTTP status."""
+    """The service refused the request; `status` is the HTTP status, or 0 if the request could not be made."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{message} (HTTP {status})")
@@ -58,18 +60,18 @@ class ServiceRefused(ServiceError):
 
 
 class Backoff:
-    """Pauses between tries, in seconds: each up to twice as long as the one before, at most `RETRY_MAX_S`."""
+    """Pauses between tries, in seconds. Each is up to twice as long as the last one, and at most `RETRY_MAX_S`."""
 
     def __init__(self) -> None:
         self._pause_s = RETRY_MIN_S
 
     def next_s(self) -> float:
-        """The next pause, shortened at random so that a thousand workers do not come back at the same moment."""
+        """Return the next pause, shortened at random so that a thousand workers do not return at the same moment."""
         pause_s, self._pause_s = self._pause_s, min(RETRY_MAX_S, self._pause_s * 2)
         return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 (jitter, not a secret)
 
     def reset(self) -> None:
-        """Begin with the shortest pause again."""
+        """Start again with the shortest pause."""
         self._pause_s = RETRY_MIN_S
 
 
@@ -87,7 +89,7 @@ class _TcpConnection(http.client.HTTPConnection):
 
 
 def keep_alive(connected: socket.socket) -> None:
-    """Have the kernel end a TCP connection on which nothing is said, and whose other end has gone."""
+    """Make the kernel end an idle TCP connection whose other end has gone."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         if hasattr(socket, name):
@@ -106,11 +108,13 @@ class _UnixConnection(http.client.HTTPConnection):
         uid = peer_uid(self.sock)
         if uid not in (None, os.geteuid()):
             self.close()  # before the token is sent
-            raise ConnectionRefusedError(f"a process of user {uid} answers on {self._path}, and not one of this user's")
+            raise ConnectionRefusedError(
+                f"the process that answers on {self._path} belongs to user {uid}, not to this user"
+            )
 
 
 def peer_uid(connected: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket; None where the system does not tell."""
+    """Return the user id at the other end of a Unix socket; None if the system does not report it."""
     if sys.platform != "linux":
         return None
     told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -121,9 +125,9 @@ def peer_uid(connected: socket.socket) -> int | None:
 class ServiceClient:
     """Calls the service at `endpoint` (`host:port`, `http://host:port` or `unix:///path`) for one job.
 
-    The bearer token is read from `token_file` at each request, so that a rotated one is picked up; it is never logged.
-    It keeps connections open, since opening them was half of the service's work when a group re-forms. May be used from
-    several threads at once. It logs when the service goes away and when it is back, each once.
+    Reads the bearer token from `token_file` for each request, so that a rotated token is used, and never logs it. Keeps
+    connections open, because opening them was half of the service's work when a group re-forms. Thread-safe. Logs once
+    when the service goes away, and once when it is back.
     """
 
     endpoint: str
@@ -134,7 +138,7 @@ class ServiceClient:
     _away: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def call(self, verb: str, body: Mapping[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
-        """Send one request; raises ServiceAway or ServiceRefused."""
+        """Send one request; return the answer. Raises ServiceAway or ServiceRefused."""
         try:
             token = Path(self.token_file).read_text("ascii").strip()
         except OSError as error:
@@ -157,14 +161,14 @@ class ServiceClient:
         return self._read_answer(response.status, raw)
 
     def close(self) -> None:
-        """Close the connections that are idle; the next call makes a new one."""
+        """Close idle connections. The next call opens a new one."""
         while (connection := self._take_idle()) is not None:
             connection.close()
 
     def call_until(
         self, verb: str, body: Mapping[str, Any], deadline: float, timeout_s: float = 10.0
     ) -> dict[str, Any]:
-        """Like `call`, tried again while the service is away, until `deadline` (of time.monotonic)."""
+        """Like `call`, but retry while the service is away, until `deadline` (a time of `time.monotonic`)."""
         backoff = Backoff()
         while True:
             try:
@@ -176,7 +180,7 @@ class ServiceClient:
             time.sleep(pause_s)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """An idle connection that is still open, else a new one."""
+        """An idle connection that is still open, or a new one."""
         while (connection := self._take_idle()) is not None:
             if connection.sock is not None and not has_ended(connection.sock):
                 connection.timeout = timeout_s
@@ -191,7 +195,7 @@ class ServiceClient:
         return _TcpConnection(url.hostname, url.port or 80, timeout=timeout_s)
 
     def _take_idle(self) -> http.client.HTTPConnection | None:
-        with suppress(IndexError):  # another thread may take the last one after a check
+        with suppress(IndexError):  # another thread may have taken the last one
             return self._idle.pop()
         return None
 
@@ -207,13 +211,13 @@ class ServiceClient:
             log.info("the rendezvous service is back")
         if status == 200 and isinstance(answer, dict):
             return answer
-        if status == 429:  # it is there, and busy
+        if status == 429:  # the service is up, but busy
             raise ServiceAway(f"rendezvous service at {self.endpoint}: HTTP {status}")
         message = answer.get("error") if isinstance(answer, dict) else None
         raise ServiceRefused(status, str(message or "refused"))
 
     def _note_away(self, why: str) -> ServiceAway:
-        """Say so once, however long it stays away and however many threads notice; returns the error to raise."""
+        """Return the error to raise; log it once, however long the outage lasts and however many threads notice it."""
         error = ServiceAway(f"rendezvous service at {self.endpoint}: {why}")
         if not self._away.is_set():
             self._away.set()
@@ -222,7 +226,7 @@ class ServiceClient:
 
 
 def client_from_environment(endpoint: str = "", environ: Mapping[str, str] = os.environ) -> ServiceClient:
-    """The client of the worker that `environ` describes; raises KeyError for a missing variable."""
+    """Return the client of the worker that `environ` describes. Raises KeyError for a missing variable."""
     return ServiceClient(
         endpoint=endpoint or environ["ELASTICCTL_RDZV_ENDPOINT"],
         namespace=environ.get("ELASTICCTL_NAMESPACE", "default"),
@@ -232,4 +236,4 @@ def client_from_environment(endpoint: str = "", environ: Mapping[str, str] = os.
 
 
 Poll = Callable[[str, Mapping[str, Any]], dict[str, Any]]
-"""`poll(verb, body)`: one long poll; raises ServiceAway or ServiceRefused."""
+"""`poll(verb, body)` makes one long poll. Raises ServiceAway or ServiceRefused."""

@@ -1,8 +1,8 @@
-"""Tells the rendezvous service what this launcher is doing: who says so is alive, however long it takes.
+"""Reports to the rendezvous service what this launcher is doing, which also proves that it is alive.
 
-A long poll is a sign of life as long as it is outstanding, and says at its beginning what the launcher does. While
-there is none (the launcher unpacks the workspace, starts ranks, waits for them to stop), and whenever the launcher
-begins to do something that no long poll has said yet, a thread sends a heartbeat. Nobody ever waits for one.
+An outstanding long poll proves it too, and reports at its beginning what the launcher is doing. A thread sends a
+heartbeat while there is no long poll (the launcher unpacks the workspace, starts ranks, waits for them to stop), and
+whenever the launcher starts to do something that no long poll has reported yet. No other thread waits for a heartbeat.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from elasticctl_launcher.service.client import POLL_TIMEOUT_S, ServiceClient, Se
 
 BEAT_S = 3.0
 SETTLE_S = 0.05
-"""What lasts no longer is not worth a request: a launcher that joins says so in the same moment with its long poll."""
+"""States that last no longer than this are not reported: a long poll may follow at once and report the next state."""
 BEAT_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class Doing(StrEnum):
-    """What a launcher can be doing, in the words of the protocol."""
+    """What a launcher can be doing, with the protocol's names."""
 
     PREPARING = "preparing"
     """Unpacks the workspace, warms spares."""
@@ -37,14 +37,14 @@ class Doing(StrEnum):
     DRAINING = "draining"
     STOPPING = "stopping"
     EXPORTING = "exporting"
-    """The ranks have said that the last step is done, and still run."""
+    """The ranks have reported their last step, and still run."""
     FINISHING = "finishing"
     """All ranks have exited with 0; waits for those of the peers."""
     HUNG = "hung"
 
 
 class Heartbeat:
-    """Says for the worker `uid` what it does, from a thread of its own between `start` and `close`."""
+    """Reports what the worker `uid` is doing, from its own thread between `start` and `close`."""
 
     def __init__(self, client: ServiceClient, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.client, self._uid, self._clock = client, uid, clock
@@ -55,22 +55,22 @@ class Heartbeat:
         self._closed = False
 
     def start(self) -> None:
-        """Begin; the first heartbeat says that the launcher prepares itself."""
+        """Start to send; the first heartbeat reports PREPARING."""
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def close(self) -> None:
-        """Send no more; returns at once."""
+        """Stop sending; return at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def doing(self) -> Doing:
-        """What the launcher does."""
+        """What the launcher is doing."""
         return self._doing
 
     def say(self, doing: Doing, generation: int) -> None:
-        """The launcher, whose newest generation is `generation`, begins with something else; returns at once."""
+        """Record what the launcher is doing, and its newest generation; return at once."""
         with self._changed:
             self._generation = generation
             if doing is self._doing:
@@ -79,12 +79,12 @@ class Heartbeat:
             self._changed.notify_all()
 
     def poll(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make one long poll, which tells what the launcher does; raises ServiceAway or ServiceRefused."""
+        """Make one long poll that also reports what the launcher is doing. Raises ServiceAway or ServiceRefused."""
         with self._riding():
             return self.client.call(verb, {**body, **self._words()}, POLL_TIMEOUT_S)
 
     def beat(self) -> None:
-        """Send one heartbeat. A service that is away, or is older than heartbeats, does without."""
+        """Send one heartbeat; ignore a service that is away or older than heartbeats."""
         with self._changed:
             generation = self._generation
         try:
@@ -94,7 +94,7 @@ class Heartbeat:
             log.debug("heartbeat: %s", error)
 
     def is_due(self, idle_s: float) -> bool:
-        """True if a heartbeat has to be sent, `idle_s` after the last one."""
+        """True if a heartbeat has to be sent, `idle_s` seconds after the last one."""
         with self._changed:
             return self._told is not self._doing or (not self._polls and idle_s >= BEAT_S)
 
@@ -110,7 +110,7 @@ class Heartbeat:
                 self._changed.notify_all()
 
     def _words(self) -> dict[str, Any]:
-        """What to add to a request, which tells it."""
+        """The part of a request that reports what the launcher is doing."""
         with self._changed:
             self._told = self._doing
             return {"doing": self._doing.value, "since_s": round(self._clock() - self._since, 3)}

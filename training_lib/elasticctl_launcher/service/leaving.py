@@ -1,4 +1,4 @@
-"""This worker has to go: who says so, when it is killed, and how long it may stay until then."""
+"""The end of a worker that has to leave: the reason, the time at which it is killed, and how long it may stay."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BY_SIGNAL = "SIGTERM"
 
 
 class Leaving:
-    """What is known of it. The service knows who takes this worker's place, and by when a deleted pod has to end.
+    """Tracks why and when this worker has to leave.
 
-    `why` is empty as long as nobody here has said so; after a signal, the worker is killed within `grace_s` seconds, if
-    the service does not know better.
+    The service knows whether a successor takes this worker's place, and by when a deleted pod has to end. After a
+    signal, the worker is killed within `grace_s` seconds, unless the service knows better.
     """
 
     def __init__(self, service: Inquiries, grace_s: float) -> None:
@@ -28,15 +28,15 @@ class Leaving:
 
     @property
     def why(self) -> str:
-        """The reason, in one line."""
+        """The reason in one line; empty if there is none yet."""
         return self._notice.words if self._notice is not None else BY_SIGNAL if self._got_signal else self._told
 
     def expect(self, notice: SpotNotice) -> None:
-        """The next signal is this notice; from any thread."""
+        """Announce that the next signal stands for this notice; may be called from any thread."""
         self._expected.append(notice)
 
     def note_signal(self) -> None:
-        """SIGTERM has arrived; from the signal's handler."""
+        """Record that SIGTERM has arrived; call from the signal handler."""
         if self._expected:
             self._notice = self._expected.popleft()
             self._note_end(self._notice.left_s())
@@ -45,11 +45,11 @@ class Leaving:
             self._note_end(self._grace_s)
 
     def note_told(self, reason: str) -> None:
-        """The service has this worker go, for that reason; from any thread."""
+        """Record that the service makes this worker leave, with its reason; may be called from any thread."""
         self._told = reason
 
     def ask_to_stay(self) -> bool:
-        """May this worker train on? The answer holds for `stay_s`."""
+        """Ask the service whether this worker may keep training; the answer holds for `stay_s()` seconds."""
         notice = None if self._got_signal else self._notice
         stay = self._service.ask_to_stay(self.why, notice)
         if stay.left_s is not None and stay.left_s > 0:
@@ -58,15 +58,15 @@ class Leaving:
         return stay.stay_s is None or stay.stay_s > 0
 
     def stay_s(self) -> float | None:
-        """How many seconds it may stay, before it has to ask again; None: until it is told to go."""
+        """Return the seconds until this worker has to ask again; None: it may stay until it is told to leave."""
         return None if self._stay_until is None else max(0.0, self._stay_until - time.monotonic())
 
     def left_s(self) -> float | None:
-        """In how many seconds it is killed; None: not known."""
+        """Return the seconds until this worker is killed; None if that is unknown."""
         return None if self._killed_at is None else max(0.0, self._killed_at - time.monotonic())
 
     def _note_end(self, left_s: float | None) -> None:
-        """A worker that outlives its deadline has learnt only that clocks differ: it has as long as after a signal."""
+        """Record a deadline. If it has already passed, only the clocks differ, so the full grace period is assumed."""
         if left_s is not None:
             at = time.monotonic() + (left_s or self._grace_s)
             self._killed_at = at if self._killed_at is None else min(at, self._killed_at)

@@ -1,8 +1,8 @@
-"""What an agent asks the rendezvous service, and what it tells it when it leaves.
+"""The agent's questions to the rendezvous service, and what it reports when it leaves.
 
-Some answers take long: the service hears all ranks of a generation before it says what their ends mean, and the last
-step of a job may be followed by an hour of export on one of them. So each question is asked from a thread of its own,
-again and again, for as long as the service is away. Who waits for the answer hears SIGTERM meanwhile.
+Some answers take long: the service waits for the ends of all ranks in a generation before it judges them, and one rank
+may spend an hour on an export after a job's last step. Each question is therefore asked from its own thread, which
+retries while the service is away. The caller can handle SIGTERM while it waits for the answer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from elasticctl_launcher.spot_notice import SpotNotice
 
 REJOIN, EXIT, DONE = "rejoin", "exit", "done"
 EXCUSED = "rejoin, excused"
-"""REJOIN where another member was lost, or is to blame."""
+"""REJOIN because another member was lost or is to blame."""
 LEAST_POLL_S = 0.5
-"""A service that has no answer yet holds the question; one that does not is not asked more often than this."""
+"""The shortest time between two requests of one question, in case the service answers at once with no result."""
 TELL_TIMEOUT_S = 2.0
-"""How long a worker that leaves waits to have said so: the service finds out by itself too."""
+"""How long a worker that leaves waits for its report to arrive. The service also finds out by itself."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """How long a worker that has to go may stay at most (None: until it is told to go), and in how many seconds it is
-    killed (None: not known).
+    """How many seconds a worker that has to leave may stay, and in how many it is killed.
+
+    `stay_s` is None if it may stay until it is told to leave; `left_s` is None if the end is unknown.
     """
 
     stay_s: float | None = None
@@ -39,10 +40,10 @@ class Stay:
 
 
 class Question:
-    """`verb`, asked again with a new `body()` until `read(answer)` is not empty; `if_refused` stands for a refusal.
+    """A request, repeated with a new `body()` until `read(answer)` is not empty.
 
-    `on_answer(question)` is called once, from a thread, when `answer` is there, and in `error` what the service knows
-    of the failure that was asked about.
+    A refusal counts as the answer `if_refused`. `on_answer(question)` is called once, from a thread, when `answer` is
+    set. `error` is then the service's description of the failure in question, or empty.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class Question:
         self._withdrawn = threading.Event()
 
     def ask(self, poll: Poll) -> Question:
-        """Begin to ask; returns at once."""
+        """Start to ask; return at once."""
         threading.Thread(target=self._run, args=(poll,), name=f"ask-{self._verb}", daemon=True).start()
         return self
 
     def withdraw(self) -> None:
-        """Ask no more; the answer to a request that is outstanding is dropped."""
+        """Stop asking; ignore the answer to an outstanding request."""
         self._withdrawn.set()
 
     def _run(self, poll: Poll) -> None:
@@ -90,13 +91,13 @@ class Question:
 
 
 class Inquiries:
-    """The questions of the worker `uid`; `poll` makes their long polls, `on_answer` is called from a thread."""
+    """The questions of the worker `uid`. `poll` makes long polls; `on_answer` is called from a thread."""
 
     def __init__(self, client: ServiceClient, poll: Poll, uid: str, on_answer: Callable[[Question], None]) -> None:
         self._client, self._poll, self._uid, self._on_answer = client, poll, uid, on_answer
 
     def ask_for_verdict(self, report: Callable[[], Mapping[str, Any]]) -> Question:
-        """Report that ranks have ended by themselves: is this worker to REJOIN (perhaps EXCUSED), or to EXIT?"""
+        """Report that ranks have failed, and ask for REJOIN (perhaps EXCUSED) or EXIT."""
         return Question("fail", lambda: {"uid": self._uid, **report()}, _read_verdict, EXIT, self._on_answer).ask(
             self._poll
         )
@@ -111,9 +112,10 @@ class Inquiries:
         return Question("finish", lambda: body, _read_state, DONE, self._on_answer).ask(self._poll)
 
     def ask_to_stay(self, reason: str, notice: SpotNotice | None) -> Stay:
-        """This worker has to go, by its cloud's notice, or (None) for a reason that the cluster knows: may it stay?
+        """Ask how long this worker, which has to leave, may stay.
 
-        A service that is away, or too old to know, does not let it.
+        `notice` is the cloud's notice, or None if the cluster knows the reason. If the service is away or too old for
+        the question, the worker may not stay.
         """
         body = {"uid": self._uid, "reason": reason[:200] or "no reason given", "stays": True}
         told = {} if notice is None else {"in_s": notice.left_s()}
@@ -125,7 +127,7 @@ class Inquiries:
         return Stay(_seconds(answer.get("stay_s", 0.0)), _seconds(answer.get("left_s")))
 
     def tell(self, verb: str, reason: str) -> None:
-        """Send `notice` or `leave`; if that fails, the service finds out by itself."""
+        """Send `notice` or `leave`. If that fails, the service finds out by itself."""
         try:
             self._client.call(verb, {"uid": self._uid, "reason": reason[:200] or "no reason given"}, TELL_TIMEOUT_S)
         except ServiceError as error:
@@ -137,7 +139,7 @@ def _seconds(value: object) -> float | None:
 
 
 def _read_verdict(answer: Mapping[str, Any]) -> str:
-    """Empty while the service still hears the others; a service that gives no verdict has none for this worker."""
+    """Empty while the service waits for other members' ends. An answer without a verdict counts as EXIT."""
     verdict = answer.get("verdict")
     rejoin = EXCUSED if answer.get("excused") is True else REJOIN
     return "" if verdict == "pending" else rejoin if verdict == "rejoin" else EXIT

@@ -1,4 +1,4 @@
-"""How the service judges the failures of this worker."""
+"""The service's verdicts on the failures of this worker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _EVENTS: Mapping[str, LauncherEvent] = {
 }
 
 MOST_COUNTED = 8
-"""Of the failures of this worker that are remembered: of more, the service has stored the earlier ones long ago."""
+"""How many failures of this worker are kept; the service has long stored the earlier ones."""
 
 log = logging.getLogger(__name__)
 
 
 class Verdicts:
-    """The newest failure that was reported, and the newest answer. `is_excused`: another member explains it."""
+    """The newest reported failure, and the newest answer. `is_excused`: another member's end explains the failure."""
 
     def __init__(self, service: Inquiries) -> None:
         self._service = service
@@ -36,18 +36,18 @@ class Verdicts:
         self.is_excused = False
 
     def ask(self, failure: WorkerFailure) -> Question:
-        """Report a failure; the answer comes as soon as the service knows how the other members have ended."""
+        """Report a failure. The answer comes once the service knows how the other members' ranks have ended."""
         log.warning("generation %d: %s", failure.generation, failure.describe())
         self._reported = failure
         self._asked = self._service.ask_for_verdict(lambda: {**failure.to_report(), "failed": self.counted()})
         return self._asked
 
     def forget(self) -> None:
-        """Another answer is waited for."""
+        """Reset the last answer, before the wait for another one."""
         self.is_excused, self._error = False, ""
 
     def take(self, question: Question) -> LauncherEvent:
-        """The service has answered."""
+        """Store the service's answer; return the event that it causes."""
         self.is_excused, self._error = question.answer == EXCUSED, question.error
         failure = self._reported
         if question is self._asked and question.answer == REJOIN and failure and failure.verdict != COLLATERAL:
@@ -55,16 +55,16 @@ class Verdicts:
         return _EVENTS[question.answer]
 
     def has_reported(self, failure: WorkerFailure) -> bool:
-        """Is it the newest that was reported?"""
+        """True if this is the newest failure that was reported."""
         return failure is self._reported
 
     def counted(self) -> list[dict[str, Any]]:
-        """The reports of failures of this worker's own after which it was told to start again, and not excused.
+        """Return reports of this worker's own failures that the service counted before it told the worker to restart.
 
-        A service that was restarted before it could store them would not know.
+        A service that was restarted before it could store them does not know them.
         """
         return [failure.to_report() for failure in self._counted]
 
     def blamed(self, failure: WorkerFailure) -> WorkerFailure:
-        """The failure that this worker is to blame for, whatever it looked like from here."""
+        """Return `failure` as the one that this worker is to blame for, with the service's error if it has sent one."""
         return replace(failure, verdict=APPLICATION, error=self._error or failure.error)

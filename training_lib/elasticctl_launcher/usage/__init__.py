@@ -1,1 +1,1 @@
-"""What this worker uses of its machine: processors, memory, network and GPUs, measured beside training."""
+"""What this worker uses of its machine: CPUs, memory, network and GPUs, measured while it trains."""

@@ -1,4 +1,4 @@
-"""The GPUs of this worker as NVIDIA's management library (NVML) sees them: use, memory, power and temperature."""
+"""The GPUs of this worker, as NVIDIA's management library (NVML) reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_GPUS = 32
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU at one moment; None is what it does not tell (a MIG slice has no use of its own)."""
+    """One GPU at one moment. A value is None if the GPU does not report it (a MIG slice reports no utilization)."""
 
     percent: float | None
     memory_bytes: int | None
@@ -23,7 +23,7 @@ class Gpu:
 
 
 class Gpus:
-    """The GPUs that this worker may use; `absent` says why there are none, and is empty where there are some."""
+    """The GPUs that this worker may use. `absent` says why there are none; it is empty if there are some."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.absent = ""
@@ -45,7 +45,7 @@ class Gpus:
             self.absent = "no GPU is visible"
 
     def read(self) -> list[Gpu]:
-        """Look at all of them."""
+        """Measure all of them."""
         return [self._read(handle) for handle in self._handles]
 
     def _read(self, handle: Any) -> Gpu:
@@ -69,9 +69,9 @@ class Gpus:
 
 
 def _visible(nvml: ModuleType, chosen: str | None) -> list[Any]:
-    """Those that CUDA_VISIBLE_DEVICES names, by number or by UUID and up to the first that is neither; without it, all.
+    """The devices in CUDA_VISIBLE_DEVICES, up to the first invalid entry; all devices if it is not set.
 
-    A container shows only its own to NVML.
+    Entries are numbers or UUIDs. A container shows only its own devices to NVML.
     """
     if chosen is None:
         return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

@@ -1,8 +1,8 @@
-"""Processors, memory and network of this worker, from /proc and its control group.
+"""CPUs, memory and network of this worker, from /proc and its control group.
 
-In a container of its own, a worker's memory is what its control group counts (what the kernel would kill it for), and
-its network interfaces are its own. On a machine that it shares, memory is that of its processes, and what it sends and
-receives is not known.
+In a container of its own, a worker's memory is what its control group counts (the kernel kills it for that), and its
+network interfaces are its own. On a shared machine, memory is that of the worker's processes, and its network traffic
+is unknown.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from elasticctl_store.parallel import CGROUP
 
 PROC = Path("/proc")
 UNLIMITED = 1 << 60
-"""A control group of version 1 says "no limit" with a number like this."""
+"""A control group of version 1 reports a number of this size if there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Counters and levels at one moment; `cpu_s` and the network's bytes only grow.
+    """Counters and levels at one moment. `cpu_s` and the network's byte counters only grow.
 
-    `cpus` and `memory_total_bytes` are what there is for this worker; None is what the system does not tell.
+    `cpus` and `memory_total_bytes` are what is available to this worker. A value is None if the system does not report
+    it.
     """
 
     cpu_s: float
@@ -37,9 +38,9 @@ class Machine:
 
 
 def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = PROC) -> Machine | None:
-    """Look at the process `pid` and all that it has started; None where there is no /proc.
+    """Measure the process `pid` and its descendants; return None where there is no /proc.
 
-    `alone`: they are the only ones in their container.
+    `alone`: no other processes run in their container.
     """
     vitals = read_vitals(pid)
     if vitals is None:
@@ -57,7 +58,7 @@ def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = P
 
 
 def _group_memory(cgroup: Path) -> tuple[int | None, int | None]:
-    """(used without the cache that can be dropped, limit) of the container's control group, version 2 or 1."""
+    """(used bytes without reclaimable cache, limit in bytes) of the container's control group, version 2 or 1."""
     for used, limit, folder in (
         ("memory.current", "memory.max", cgroup),
         ("memory.usage_in_bytes", "memory.limit_in_bytes", cgroup / "memory"),
@@ -71,7 +72,7 @@ def _group_memory(cgroup: Path) -> tuple[int | None, int | None]:
 
 
 def _private_memory(proc: Path, pid: int) -> int:
-    """What only this process holds in memory, in bytes: files that are mapped are cache, and shared by all ranks."""
+    """The memory that only this process holds, in bytes; mapped files are cache that all ranks share."""
     return _named(proc / str(pid) / "status", "RssAnon", "RssShmem", add=True) * 1024
 
 
@@ -80,13 +81,13 @@ def _memory_of_machine(proc: Path) -> int | None:
 
 
 def _cpus(cgroup: Path | None) -> float:
-    """How many processors there are for this process."""
+    """The number of CPUs that this process may use."""
     count = float(parallel.bound())
     return count if cgroup is None else min(count, parallel.quota(cgroup))
 
 
 def _traffic(table: Path) -> tuple[int | None, int | None]:
-    """(received, sent) bytes over all interfaces but the loopback."""
+    """(received, sent) bytes over all interfaces except loopback."""
     rows = [line.partition(":") for line in _read(table).splitlines()[2:]]
     counters = [values.split() for name, _, values in rows if name.strip() != "lo"]
     counted = [(int(row[0]), int(row[8])) for row in counters if len(row) > 8]
@@ -101,7 +102,7 @@ def _number(path: Path) -> int | None:
 
 
 def _named(path: Path, *names: str, add: bool = False) -> int:
-    """The value of the last of `names` that the file has, or their sum; 0 if it has none."""
+    """The value of the last of `names` in the file, or with `add` the sum of all; 0 if the file has none of them."""
     found = dict(_pairs(path))
     values = [found[name] for name in names if name in found]
     return sum(values) if add else (values[-1] if values else 0)

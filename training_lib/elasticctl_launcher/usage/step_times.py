@@ -1,4 +1,4 @@
-"""Where the time of this worker's ranks goes, from the sums that the training library reports with steps."""
+"""How this worker's ranks spend their time, from the sums that the training library reports with steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 PARTS = ("data", "all_reduce", "save")
 KEEP_S = 120.0
-"""So long it is said what was last known: steps may take longer than the time between two looks."""
+"""How long the last known shares are reported, because a step may take longer than the time between two reports."""
 _MOST_RANKS = 4096
 
 Sums = dict[str, float]
 
 
 class StepTimes:
-    """`note` is called for each report of a rank, `shares` for what has come since the last time; from any thread."""
+    """Collects reports of ranks with `note`; `shares` returns what is new since its last call. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class StepTimes:
         self._known_s = -math.inf
 
     def note(self, generation: int, rank: object, times: Mapping[str, Any]) -> None:
-        """Sums of a rank of a generation, in seconds: of all (`wall`), and of those `PARTS` that are known."""
+        """Store the sums of a rank in a generation, in seconds: the total (`wall`) and the known ones of `PARTS`."""
         sums = {name: float(times[name]) for name in ("wall", *PARTS) if _is_time(times.get(name))}
         if "wall" not in sums or not isinstance(rank, int):
             return
@@ -39,7 +39,10 @@ class StepTimes:
                 self._newest[rank] = sums
 
     def shares(self) -> dict[str, float]:
-        """What part of the time went where, over all ranks, with `compute` for the rest; empty: nobody tells."""
+        """Return the share of each part (0 to 1) in the time since the last call, over all ranks.
+
+        `compute` is the remainder. Empty if no rank has reported any time for `KEEP_S` seconds.
+        """
         with self._lock:
             newest, before = dict(self._newest), self._before
             self._before = newest
@@ -54,7 +57,7 @@ class StepTimes:
 
 
 def _difference(now: Sums, before: Sums) -> Sums:
-    """What has been added; sums that have shrunk were begun anew."""
+    """The increase of each sum. Sums that have become smaller were restarted from 0."""
     base = before if before.get("wall", 0.0) <= now["wall"] else {}
     return {name: max(0.0, value - base.get(name, 0.0)) for name, value in now.items()}
 

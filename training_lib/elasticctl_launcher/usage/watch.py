@@ -1,4 +1,4 @@
-"""Measures every `EVERY_S` what this worker uses, and hands it on, to be sent with the next report."""
+"""Measures every `EVERY_S` seconds what this worker uses of its machine, for the next report to the service."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from elasticctl_launcher.usage.machine import Machine, read_machine
 
 EVERY_S, FIRST_S = 10.0, 3.0
 IDLE_PERCENT = 5.0
-"""A GPU that is used less than this does nothing; its driver alone keeps it at 0."""
+"""A GPU with less utilization than this counts as idle; the driver alone causes none."""
 
 
 class UsageWatch:
-    """Calls `tell(message)` from a thread of its own until `close`. `alone`: the worker has a container of its own.
+    """Calls `tell(message)` from its own thread until `close`.
 
-    `step_times()` is where the time of its ranks went since the last call.
+    `step_times()` returns how the ranks spent their time since the last call. `alone`: the worker has its own
+    container.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class UsageWatch:
         self._idle_since: dict[int, float] = {}
 
     def start(self) -> None:
-        """Begin."""
+        """Start to measure."""
         threading.Thread(target=self._run, name="usage", daemon=True).start()
 
     def close(self) -> None:
@@ -52,7 +53,10 @@ class UsageWatch:
         return read_machine(os.getpid(), alone=self._alone)
 
     def describe_gpus(self, gpus: Sequence[Gpu], now_s: float) -> dict[str, Any]:
-        """The part of a message about GPUs, as columns; empty without any. `idle_s`: for how long one did nothing."""
+        """Return the part of a message about GPUs, as columns; empty if there are none.
+
+        `idle_s` is how many seconds each GPU has been idle, in whole seconds.
+        """
         if not gpus:
             return {}
         for number, gpu in enumerate(gpus):
@@ -74,9 +78,10 @@ class UsageWatch:
 
 
 def describe_machine(before: Machine, now: Machine, took_s: float) -> dict[str, Any]:
-    """The part of a message about processors, memory and network, with rates over the `took_s` between two looks.
+    """Return the part of a message about CPUs, memory and network, with rates over the `took_s` seconds between both.
 
-    The processor time of a process that has ended is forgotten with it: what would be less than none is none.
+    The CPU time of a process that has ended is no longer counted, so the difference may be negative; it is reported as
+    0.
     """
 
     def rate(earlier: int | None, later: int | None) -> float | None:
