@@ -62,7 +62,7 @@ def test_it_runs_once_and_the_ranks_see_what_it_installed_and_all_that_was_there
     assert found is not None
     assert runs(code) == 1
     assert said[:2] == [f"setup: {INSTALL}", "setup: installed extra_of_a_test"]
-    assert said[-1] == f"setup: {INSTALL}: done before on this machine"
+    assert said[-1] == f"setup: {INSTALL}: already done on this machine"
     command = found.translate([sys.executable, "-c", "import extra_of_a_test, pytest, sys; print(sys.prefix)"])
     output = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
     assert output.strip() == environ["VIRTUAL_ENV"] == str(found.folder)

@@ -252,7 +252,7 @@ def test_a_spare_that_cannot_make_its_imports_is_given_up_with_a_word(
     starter.warm(2)
     assert run(starter.start(ranks_environment()))[0] == 5
     assert spares() == []
-    words = "a spare cannot import broken (exit code 1: RuntimeError: no driver): ranks start without"
+    words = "a spare cannot import broken (exit code 1: RuntimeError: no driver): ranks start without spares"
     assert [record.getMessage() for record in caplog.records] == [words]
 
 
@@ -269,7 +269,7 @@ def test_a_spare_whose_imports_hang_is_given_up_with_a_word(
     for _ in range(2):
         assert run(starter.start(ranks_environment()))[0] == 5
     assert len(caplog.records) == 1
-    assert "has not made its imports within 60 s" in caplog.text
+    assert "has not finished its imports within 60 s" in caplog.text
 
 
 def test_a_rank_relies_on_a_spare_that_is_nearly_ready(

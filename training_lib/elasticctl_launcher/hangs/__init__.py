@@ -1,6 +1,6 @@
-"""Hangs: found from outside the ranks, named, and told to the agent, in scripts that have nothing of ours in them too.
+"""Detects hangs from outside the ranks, in any script, and reports where the ranks stand.
 
-`vitals` and `stacks` look at processes, `places` says where a rank stands, `standstill` decides whether it moves,
-`pace` how long it may stand still, `watch_ranks` does all of that while a generation runs, and `show_stacks` shows the
-stacks to whoever asks.
+`vitals` and `stacks` inspect processes, `places` names the place where a rank stands, `standstill` decides whether it
+moves, `pace` how long it may stand still, and `watch_ranks` does all this while a generation runs. `show_stacks` serves
+`elasticctl stacks`.
 """

@@ -1,7 +1,7 @@
-"""How long a job may stand still: measured on the job itself, unless its user has said so.
+"""How long a job may stand still: as long as its user has said, or else by what was measured on the job itself.
 
-The phases of a generation are told apart by the reports of the training library. A script without it is in one phase
-from its first moment to its last, of which nothing is measured but how long it stood still and then went on.
+The reports of the training library delimit the phases of a generation. A script without the library has one phase only,
+for which nothing is measured but how long it stood still before it continued.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 REPORT_S = 60.0
-"""A standstill of this long is reported, which ends nothing."""
+"""A standstill of this length is reported, but ends nothing."""
 MEASURED_S = 600.0
-"""A phase that this job has been through before is ended no sooner; torch's own limit for a collective of NCCL."""
+"""The minimum for a phase that this job has completed before; torch's own limit for collectives of NCCL."""
 UNMEASURED_S = 1800.0
-"""The same for a phase that it has not been through; torch's own limit for other collectives."""
+"""The minimum for a phase that this job has never completed; torch's own limit for other collectives."""
 FACTOR = 10.0
-"""... and no sooner than this many times the longest that it has taken."""
+"""The limit is also at least this many times the longest duration of the phase."""
 
 
 class Phase(Enum):
-    """A part of a generation that has a duration of its own."""
+    """A part of a generation with a duration of its own."""
 
     STARTING = "from the start of the ranks to their first report"
     FIRST_STEP = "from there to the first step"
@@ -31,9 +31,9 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """For how long the ranks may stand still until that is reported, and until it is ended (None: never).
+    """How many seconds the ranks may stand still until that is reported, and until the group restarts (None: never).
 
-    `strict`: only what is proved to stand still is ended.
+    `strict`: the group restarts only if the ranks are proved to stand still.
     """
 
     report_s: float
@@ -42,7 +42,7 @@ class Allowance:
 
 
 class Pace:
-    """What is known of a job's pace. `timeout_s` is what its user has said: seconds, 0 for never, None for nothing."""
+    """The pace of a job. `timeout_s` is the user's limit in seconds: 0 for no limit, None if there is none."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
@@ -52,30 +52,30 @@ class Pace:
         self.phase = Phase.SILENT
 
     def begin(self, now_s: float) -> None:
-        """A generation starts."""
+        """Start a generation."""
         self.phase, self._since_s = Phase.STARTING if self._longest_s else Phase.SILENT, now_s
 
     def note_report(self, kind: str, now_s: float) -> None:
-        """The training library has reported something."""
+        """Record a report of the training library."""
         phase = Phase.STARTING if self.phase is Phase.SILENT else self.phase
         if kind == "finished":
             self.phase = Phase.ENDING
             return
-        if kind == "resumed" and phase is Phase.ENDING:  # it trains another model
+        if kind == "resumed" and phase is Phase.ENDING:  # the script trains another model
             self.phase, self._since_s = Phase.FIRST_STEP, now_s
             return
         stepped = kind == "progress"
         if phase is Phase.ENDING or (phase is not Phase.STARTING and not stepped):
-            return  # a commit, say, in the middle of a step
+            return  # for example, a commit in the middle of a step
         self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), now_s - self._since_s)
         self.phase, self._since_s = Phase.STEP if stepped else Phase.FIRST_STEP, now_s
 
     def note_spell(self, still_s: float) -> None:
-        """The ranks stood still for `still_s` seconds, and went on by themselves."""
+        """Record that the ranks stood still for `still_s` seconds and continued by themselves."""
         self._longest_spell_s = max(self._longest_spell_s, still_s)
 
     def allowance(self) -> Allowance:
-        """What holds in the phase that the ranks are in."""
+        """Return the limits for the phase that the ranks are in."""
         ending = self.phase is Phase.ENDING
         if self._timeout_s is not None and not ending:
             report_s = min(REPORT_S, self._timeout_s / 2) or REPORT_S

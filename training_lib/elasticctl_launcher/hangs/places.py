@@ -1,4 +1,4 @@
-"""Where a rank is, in words and as a kind, from the stack of its main thread."""
+"""The place where a rank is, as words and as a kind, from the stack of its main thread."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ DEVICE_CALLS = (
     ("/torch/cuda/streams.py", "wait"),
 )
 DEVICE_LINE = re.compile(r"\.(wait|item|synchronize|tolist|cpu|numpy|to|backward)\(")
-"""Calls into C++ that return when the GPU, or another rank, is done; methods of Python's own have frames inside."""
+"""Calls into C++ that return when the GPU, or another rank, is done. Methods in Python have inner frames instead."""
 SLEEP_LINE = re.compile(r"\bsleep\(")
 LANDMARKS = (
     ("/torch/utils/data/dataloader.py", "_next_data", "DataLoader._next_data"),
     ("/elasticctl_train/inplace/gradients.py", "hand_in", "backward"),
 )
-"""Calls by which people know where they are, however deep the stack below them is."""
+"""Well-known calls that name the place, however deep the stack below them is."""
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(64)?/python3\.\d+/(?!site-packages/|dist-packages/)")
 
 
 class Kind(Enum):
-    """What a rank that stands still may be doing there."""
+    """What a rank that stands still may be doing."""
 
     COLLECTIVE = "waits for other ranks"
     DEVICE = "waits for the GPU, and so perhaps for other ranks"
@@ -46,7 +46,7 @@ class Kind(Enum):
 
     @property
     def waits(self) -> bool:
-        """True if other ranks, not this one, may have to move first."""
+        """True if other ranks may have to move first, rather than this one."""
         return self in (Kind.COLLECTIVE, Kind.DEVICE)
 
 
@@ -58,12 +58,12 @@ class Place:
     where: str
 
 
-NOWHERE = Place(Kind.UNKNOWN, "a place unknown: its Python stack cannot be read")
+NOWHERE = Place(Kind.UNKNOWN, "an unknown place: its Python stack cannot be read")
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Rank `rank` has been at `where` for `for_s` seconds; `waits`: for other ranks, as far as can be seen."""
+    """Rank `rank` has been at `where` for `for_s` seconds. `waits`: it seems to wait for other ranks."""
 
     rank: int
     where: str
@@ -72,7 +72,7 @@ class RankPlace:
 
 
 def place_of(stacks: Stacks | None, source_line: Callable[[str, int], str]) -> Place:
-    """The place of a rank; `source_line(file, line)` is the text of a line, empty if it is not known."""
+    """Return the place of a rank. `source_line(file, line)` returns the text of a line, or an empty string."""
     main = main_thread(stacks) if stacks else None
     if main is None:
         return NOWHERE
@@ -89,7 +89,7 @@ def place_of(stacks: Stacks | None, source_line: Callable[[str, int], str]) -> P
 
 
 def _collective(frames: Sequence[Frame]) -> str:
-    """The call by which the script entered torch.distributed."""
+    """The function of torch.distributed that the script called."""
     name = _last(frames[0])
     for frame in frames:
         if not frame.file.endswith(COLLECTIVE_FILES):
@@ -113,7 +113,7 @@ def _last(frame: Frame) -> str:
 
 
 def describe(places: Sequence[RankPlace]) -> str:
-    """Say where all ranks are: `rank 3 has been in X for 4m00s; ranks 0-2, 4-7 wait for it in all_reduce`."""
+    """Return one line about all ranks: `rank 3 has been in X for 4m00s; ranks 0-2, 4-7 wait for it in all_reduce`."""
     standing = [place for place in places if not place.waits]
     waiting = [place for place in places if place.waits]
     if not standing:
@@ -139,7 +139,7 @@ def _by_place(places: Iterable[RankPlace]) -> list[tuple[str, list[int]]]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2, 4-7`; `ranks` ascend."""
+    """`rank 3`, or `ranks 0-2, 4-7`; `ranks` must be in ascending order."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -151,7 +151,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _span(seconds: float) -> str:
-    """12s, 3m40s, 2h05m."""
+    """A duration such as 12s, 3m40s or 2h05m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

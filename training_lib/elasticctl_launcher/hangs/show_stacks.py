@@ -1,6 +1,6 @@
-"""A look at the ranks of a worker from a command in it: `elasticctl-launch --stacks`, which `elasticctl stacks` runs.
+"""Shows the stacks of a worker's ranks: `elasticctl-launch --stacks`, which `elasticctl stacks` runs in the worker.
 
-The launcher notes its ranks in its private folder, so whoever may read that may look at them.
+The launcher writes the list of its ranks to its private folder. Whoever can read that folder can see the stacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POD_VARIABLE = "ELASTICCTL_POD_UID"
 
 
 def note_ranks(folder: Path, pids: Mapping[int, int]) -> None:
-    """Note the ranks of this worker, rank -> pid, for who wants to look at them; not on a full disk."""
+    """Write the ranks of this worker (rank -> pid) to `folder`; skip it silently if the disk is full."""
     note = {"pod": os.environ.get(POD_VARIABLE, ""), "ranks": [{"rank": rank, "pid": pids[rank]} for rank in pids]}
     new = folder / f"{RANKS}.new"
     with suppress(OSError):
@@ -30,9 +30,11 @@ def note_ranks(folder: Path, pids: Mapping[int, int]) -> None:
 
 
 def look_at_ranks(pod: str, parents: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """The Python stacks of the ranks of the worker `pod` (its pod's uid), as JSON; `trouble`: what could not be read.
+    """Return the Python stacks of the ranks of the worker whose pod has the uid `pod`, for JSON.
 
-    Each rank has `rank`, `pid` and `stacks`: one for each thread of its processes, the innermost frame first.
+    `ranks` has one entry per rank, with `rank`, `pid` and `stacks`: one stack per thread of its processes, innermost
+    frame first. `trouble` says what could not be read; it is empty otherwise. `parents` are the folders to search for
+    launchers' private folders.
     """
     reader = StackReader()
     notes = _notes(parents or folders_for_sockets())
@@ -45,7 +47,7 @@ def look_at_ranks(pod: str, parents: tuple[str, ...] | None = None) -> dict[str,
 
 
 def _notes(parents: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """What launchers of this user have noted; others' folders are not believed."""
+    """The lists of ranks that launchers of this user have written; folders of other users are not trusted."""
     for folder in (folder for parent in dict.fromkeys(parents) for folder in Path(parent).glob(f"{PREFIX}*")):
         with suppress(OSError, ValueError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():

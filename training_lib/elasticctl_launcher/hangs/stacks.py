@@ -1,8 +1,9 @@
-"""The Python stacks of a rank and of the Python processes that it has started, read from outside with py-spy.
+"""The Python stacks of a rank and of its Python descendants, read from outside with py-spy.
 
-py-spy reads the memory of the process without stopping it (`--nonblocking`), so that looking cannot disturb what it
-looks at. The kernel allows this to a process of the same user; where Yama restricts it to ancestors, `bootstrap.py` has
-named the launcher as the one who may. A process in the middle of a call cannot always be read: there is no answer then.
+py-spy reads the memory of the process without stopping it (`--nonblocking`), so that it does not disturb the process.
+The kernel allows this to a process of the same user. Where Yama restricts it to ancestors, `bootstrap.py` has named the
+launcher as an exception. A process that changes its stack during the read cannot always be read; there is no result
+then.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from typing import Any
 from elasticctl_launcher.hangs.vitals import family
 
 TIMEOUT_S = 10.0
-"""For one look at one rank, which takes some 50 ms; this long only on a machine that is out of breath."""
+"""The timeout for reading one process, which takes about 50 ms, and this long only on an overloaded machine."""
 MAX_TRIES = 8
-"""A rank may be a shell that has started Python: this many of its processes are tried."""
+"""A rank may be a shell that has started Python, so this many of its processes are tried."""
 MAX_PROCESSES = 32
-"""Of those that a rank has started, such as the workers of a data loader, the stacks of no more go to the log."""
+"""The log shows the stacks of this many processes of a rank, such as the workers of a data loader."""
 
 BOOTSTRAP = "/elasticctl_launcher/bootstrap.py"
-"""Below the script there is our own start of it, which says nothing."""
+"""The file of our own frames below the script, which are left out."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call: the function's qualified name, its file, and the line that it is at."""
+    """One call: the function's qualified name, its file, and the current line."""
 
     function: str
     file: str
@@ -55,23 +56,23 @@ Stacks = tuple[ThreadStack, ...]
 
 
 class StackReader:
-    """Reads stacks; says once in the log why it cannot. `trouble` is that too; "" while nothing is in the way."""
+    """Reads stacks. If that is impossible, logs the reason once, and keeps it in `trouble` (empty: there is none)."""
 
     def __init__(self) -> None:
         self.trouble = ""
 
     def read(self, pid: int) -> Stacks | None:
-        """The Python threads of the first Python process at or below `pid`; None if they cannot be read."""
+        """Return the threads of the first Python process at or below `pid`; None if they cannot be read."""
         return next(self._read_each(pid, MAX_TRIES), None)
 
     def read_all(self, pid: int) -> Stacks:
-        """Those of every Python process at or below `pid`."""
+        """Return the threads of every Python process at or below `pid`."""
         return tuple(thread for stacks in self._read_each(pid, MAX_PROCESSES) for thread in stacks)
 
     def _read_each(self, pid: int, most: int) -> Iterator[Stacks]:
         program = find_program()
         if program is None:
-            self._tell("py-spy is not installed. FIX: pip install py-spy, in the image of the workers")
+            self._tell("py-spy is not installed. FIX: pip install py-spy in the workers' image")
             return
         for member in islice(family(pid), most):
             try:
@@ -83,7 +84,7 @@ class StackReader:
                 yield stacks
 
     def _dump(self, program: str, pid: int) -> Stacks | None:
-        """The stacks of one process; None if it is no Python, or is at work. Raises PermissionError."""
+        """The stacks of one process; None if it is not Python, or is too busy. Raises PermissionError."""
         command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -101,17 +102,19 @@ class StackReader:
     def _tell(self, why: str) -> None:
         if not self.trouble:
             self.trouble = why
-            log.warning("the ranks' Python stacks cannot be read, so a hang is named and ended less surely: %s", why)
+            log.warning(
+                "the ranks' Python stacks cannot be read, so hangs are detected and explained less reliably: %s", why
+            )
 
 
 def find_program() -> str | None:
-    """py-spy beside this interpreter, else on the PATH."""
+    """Return the path of py-spy, beside this interpreter or on the PATH; None if there is none."""
     beside = Path(sysconfig.get_path("scripts")) / "py-spy"
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
 def parse(dump: Iterable[dict[str, Any]]) -> Stacks | None:
-    """Read `py-spy dump --json`; None for one without a frame. Raises KeyError, TypeError or ValueError for others."""
+    """Parse `py-spy dump --json`; return None if it has no frames. Raises KeyError, TypeError or ValueError."""
     stacks = tuple(
         ThreadStack(
             int(thread["pid"]),
@@ -128,14 +131,14 @@ def parse(dump: Iterable[dict[str, Any]]) -> Stacks | None:
 
 
 def main_thread(stacks: Stacks) -> ThreadStack | None:
-    """The main thread of the outermost process that has Python frames."""
+    """Return the main thread of the outermost process that has Python frames."""
     first = [stack for stack in stacks if stack.pid == stacks[0].pid and stack.frames]
     named = [stack for stack in first if stack.thread == "MainThread"]
     return next(iter(named or first), None)
 
 
 def to_lines(stacks: Stacks) -> Iterator[str]:
-    """A block of lines per thread, innermost call first; processes that a rank has started are named by their pid."""
+    """Yield a block of lines per thread, innermost call first; threads of descendants show their process id."""
     for stack in stacks:
         process = "" if stack.pid == stacks[0].pid else f" of process {stack.pid}"
         yield f"{stack.thread}{process}:"

@@ -1,8 +1,8 @@
-"""Does a rank move? The decision, from what was seen of it from outside; pure.
+"""Decides whether a rank moves, from observations made from outside. Pure.
 
-A rank moves if it prints, if its Python stacks change, or if it, or a process that it has started, is at work for the
-processor or the disk. A rank in a collective is looked at less closely: NCCL spins while it waits, and data loaders and
-loggers may go on beside it, so only its own main thread and its output count.
+A rank moves if it prints, if its Python stacks change, or if it or one of its descendants uses the CPU or the disk. For
+a rank in a collective, only its main thread and its output count: NCCL uses the CPU while it waits, and data loaders
+and loggers may continue beside it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from elasticctl_launcher.hangs.stacks import Stacks, main_thread
 from elasticctl_launcher.hangs.vitals import Vitals
 
 BUSY_CORES = 0.05
-"""Less than this is not work: loggers, monitors and clients of metrics take it while they have nothing to do."""
+"""Less CPU use than this does not count as work: idle loggers, monitors and metrics clients need that much."""
 CLOCK_STEP_S = 0.03
-"""The kernel counts processor time in steps of 10 ms."""
+"""A tolerance, because the kernel counts CPU time in steps of 10 ms."""
 BUSY_BYTES_PER_S = 65_536
 WAKEFUL_PER_S = 2.0
-"""A main thread that wakes up more often than this receives something, or looks for it again and again."""
+"""A main thread that wakes up more often than this receives data, or polls for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What was seen of a rank at `at_s` (monotonic). `stacks` is None if nobody looked, or they could not be read;
-    `lines` is how many lines it has printed.
+    """What was observed of a rank at `at_s` (a time of `time.monotonic`).
+
+    `lines` is how many lines the rank has printed. `stacks` is None if they were not read, or could not be.
     """
 
     at_s: float
@@ -40,7 +41,7 @@ class Sighting:
 class Track:
     """The newest sighting of a rank, and when it was last seen to move.
 
-    `polls`: it wakes up again and again, as if to look for something that others have to bring.
+    `polls`: it wakes up again and again, as if it waits for data from other ranks.
     """
 
     seen: Sighting
@@ -49,12 +50,12 @@ class Track:
 
     @property
     def waits(self) -> bool:
-        """True if others, not this rank, may have to move first."""
+        """True if the other ranks may have to move first, rather than this one."""
         return self.seen.place.kind.waits or self.polls
 
 
 def follow(before: Track | None, seen: Sighting, *, strict: bool) -> Track:
-    """The track after one more sighting. `strict`: a doubt counts as movement, so that stillness is proof."""
+    """Return the track after one more sighting. `strict`: movement is assumed when in doubt, so stillness is proof."""
     if before is None:
         return Track(seen, seen.at_s)
     moved_at_s = seen.at_s if moves(before.seen, seen, strict=strict) else before.moved_at_s
@@ -62,7 +63,7 @@ def follow(before: Track | None, seen: Sighting, *, strict: bool) -> Track:
 
 
 def moves(before: Sighting, after: Sighting, *, strict: bool) -> bool:
-    """True if the rank did something between two sightings, or if that cannot be told."""
+    """True if the rank did something between two sightings, or if that is unknown."""
     if after.lines != before.lines:
         return True
     waits = before.place.kind is after.place.kind is Kind.COLLECTIVE
@@ -84,7 +85,7 @@ def _works(before: Sighting, after: Sighting, *, strict: bool) -> bool:
     cpu_s = after.vitals.cpu_s - before.vitals.cpu_s
     io_bytes = after.vitals.io_bytes - before.vitals.io_bytes
     return (
-        not 0 <= cpu_s <= BUSY_CORES * between_s + CLOCK_STEP_S  # less than before: a process has ended
+        not 0 <= cpu_s <= BUSY_CORES * between_s + CLOCK_STEP_S  # it is less than before if a process has ended
         or not 0 <= io_bytes <= BUSY_BYTES_PER_S * between_s
         or (strict and (after.vitals.running or _is_wakeful(before, after)))
     )
@@ -97,7 +98,7 @@ def _is_wakeful(before: Sighting, after: Sighting) -> bool:
 
 
 def where_all_are(tracks: Mapping[int, Track], now_s: float) -> tuple[RankPlace, ...]:
-    """The places of ranks that stand still, by rank."""
+    """Return the places of ranks that stand still, in order of rank."""
     return tuple(
         RankPlace(rank, track.seen.place.where, now_s - track.moved_at_s, track.waits)
         for rank, track in sorted(tracks.items())
@@ -105,5 +106,5 @@ def where_all_are(tracks: Mapping[int, Track], now_s: float) -> tuple[RankPlace,
 
 
 def wakes_by_itself(tracks: Mapping[int, Track]) -> bool:
-    """True if a rank sleeps for a time that it has chosen: it stands still, and yet that is no proof of a hang."""
+    """True if a rank sleeps for a time that it has chosen, so its standstill does not prove a hang."""
     return any(track.seen.place.kind is Kind.SLEEP for track in tracks.values())

@@ -1,4 +1,4 @@
-"""What the kernel says about a rank and the processes that it has started: is it at work?"""
+"""What the kernel reports about a rank and its descendants, to tell whether they are working."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")
-"""Read and written with system calls, and from and to disks; the first two do not count what `recv` brings."""
+"""Bytes read and written with system calls, and from and to disks. The first two do not count what `recv` receives."""
 MAX_PROCESSES = 512
-"""A rank's further processes are not looked at."""
+"""Further processes of a rank are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Of a rank's process and its descendants: processor time and bytes so far, and whether one runs right now.
+    """The total CPU time and I/O of a rank's process and its descendants, and whether one of them is running now.
 
     `wakeups` is how often the main thread of the rank itself has gone to sleep.
     """
@@ -29,14 +29,14 @@ class Vitals:
 
 
 def read_vitals(pid: int) -> Vitals | None:
-    """Look at the process `pid`; None if it is gone, or where there is no /proc."""
+    """Inspect the process `pid`; return None if it is gone, or where there is no /proc."""
     cpu_s, io_bytes, running, wakeups = 0.0, 0, False, _wakeups(pid)
     if wakeups is None:
         return None
     for member in family(pid):
         stat = _read(f"/proc/{member}/stat").rpartition(")")[2].split()
         if len(stat) > 14:
-            # utime, stime, and both of the children that it has waited for: proc_pid_stat(5)
+            # utime, stime, and the same of the children that it has waited for: proc_pid_stat(5)
             cpu_s += sum(map(int, stat[11:15])) / TICKS_PER_S
             running |= stat[0] == "R"
         counters = dict(line.split(": ") for line in _read(f"/proc/{member}/io").splitlines())
@@ -45,7 +45,7 @@ def read_vitals(pid: int) -> Vitals | None:
 
 
 def family(pid: int) -> Iterator[int]:
-    """`pid` and its descendants, parents first."""
+    """Yield `pid` and its descendants, parents first."""
     waiting, count = deque([pid]), 0
     while waiting and count < MAX_PROCESSES:
         count += 1
@@ -68,7 +68,7 @@ def _wakeups(pid: int) -> int | None:
 
 
 def _read(path: str) -> str:
-    """The file's text; empty if it cannot be read, as when the process has ended."""
+    """The file's text; empty if it cannot be read, for example because the process has ended."""
     try:
         return Path(path).read_text("utf-8", "replace")
     except OSError:

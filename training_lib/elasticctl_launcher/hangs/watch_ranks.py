@@ -1,8 +1,8 @@
-"""Watches the ranks of one generation for standing still, reports where they stand, and has the group restarted.
+"""Detects that the ranks of a generation stand still, reports where they stand, and restarts the group.
 
-Each launcher looks at its own ranks. Whether those of others move it learns from a number in the group's store, which
-every launcher whose ranks move keeps raising: a group hangs when nobody does. So ranks that wait for a peer which is
-long at work, on whichever worker, are left alone.
+Each launcher inspects its own ranks. Each launcher whose ranks move also keeps increasing a number in the group's
+store, which tells the others about it. A group hangs if no launcher increases the number. So ranks that wait for a
+peer, on whichever worker, are left alone while that peer is working.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from elasticctl_launcher.hangs.standstill import Sighting, Track, follow, wakes_
 from elasticctl_launcher.hangs.vitals import read_vitals
 
 LOOKS = 8
-"""In the shortest time that leads to anything, the ranks are looked at about this often."""
+"""How many times the ranks are inspected in the shortest time that has any consequence."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 TURNS = 3
-"""A launcher whose ranks only wait lets this many looks pass, so that the one whose rank is to blame comes first."""
+"""How many more inspections a launcher waits whose ranks only wait, so that the launcher of the rank to blame is first.
+"""
 ANSWER_S = 2.0
-"""How long a look waits for the group's store; a later answer is heard by a later look."""
+"""How long an inspection waits for the group's store. A later answer is used by a later inspection."""
 GROUP_HANGS = "the group hangs"
-"""How the error of a hang begins; the controller knows it by that."""
+"""The first words of a hang's error, by which the controller recognizes it."""
 STACK_LINES = 20
-"""Of the stack of the rank to blame, in the failure's own story; the log has all of it."""
+"""How many lines of the blamed rank's stack a failure includes; the log has all of them."""
 
 log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """What is needed of torch.distributed.Store."""
+    """The part of torch.distributed.Store that is used here."""
 
     def add(self, key: str, amount: int, /) -> int: ...
 
@@ -68,10 +69,10 @@ class LocalRank(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A group that hangs, as one launcher sees it: `places` are those of its ranks.
+    """A group that hangs, as seen by one launcher; `places` are those of its own ranks.
 
-    `of_peers`: its ranks only wait; the cause is with another worker. `culprit` is the rank that the others wait for,
-    None if there is no such rank; `stack` are lines about it.
+    `of_peers`: its ranks only wait, so the cause is on another worker. `culprit` is the rank that the others wait for,
+    None if it is not on this worker; `stack` are the lines of its stack.
     """
 
     generation: int
@@ -82,17 +83,17 @@ class Hang:
     stack: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         return f"{GROUP_HANGS}: {describe(self.places)}"
 
 
 class HangWatch:
-    """Watches generation after generation. `begin` and `end` come from the launcher's main thread.
+    """Watches one generation after the other; `begin` and `end` are called from the launcher's main thread.
 
-    Calls `print_line(rank, text)` for lines of stacks, `report(message)` with what the service is to know,
-    `on_still(generation, still)` when the ranks have stood still for a while, or move again, and `on_hang(hang)` when
-    they are to be restarted; all from a thread of its own. `timeout_s` is `Pace`'s. `collective_of(local_rank)` is the
-    collective that a rank is in, as far as it is known.
+    Calls these functions, all from its own thread: `print_line(rank, text)` for lines of stacks, `report(message)` for
+    messages to the service, `on_still(generation, still)` when the ranks have stood still for a while or move again,
+    and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `Pace`. `collective_of(local_rank)` returns
+    the collective that a rank is in, if it is known.
     """
 
     def __init__(
@@ -114,16 +115,16 @@ class HangWatch:
         self._stop = threading.Event()
 
     def note_line(self, rank: int) -> None:
-        """A rank has printed a line."""
+        """Record that a rank has printed a line."""
         self.lines[rank] = self.lines.get(rank, 0) + 1
 
     def note_report(self, message: Mapping[str, Any]) -> None:
-        """A rank has reported something through the training library."""
+        """Record a report of a rank through the training library."""
         self.reported_at_s, self.step = time.monotonic(), message["step"]
         self.pace.note_report(str(message.get("kind")), self.reported_at_s)
 
     def begin(self, generation: int, ranks: Sequence[LocalRank], store: Store, workers: int) -> None:
-        """The ranks of a generation of `workers` workers have been started here."""
+        """Start to watch the local `ranks` of a generation of `workers` workers, whose c10d store is `store`."""
         self.end()
         self._stop = threading.Event()
         self.pace.begin(time.monotonic())
@@ -132,14 +133,15 @@ class HangWatch:
         threading.Thread(target=watch.run, args=(self._stop,), name=f"hangs-{generation}", daemon=True).start()
 
     def end(self) -> None:
-        """The ranks are about to be stopped: what they do from now on means nothing."""
+        """Stop watching, because the ranks are about to be stopped."""
         self._stop.set()
 
 
 class Peers:
-    """Do the ranks of other workers move? `store` is None where there are none.
+    """Tracks whether the ranks of other workers move; `store` is None if there are no other workers.
 
-    A store that is gone, or does not answer, says that nobody does: its host is lost, and so is the group.
+    If the store is gone or does not answer, the other ranks are assumed to stand still: its host is lost, and so is the
+    group.
     """
 
     def __init__(self, store: Store | None, key: str) -> None:
@@ -149,7 +151,7 @@ class Peers:
         self.moved_at_s = 0.0
 
     def look(self, *, we_move: bool) -> None:
-        """Tell the others whether our ranks move, and see whether theirs did since the last look."""
+        """Report whether our ranks move, and find out whether those of others did since the last call."""
         if self._store is None:
             return
         if self._question is None or not self._question.is_alive():
@@ -169,7 +171,7 @@ class Peers:
 
 
 class GenerationWatch:
-    """The looks at one generation's ranks."""
+    """Watches the ranks of one generation."""
 
     def __init__(self, parent: HangWatch, generation: int, ranks: Sequence[LocalRank], peers: Peers) -> None:
         self._parent, self._generation, self._ranks, self._peers = parent, generation, ranks, peers
@@ -177,7 +179,7 @@ class GenerationWatch:
         self._told_at_s: float | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Look until `stop` is set or the group is found to hang."""
+        """Inspect the ranks until `stop` is set or the group is found to hang."""
         while True:
             allowance = self._parent.pace.allowance()
             shortest_s = min(allowance.report_s, allowance.end_s or allowance.report_s)
@@ -197,7 +199,7 @@ class GenerationWatch:
                 return
 
     def _look(self, allowance: Allowance, stop: threading.Event) -> float:
-        """Look at every rank; for how many seconds has nobody moved?"""
+        """Inspect every rank; return for how many seconds no rank of the group has moved."""
         parent = self._parent
         began_s = time.monotonic()
         running = [rank for rank in self._ranks if rank.code is None]
@@ -206,7 +208,7 @@ class GenerationWatch:
         for rank in running:
             before = self._tracks.get(rank.rank)
             lines = parent.lines.get(rank.rank, 0)
-            # Who prints or reports moves: the dearer look is spared.
+            # A rank that prints or reports moves, so its stack need not be read, which is expensive.
             quiet = before is None or before.seen.lines == lines
             seen = self._see(rank, lines, with_stack=quiet and parent.reported_at_s <= began_s - allowance.report_s / 2)
             self._tracks[rank.rank] = follow(before, seen, strict=allowance.strict)
@@ -233,7 +235,7 @@ class GenerationWatch:
         return still_s >= allowance.end_s + patience_s
 
     def _tell(self, still_s: float) -> None:
-        """Put every rank's stacks into the log, and tell the service where they are."""
+        """Log every rank's stacks, and report the ranks' places to the service."""
         hang = self._hang(still_s)
         log.warning("generation %d: nothing has moved for %.0f s: %s", hang.generation, still_s, describe(hang.places))
         for rank in self._ranks:
@@ -249,7 +251,7 @@ class GenerationWatch:
         self._told_at_s = time.monotonic() - still_s
 
     def _withdraw(self) -> None:
-        """They move again."""
+        """Report that the ranks move again."""
         still_s = time.monotonic() - (self._told_at_s or 0.0)
         log.info("generation %d: the ranks move again, after %.0f s", self._generation, still_s)
         self._parent.pace.note_spell(still_s)
@@ -262,7 +264,7 @@ class GenerationWatch:
         self._parent.report(message)
 
     def _with_numbers(self) -> dict[int, Track]:
-        """The tracks, with the numbers of the collectives that ranks wait in."""
+        """The tracks, extended by the numbers of the collectives that ranks wait in."""
         tracks = dict(self._tracks)
         for rank in self._ranks:
             track = tracks.get(rank.rank)
@@ -281,7 +283,7 @@ class GenerationWatch:
 
 
 def _innermost_lines(stacks: Stacks | None) -> tuple[str, ...]:
-    """The main thread's stack as Python prints it, the innermost call last: what is shown of it is its end."""
+    """The main thread's stack with the innermost call last, as Python prints it, because its end is what is shown."""
     main = main_thread(stacks) if stacks else None
     return () if main is None else tuple(reversed(list(to_lines((main,)))[1 : STACK_LINES + 1]))
 

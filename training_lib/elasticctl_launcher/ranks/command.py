@@ -1,4 +1,4 @@
-"""Commands that run Python: what a warm spare needs to know of one."""
+"""Commands that run Python, as far as a warm spare has to understand them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 MAX_SOURCE_BYTES = 1 << 20
 PLAIN_FLAGS = frozenset("bBdEIOPqRsSuv")
-"""Interpreter flags of one letter that change nothing about which program is run."""
+"""One-letter flags of the interpreter that do not change which program it runs."""
 FLAGS_WITH_VALUE = frozenset("WX")
 
 
 @dataclass(frozen=True, slots=True)
 class PythonCommand:
-    """A command that a spare can run: the interpreter, its own flags, and its arguments from the script on."""
+    """A command that a spare can run: the interpreter, its flags, and the arguments from the script on."""
 
     interpreter: str
     argv: tuple[str, ...]
@@ -27,7 +27,7 @@ class PythonCommand:
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> PythonCommand | None:
-        """Read `python [FLAGS] SCRIPT ...` or `python [FLAGS] -m MODULE ...`; None for anything else."""
+        """Parse `python [FLAGS] SCRIPT ...` or `python [FLAGS] -m MODULE ...`; return None for anything else."""
         if not os.path.basename(command[0]).startswith("python"):
             return None
         interpreter = shutil.which(command[0])
@@ -42,7 +42,7 @@ class PythonCommand:
 
 
 def _words_of_flag(word: str) -> int:
-    """How many words the interpreter's flags in `word` take: 2 for `-X dev`, 0 if there is any that is not known."""
+    """How many words the interpreter's flags in `word` take: 2 for `-X dev`, 0 if one of them is unknown."""
     if word == "--check-hash-based-pycs":
         return 2
     if len(word) < 2 or word[0] != "-":
@@ -56,7 +56,7 @@ def _words_of_flag(word: str) -> int:
 
 
 def installed_imports(script: str) -> list[str]:
-    """The installed modules that `script` imports at its top level, in order; empty if it cannot be parsed."""
+    """Return the installed modules that `script` imports at its top level, in order; empty if it cannot be parsed."""
     path = Path(script)
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
@@ -74,7 +74,7 @@ def installed_imports(script: str) -> list[str]:
 
 
 def is_installed(package: str) -> bool:
-    """True for a package in this interpreter's library folders; False for one in the working folder or elsewhere."""
+    """True for a package in this interpreter's library folders; False for one elsewhere, as in the working folder."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

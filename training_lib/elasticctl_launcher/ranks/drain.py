@@ -1,7 +1,7 @@
-"""A drain: the ranks of a generation agree on a step, commit it and stand still, to be stopped without losing a step.
+"""A drain: the ranks of a generation agree on a step, commit it and wait to be stopped, so that no step is lost.
 
-A drain for newcomers, or for a peer that has to go, lasts as long as the ranks live: training goes on until they have
-committed. One for this worker's own sake ends shortly before the worker is killed.
+If the drain is for newcomers, or for a peer that has to leave, it has no time limit: training continues until the ranks
+have committed. If this worker itself has to leave, the drain ends shortly before the worker is killed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from elasticctl_launcher.rank_reports import RankReports
 
 DEFAULT_GRACE_S = 20.0
 LEAVE = "leave"
-"""What the file that asks ranks to drain says to those of a worker that has to go."""
+"""The content of the file that asks ranks to drain, if it is their own worker that has to leave."""
 FAREWELL_S = 5.0
-"""What the launcher needs for itself before it is killed: to tell the service, and to upload the last lines."""
+"""The time that the launcher needs before it is killed, to tell the service and to upload the last lines."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`stop_grace_s`: the time from SIGTERM to SIGKILL for ranks. `hang_timeout_s`: how long the ranks may stand still
-    before the group re-forms; 0: forever; None: by the job's own pace. `grace_s`: after so many seconds from SIGTERM
-    the launcher itself is killed.
+    """Time limits in seconds.
+
+    `stop_grace_s`: the time between SIGTERM and SIGKILL for ranks. `hang_timeout_s`: how long the ranks may stand still
+    before the group restarts (0: no limit; None: by the job's own pace). `grace_s`: how long after SIGTERM the launcher
+    itself is killed.
     """
 
     stop_grace_s: float = 5.0
@@ -35,18 +37,23 @@ class Limits:
     grace_s: float = DEFAULT_GRACE_S
 
     def drain_s(self, left_s: float) -> float:
-        """How long the ranks of a worker may take to commit a step that is killed in `left_s` and stops them first."""
+        """Return how long the ranks may take to commit a step, if their worker is killed in `left_s` seconds.
+
+        The rest is left to stop them and to end the launcher.
+        """
         return max(left_s / 2, left_s - self.stop_grace_s - FAREWELL_S)
 
     def last_grace_s(self, left_s: float | None) -> float:
-        """How long the ranks of a worker that has to go may take to end: nobody waits for them any more, so as long as
-        the worker itself has, which is killed in `left_s`; None: nobody knows.
+        """Return how long the ranks of a worker that has to leave may take to end.
+
+        They have nearly as long as the worker, which is killed in `left_s` seconds (None: unknown), because nothing
+        waits for them any more.
         """
         return self.stop_grace_s if left_s is None else max(left_s / 2, left_s - FAREWELL_S)
 
 
 class Drain:
-    """The drain of one generation, from its start on, whether or not one is ever asked for."""
+    """The drain of one generation, whether or not one is ever requested."""
 
     def __init__(self, generation: int, reports: RankReports, clock: Callable[[], float] = time.monotonic) -> None:
         self._generation, self._reports, self._clock = generation, reports, clock
@@ -55,13 +62,14 @@ class Drain:
 
     @property
     def is_exporting(self) -> bool:
-        """True once the ranks have made their last step: there is none left to agree on."""
+        """True once the ranks have made their last step, and there is none left to agree on."""
         return self._reports.finished_generation >= self._generation
 
     def request(self, *, to_leave: bool = False) -> bool:
-        """Ask the ranks; False if their script does not, or no longer, use the training library, or cannot be asked.
+        """Ask the ranks to drain; return False if that is impossible.
 
-        `to_leave`: it is this worker that has to go, and not another that comes or goes.
+        It is if their script does not, or no longer, use the training library, or if the file cannot be written.
+        `to_leave`: this worker has to leave, rather than another one.
         """
         if self._reports.newest_generation < self._generation or self.is_exporting:
             return False
@@ -70,24 +78,24 @@ class Drain:
         try:
             words.write_text(LEAVE if to_leave else "")
             words.replace(notice)
-        except OSError as error:  # what ranks wrote has filled the disk, perhaps: they lose steps, but the job lives
-            log.warning("the ranks cannot be asked to commit their step: %s: %s", notice.parent, error.strerror)
+        except OSError as error:  # for example, a full disk: steps are lost, but the job continues
+            log.warning("cannot ask the ranks to commit their step: %s: %s", notice.parent, error.strerror)
             return False
         return True
 
     def limit(self, limit_s: float) -> None:
-        """Let it last no longer than `limit_s` from now on."""
+        """Let the drain last no longer than `limit_s` seconds from now on."""
         self._deadline = self._clock() + limit_s
 
     def left_s(self) -> float | None:
-        """The seconds that are left for it; None: any number."""
+        """Return the seconds that are left for the drain; None: no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def note(self, generation: int, global_rank: int) -> None:
-        """A rank has committed the step."""
+        """Record that a rank has committed the step."""
         if generation == self._generation:
             self._drained.add(global_rank)
 
     def is_done(self, global_ranks: Iterable[int]) -> bool:
-        """True once all of these ranks have."""
+        """True once all of these ranks have committed the step."""
         return bool(self._drained) and self._drained.issuperset(global_ranks)

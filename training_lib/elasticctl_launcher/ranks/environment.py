@@ -10,13 +10,13 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from elasticctl_launcher.rank_reports import RankReports
 
 PLACE_VARIABLE, LATER = "ELASTICCTL_PLACE", "later"
-"""Says to a rank that it has been started before it has a place in a group, and is to wait for one."""
+"""Tells a rank that it was started before it has a place in a group, and has to wait for one."""
 
 
 def rank_environments(
     group: WorkerGroup, run_id: str, generation: int, reports: RankReports
 ) -> Sequence[tuple[int, Mapping[str, str]]]:
-    """(global rank, its place in this generation as an environment) of every rank of this worker."""
+    """Return (global rank, environment) for every rank of this worker in this generation."""
     common = {
         "GROUP_RANK": str(group.group_rank),
         "GROUP_WORLD_SIZE": str(group.group_world_size),
@@ -24,7 +24,7 @@ def rank_environments(
         "MASTER_ADDR": str(group.master_addr),
         "MASTER_PORT": str(group.master_port),
         "ROLE_NAME": group.spec.role,
-        "TORCHELASTIC_MAX_RESTARTS": "0",  # torch makes none
+        "TORCHELASTIC_MAX_RESTARTS": "0",  # the launcher restarts ranks, not torch
         "TORCHELASTIC_RESTART_COUNT": str(generation),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -37,8 +37,9 @@ def rank_environments(
 
 
 def run_identity(run_id: str, generation: int) -> Mapping[str, str]:
-    """What experiment trackers need to go on with one run: its id, the same for as long as the job lives, and which
-    attempt this is.
+    """Return the variables by which experiment trackers continue one run.
+
+    They are its id, which stays the same for as long as the job exists, and the number of this attempt.
     """
     return {"ELASTICCTL_RUN_ID": os.environ.get("ELASTICCTL_JOB_UID") or run_id, "ELASTICCTL_ATTEMPT": str(generation)}
 
@@ -46,7 +47,7 @@ def run_identity(run_id: str, generation: int) -> Mapping[str, str]:
 def provisional_environments(
     others: int, local_world_size: int, run_id: str, reports: RankReports
 ) -> Sequence[tuple[int, Mapping[str, str]]]:
-    """The same for ranks that are started before they have a place: the one they would have behind the `others`."""
+    """Return the same for ranks that are started before they have a place, numbered after the `others`."""
     numbers = range(others, others + local_world_size)
     workers = [
         Worker(number - others, number, number, others + local_world_size, others + local_world_size)

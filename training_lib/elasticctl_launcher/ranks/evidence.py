@@ -1,7 +1,7 @@
-"""What a rank's last lines say about its end: which exception was the last, and whether a lost peer explains it.
+"""What a rank's last lines reveal about its end: the final exception, and whether a lost peer explains it.
 
-Only the final exception counts. A script that logs "Connection reset by peer" about its data store, or retries a
-collective, has said nothing about its own end; nor has the noise that libraries print after the exception.
+Only the final exception counts. A script may log "Connection reset by peer" about its data store, or retry a
+collective, and libraries may print more lines after the exception. None of this is related to the rank's end.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ PEER_SIGNS = (
     "gloo::",
     "/gloo/transport/",
 )
-"""What errors of torch, gloo and NCCL say when a peer was lost."""
+"""Words in the errors of torch, gloo and NCCL after the loss of a peer."""
 OWN_SIGNS = (
     "ncclInvalidUsage",
     "ncclInvalidArgument",
     "ncclUnhandledCudaError",
     "ncclInternalError",
 )
-"""What NCCL says of a fault of this very process, also in a DistBackendError: no peer's loss explains it."""
+"""NCCL's words for faults of this process itself, also in a DistBackendError, which no lost peer explains."""
 PERMANENT = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NotFiniteError"}
 )
-"""Exceptions that the same script raises again wherever and whenever it is started, and the one that was to end it."""
+"""Exceptions that the script raises again whenever it is started, and NotFiniteError, which is meant to end the job."""
 
 _RANK_PREFIX = re.compile(r"\[rank\d+\]: ?(?!\[)")
-"""What torch's excepthook puts before each line of a traceback; its C++ log has a bracket in place of the blank."""
+"""The prefix that torch's excepthook adds to each line of a traceback. Its C++ log has a bracket instead of the space.
+"""
 _LOG = re.compile(r"(\[rank\d+\]:)?\[?[IWEF]\d{4} |\[rank\d+\]:\[|\[[IWEF]\d* ")
-"""A line of the logs of torch's C++ parts or of glog."""
+"""A line of the logs of torch's C++ code or of glog."""
 _CODE_LINE = re.compile(r'\s+File ".*", line \d+')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: |$)")
 _TERMINATED = "terminate called"
@@ -56,14 +57,14 @@ _CURRENT_THREAD = "Current thread 0x"
 _OWN_START = re.compile(r'\s+File ".*/elasticctl_launcher/bootstrap\.py", line \d+')
 """Below the script there is our own start of it, which says nothing."""
 _FAULT_LINES = (_FAULT, _CURRENT_THREAD, "Thread 0x", "Extension modules: ")
-"""How the lines begin, other than those of the stacks, that Python's faulthandler prints when a signal ends it."""
+"""The beginnings of lines, other than frames, that Python's faulthandler prints when a signal ends the process."""
 _CPP_LINES = ("frame #", "Exception raised from ", "C++ CapturedTraceback:")
-"""How the lines of a C++ backtrace begin."""
+"""The beginnings of the lines of a C++ backtrace."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalException:
-    """The last exception of a rank: its first line, and its whole message line by line."""
+    """The last exception of a rank: its first line, and the remaining lines of its message."""
 
     line: str
     message: tuple[str, ...]
@@ -76,7 +77,7 @@ class FinalException:
 
     @property
     def is_permanent(self) -> bool:
-        """True if starting the script again cannot help."""
+        """True if another try cannot help."""
         return self.type in PERMANENT
 
     @property
@@ -87,28 +88,28 @@ class FinalException:
 
 
 def find_final_exception(lines: Sequence[str]) -> FinalException | None:
-    """The exception that ended the process which printed these last lines; None if they show none."""
+    """Return the exception that ended the process with these last lines; None if they show none."""
     return _find_of_cpp(lines) or _find_of_fault(lines) or _find_of_python(lines)
 
 
 def shown_lines(lines: Sequence[str], limit: int) -> tuple[str, ...]:
-    """The last `limit` lines; of a process that a signal ended, the innermost frames of the thread that it hit."""
+    """Return the last `limit` lines, or, if a signal ended the process, the innermost frames of the thread it hit."""
     start = _start_of_fault(lines)
     if start is None:
         return tuple(lines[-limit:])
     ends = [at for at in range(start + 1, len(lines)) if not lines[at].strip()] + [len(lines)]
     stacks = [lines[begin + 1 : end] for begin, end in itertools.pairwise(ends)]
     stacks = [stack for stack in stacks if stack and stack[0].startswith(_FAULT_LINES[1:3])]
-    # A thread of C++ alone has no stack here; the main thread's is the last.
+    # A thread without Python code has no stack here. The stack of the main thread is the last one.
     hit = next((stack for stack in stacks if stack[0].startswith(_CURRENT_THREAD)), stacks[-1] if stacks else ())
     return (lines[start], *(line for line in hit if not _OWN_START.match(line)))[:limit]
 
 
 def is_wrong_use(code: int, lines: Sequence[str]) -> bool:
-    """True for a command that cannot work as it is typed: arguments that a script refuses, a file or program not there.
+    """True for a command that cannot work as it is: invalid arguments, or a file or program that does not exist.
 
-    argparse and click exit with 2, and shells with 126 or 127. A script may do so for reasons of its own, so the words
-    that go with it have to be there too.
+    argparse and click exit with 2, and shells with 126 or 127. A script may use these codes for other purposes, so the
+    matching words have to be in its output, too.
     """
     last = [line.strip().lower() for line in lines[-_USAGE_LINES:] if line.strip()]
     if code == _USAGE:
@@ -118,12 +119,12 @@ def is_wrong_use(code: int, lines: Sequence[str]) -> bool:
 
 
 def begins_last_words(line: str) -> bool:
-    """Is this the first line of a traceback, or of C++ that ends the process?"""
+    """True for the first line of a traceback, or of a C++ exception that ends the process."""
     return _plain(line) == _TRACEBACK or (_TERMINATED in line and "throwing" in line)
 
 
 def beside_last_words(lines: Sequence[str], final: FinalException) -> list[str]:
-    """Of lines from a traceback on, those that are no part of it, nor of what torch prints about it."""
+    """Return the `lines` that belong neither to the traceback at their start nor to torch's output about it."""
     last = max((at for at, line in enumerate(lines) if final.line in line), default=len(lines) - 1)
     return [line for line in lines[last + 1 :] if line.strip() and not _is_of_exception(line)]
 
@@ -135,17 +136,17 @@ def _is_of_exception(line: str) -> bool:
 
 
 def _plain(line: str) -> str:
-    """A line without what torch's excepthook puts before it."""
+    """A line without the prefix of torch's excepthook."""
     return _RANK_PREFIX.sub("", line, count=1) if _RANK_PREFIX.match(line) else line
 
 
 def last_error_line(lines: Sequence[str]) -> str:
-    """What comes nearest to an error without a traceback: the last line that says something."""
+    """Return the best substitute for an error without a traceback: the last line with a letter or a digit."""
     return next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
 
 
 def _find_of_python(lines: Sequence[str]) -> FinalException | None:
-    """The last traceback's exception: its first line that is not indented, and what belongs to its message."""
+    """The exception of the last traceback: its first line that is not indented, and the rest of its message."""
     plain = [_plain(line) for line in lines]
     codes = (at for at in reversed(range(len(plain))) if _CODE_LINE.match(plain[at]))
     firsts = (_first_not_indented(plain, at + 1) for at in codes)
@@ -158,7 +159,7 @@ def _find_of_python(lines: Sequence[str]) -> FinalException | None:
         if _LOG.match(lines[at]) or _TERMINATED in lines[at]:
             continue
         if prefixed and plain[at] is lines[at]:
-            break  # torch marks every line of the exception; this one is somebody else's
+            break  # torch adds the prefix to every line of the exception, so this line is not part of it
         message.append(plain[at])
     return FinalException(plain[first], tuple(message))
 
@@ -168,7 +169,7 @@ def _first_not_indented(lines: Sequence[str], start: int) -> int | None:
 
 
 def _start_of_fault(lines: Sequence[str]) -> int | None:
-    """Where faulthandler began to print, unless an exception followed: then another process had ended."""
+    """The index of faulthandler's first line; None if an exception follows, because then another process had ended."""
     for at in reversed(range(len(lines))):
         if lines[at].startswith(_FAULT):
             return at
@@ -178,16 +179,16 @@ def _start_of_fault(lines: Sequence[str]) -> int | None:
 
 
 def _find_of_fault(lines: Sequence[str]) -> FinalException | None:
-    """What a signal ended, in Python's words: `Fatal Python error: Segmentation fault`."""
+    """Python's message about the signal that ended it, such as `Fatal Python error: Segmentation fault`."""
     at = _start_of_fault(lines)
     return None if at is None else FinalException(lines[at], ())
 
 
 def _find_of_cpp(lines: Sequence[str]) -> FinalException | None:
-    """The exception that nobody caught in C++: what follows the last `terminate called after throwing`."""
+    """The uncaught C++ exception, which follows the last `terminate called after throwing`."""
     last = next((at for at in reversed(range(len(lines))) if _TERMINATED in lines[at]), None)
     if last is None or "throwing" not in lines[last]:
-        return None  # "without an active exception": a thread that was still running at the end
+        return None  # "without an active exception": a thread was still running at exit
     of_python = _start_of_fault(lines)
     end = of_python if of_python is not None and of_python > last else len(lines)
     message = [line.strip() for line in lines[last + 1 : end]]

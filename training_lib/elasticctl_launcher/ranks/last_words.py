@@ -1,8 +1,8 @@
-"""A rank's last traceback, held back until it is known whose end it tells of.
+"""Holds back a rank's last traceback until it is known whether a lost peer explains it.
 
-The loss of one worker ends the ranks of all others with the same twenty lines about a broken connection. Where the
-group knows that a peer ended first, one line says so instead. A traceback of anything else is printed at once when the
-rank has ended, and that of a rank that goes on after `HOLD_S`.
+The loss of one worker ends the ranks of all others, each with the same twenty lines about a broken connection. If the
+group knows that a peer ended first, one line replaces them. Any other traceback is printed as soon as the rank has
+ended, or after `HOLD_S` seconds if the rank continues.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from elasticctl_launcher.ranks.evidence import begins_last_words, beside_last_words, find_final_exception
 
 HOLD_S = 2.0
-"""How long a rank may take to end after the first line of its traceback, for that to be held back."""
+"""How long a rank may run after the first line of a traceback before that is printed."""
 MAX_HELD_LINES = 400
 MAX_ERROR_CHARS = 300
 
@@ -34,11 +34,11 @@ class LastWords:
 
     @property
     def is_holding(self) -> bool:
-        """Are there lines that have not been said?"""
+        """True if there are lines that have not been passed to `say` yet."""
         return bool(self._held)
 
     def left_s(self) -> float | None:
-        """After how many seconds to call `release`; None: not by time."""
+        """Return the seconds until `release` is due; None if no time is set."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def add(self, line: str) -> None:
@@ -55,20 +55,20 @@ class LastWords:
             self.release()
 
     def release(self) -> None:
-        """Say what is held: the rank goes on, or its end is its own."""
+        """Say the held lines: the rank continues, or its end is its own fault."""
         held, self._held, self._due = self._held, [], None
         for line in held:
             self._say(line)
 
     def rank_ended(self) -> None:
-        """Hold what may tell of a lost peer for as long as it takes to know, and release the rest."""
+        """Hold a traceback that a lost peer may explain until `settle`, and release any other."""
         self._due = None
         final = find_final_exception(self._held)
         if final is None or not final.is_of_peers:
             self.release()
 
     def settle(self, *, peers_ended: bool) -> None:
-        """Say what is held, in one line if a peer ended first and that explains it."""
+        """Say the held lines, but only one line for a traceback that is explained by a peer that ended first."""
         final = find_final_exception(self._held)
         if not peers_ended or final is None or not final.is_of_peers:
             self.release()

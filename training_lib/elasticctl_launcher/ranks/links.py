@@ -1,4 +1,4 @@
-"""The launcher's lines to its ranks: a rank that has one can stay in its process when the group changes.
+"""The launcher's connections to its ranks. A rank that has one can stay in its process when the group changes.
 
 `elasticctl_train.inplace.link` is the other end, and describes the messages.
 """
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class RankLinks:
-    """Listens in `folder` until `close`.
+    """Listens on a socket in `folder` until `close`. Raises OSError.
 
-    `on_lost(generation, why)`: a rank can no longer reach its peers; `on_declined(generation, why)`: it cannot stay.
-    Both are called from a thread.
+    `on_lost(generation, why)`: a rank can no longer reach its peers. `on_declined(generation, why)`: a rank cannot stay
+    in its process. Both are called from a thread.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class RankLinks:
         threading.Thread(target=serve_connections, args=arguments, name="links", daemon=True).start()
 
     def are_attached(self, local_ranks: Iterable[int]) -> bool:
-        """Could all of these ranks stay?"""
+        """True if all of these ranks can stay in their processes."""
         with self._lock:
             return self._attached.keys() >= set(local_ranks)
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until another rank could stay, but no longer than this."""
+        """Wait until another rank can stay in its process, for `timeout_s` seconds at most."""
         with self._lock:
             self._lock.wait(timeout_s)
 
@@ -58,14 +58,14 @@ class RankLinks:
             _send(line, {"over": generation})
 
     def give_place(self, local_rank: int, environment: Mapping[str, str]) -> None:
-        """Tell a rank its place in the next generation."""
+        """Tell a rank its place in the next generation, as environment variables."""
         with self._lock:
             line = self._attached.get(local_rank)
         if line is not None:
             _send(line, {"place": dict(environment)})
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()

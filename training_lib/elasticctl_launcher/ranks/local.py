@@ -1,6 +1,6 @@
-"""The ranks of this worker, generation after generation: started, heard, watched, drained and stopped.
+"""The ranks of this worker, generation after generation: starts, watches, drains and stops them.
 
-Everything that happens to them is put into the agent's notifications, from threads.
+Their events are put into the agent's notifications, from threads.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from elasticctl_launcher.workspace import create_folder_for_sockets, create_shar
 COPIES = "copies"
 """The folder of copies in the local tier."""
 LOOK_S = 0.1
-"""While ranks are prepared, it is looked this often whether one has ended."""
+"""How often to check whether a rank has ended while ranks are prepared."""
 
 log = logging.getLogger(__name__)
 
 
 class LocalRanks:
-    """What `starter` starts, once per local rank. What they print goes to `output`, what they report to the service.
+    """Runs one rank of `starter` per local rank. Output goes to `output`, and reports to the service.
 
-    `drain` is that of the newest generation. Raises OSError if there is no room for the folders it needs.
+    `drain` is the drain of the newest generation. Raises OSError if the folders it needs cannot be created.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class LocalRanks:
 
     @property
     def running(self) -> list[Rank]:
-        """The ranks of the newest generation, those included that have ended; none once they have been stopped."""
+        """The ranks of the newest generation, including those that have ended; empty once they have been stopped."""
         return self._group.ranks
 
     def _hold_copies(self, host: str) -> CopyHolder | None:
-        """What keeps ranks' copies in memory; None where there is no place for them."""
+        """The holder of copies in memory; None if there is no shared memory for them."""
         if self._local_tier is None:
             return None
         path, folder = str(self._folder.path / "copies.sock"), self._local_tier.path / COPIES
@@ -114,7 +114,10 @@ class LocalRanks:
             return None
 
     def start(self, group: WorkerGroup, members: Sequence[Mapping[str, Any]], run_id: str, generation: int) -> None:
-        """Give those that have stayed a place in a generation, or start them, from the main thread. Raises OSError."""
+        """Start the ranks of a generation, or give those that have stayed their places in it. Raises OSError.
+
+        Must be called from the main thread.
+        """
         self.drain, self._generation = Drain(generation, self.reports), generation
         places = rank_environments(group, run_id, generation, self.reports)
         if self.can_stay():
@@ -126,23 +129,23 @@ class LocalRanks:
             self._note_start(is_first=group.group_rank == 0)
             self._start_processes(places)
         note_ranks(self._folder.path, {rank.rank: rank.process.pid for rank in self._group.ranks})
-        store: Any = group.store  # torch's annotations know none
+        store: Any = group.store  # not in torch's annotations
         if self._copies is not None:
             self._copies.join_group(peer_of(self._copies, members, group.group_rank or 0, store))
         self._hangs.begin(generation, self._group.ranks, store, group.group_world_size or 1)
 
     def suspended(self) -> list[Rank]:
-        """Those that were stopped by SIGSTOP."""
+        """Return the ranks that were stopped by SIGSTOP."""
         return self._group.suspended()
 
     def have_drained(self) -> bool:
-        """True once all of them have committed the step that they agreed on."""
+        """True once all ranks have committed the step that they agreed on."""
         return self.drain.is_done(rank.rank for rank in self._group.ranks)
 
     def prepare(self, others: int, local_world_size: int, run_id: str) -> bool:
-        """Start them before they have a place behind the `others`, from the main thread, and wait until they need one.
+        """Start the ranks before they have a place, and wait until they need one; return False if one ends before that.
 
-        False if one of them ends before. Raises OSError.
+        `others` is the number of ranks on other workers. Must be called from the main thread. Raises OSError.
         """
         self._generation = 0
         self._start_processes(provisional_environments(others, local_world_size, run_id, self.reports))
@@ -154,7 +157,7 @@ class LocalRanks:
         return True
 
     def _note_start(self, *, is_first: bool) -> None:
-        """Ranks start from nothing; `is_first`: rank 0, which speaks for all, is among them."""
+        """Record that the ranks start from the beginning; `is_first`: rank 0, which represents all, is among them."""
         self._began = time.monotonic()
         if is_first and self._unreported_s and self.reports.newest_generation < 0:
             log.info(
@@ -175,7 +178,7 @@ class LocalRanks:
         self._group.start([(number, {**shared, **place}) for number, place in places])
 
     def release(self) -> bool:
-        """The generation is over: keep the ranks, and tell them; False if one cannot stay, and all must stop."""
+        """Keep the ranks after the end of their generation, and tell them; return False if one of them cannot stay."""
         if not self.can_stay():
             return False
         self._hangs.end()
@@ -184,17 +187,16 @@ class LocalRanks:
         return True
 
     def can_stay(self) -> bool:
-        """Are they all ready to go on in another generation?"""
+        """True if all ranks can continue in another generation."""
         ranks = self._group.ranks
         alive = bool(ranks) and all(rank.code is None for rank in ranks)
         return alive and not self._group.suspended() and self._links.are_attached(rank.local_rank for rank in ranks)
 
     def stop(self, *, grace_s: float | None = None, peers_ended: bool = False) -> list[Rank]:
-        """Stop them; returns all, in the order in which they ended.
+        """Stop the ranks; return them in the order in which they ended.
 
-        `grace_s`: the time from SIGTERM to SIGKILL. By default the usual one, and none for ranks that have drained,
-        because others wait for them. `peers_ended`: others ended before, which explains broken connections, so they are
-        told of in one line.
+        `grace_s` is the time between SIGTERM and SIGKILL. The default is the usual one, or 0 for ranks that have
+        drained, because others wait for them. `peers_ended` is as in `RankGroup.stop`.
         """
         self._hangs.end()
         if self._began is not None:
@@ -206,11 +208,11 @@ class LocalRanks:
         return stopped
 
     def own_pids(self) -> set[int]:
-        """The processes that somebody here waits for."""
+        """Return the ids of the ranks' and spares' processes."""
         return self._group.own_pids() | self._starter.own_pids()
 
     def close(self) -> None:
-        """Send their last reports, stop listening for more, and remove the folders."""
+        """Send the ranks' last reports, stop listening, and remove the folders."""
         self.reports.close()
         self._links.close()
         if self._copies is not None:

@@ -1,8 +1,8 @@
-"""What one rank prints, read line by line.
+"""Reads the output of one rank, line by line.
 
-The pipe outlives the rank where a process that the rank started holds its other side. Nobody waits for that: once the
-rank has ended, what is in the pipe is read, the rest is read for as long as the generation lasts, and then the pipe is
-closed.
+The pipe may outlive the rank, if a process that the rank has started holds its other end. Nothing waits for that. What
+is in the pipe when the rank ends is read at once; later output is read for as long as the generation lasts, and then
+the pipe is closed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import IO
 from elasticctl_launcher.ranks.last_words import LastWords
 
 MAX_LINE_BYTES = 16_000
-"""Longer lines are broken up here: container runtimes and our own shim would do so at 16 KiB, unseen by us."""
+"""Longer lines are split here. Otherwise container runtimes, and our own shim, would split them at 16 KiB."""
 READ_BYTES = 1 << 16
 PROGRESS_S = 3.0
-"""How often a progress bar, which returns the carriage, becomes a line; its last state always does."""
+"""How often a progress bar, which uses carriage returns, becomes a line. Its last state always does."""
 PRINT_S = 1.0
-"""How long the end of a rank waits for its last lines to be printed, which somebody may not be reading."""
+"""How long the end of a rank waits until its last lines have been printed, because nothing may be reading them."""
 
 
 def _seen(line: bytes) -> bytes:
-    """What a terminal shows in the end of a line in which the carriage was returned."""
+    """The part of a line with carriage returns that a terminal shows in the end."""
     if b"\r" not in line:
         return line
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
 
 
 class RankOutput:
-    """Passes on each line of `pipe` to `words`, from a thread of its own, until the pipe ends or `close`.
+    """Passes each line of `pipe` to `words`, from its own thread, until the end of the pipe or `close`.
 
-    A line that ends with a carriage return is the state of a progress bar: the next one takes its place.
+    A line that ends with a carriage return is a state of a progress bar, which the next line replaces.
     """
 
     def __init__(self, pipe: IO[bytes], words: LastWords, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,18 +58,18 @@ class RankOutput:
         self._thread.start()
 
     def drain(self) -> None:
-        """The rank has ended: wait until its last lines have been passed on."""
+        """Wait until the last lines of the rank, which has ended, are passed on; for `PRINT_S` seconds at most."""
         self._wake()
         self._drained.wait(PRINT_S)
 
     def close(self, *, peers_ended: bool = False) -> None:
-        """Pass on what is in the pipe, and read no more; returns at once. `peers_ended` as in `LastWords.settle`."""
+        """Pass on what is in the pipe, and stop reading; return at once. `peers_ended` is as in `LastWords.settle`."""
         self._peers_ended, self._holds = peers_ended, self._words.is_holding
         self._closing = True
         self._wake()
 
     def wait_for_last_words(self) -> None:
-        """After `close`: wait until a traceback that was held back has been passed on."""
+        """After `close`, wait until a traceback that was held back has been passed on."""
         if self._holds:
             self._thread.join(PRINT_S)
 
@@ -111,13 +111,13 @@ class RankOutput:
             self._pipe.close()
 
     def _held_bytes(self) -> int:
-        """What the pipe holds now, with everything that the rank wrote before it ended; others may go on writing."""
+        """The number of bytes in the pipe now. This includes all that the rank wrote before it ended."""
         held = bytearray(4)
         fcntl.ioctl(self._pipe.fileno(), termios.FIONREAD, held)
-        return int.from_bytes(held, sys.byteorder) + 1  # one more, to see the end of the pipe
+        return int.from_bytes(held, sys.byteorder) + 1  # to notice the end of the pipe
 
     def _read(self, limit_bytes: int) -> bool:
-        """Pass on what there is, `limit_bytes` at most; True at the end of the pipe."""
+        """Pass on about `limit_bytes` of output; return True at the end of the pipe."""
         while limit_bytes > 0:
             try:
                 chunk = os.read(self._pipe.fileno(), READ_BYTES)
@@ -143,17 +143,17 @@ class RankOutput:
             self._pass_on_line(rest)
 
     def _pass_on_line(self, line: bytes) -> None:
-        """What is to be seen of a line when it ends, unless it has been passed on as it was drawn."""
+        """Pass on the visible part of a line at its end, unless a state of the progress bar was its last output."""
         bar, self._bar = self._bar, b""
         seen = _seen(line)
         if seen or not bar:
             self._pass_on(seen, ends=True)
 
     def _redraw(self, line: bytes) -> bytes:
-        """Pass on a line that is drawn again and again, if it is time; returns what has to be kept of it."""
+        """Pass on a state of a progress bar, if it is due; return the part of the line to keep."""
         drawn, _, rest = line.rpartition(b"\r")
         if not rest and b"\r" not in drawn:
-            return line  # perhaps the first half of a line's end as on Windows
+            return line  # this may be the first half of a Windows line end
         seen = _seen(drawn)
         if seen and seen != self._bar and self._clock() >= self._bar_due:
             self._bar, self._bar_due = seen, self._clock() + PROGRESS_S
@@ -161,7 +161,7 @@ class RankOutput:
         return seen + b"\r" + rest
 
     def _pass_on(self, line: bytes, *, ends: bool) -> None:
-        """A character in which a long line is broken is passed on whole, with the next piece."""
+        """Pass on a line in pieces. A character that is split between two pieces is passed on with the second one."""
         while len(line) > MAX_LINE_BYTES:
             piece, line = line[:MAX_LINE_BYTES], line[MAX_LINE_BYTES:]
             self._words.add(self._decoder.decode(piece))

@@ -1,10 +1,10 @@
-"""`submit --setup COMMAND`: what a worker runs before its ranks, once per machine; its result is kept.
+"""`submit --setup COMMAND`: a command that a worker runs before its ranks, once per machine.
 
-The command runs in the workspace's copy, in a virtual environment of its own that sees everything the launcher's own
-environment has: `pip install -r requirements.txt` adds what is missing and changes nothing for other jobs. Environments
-are found again by the command, the files that it names and the interpreter; workers that start together wait for the
-one that makes it. A command that installs a folder (`pip install .`) is run by each worker anew: nobody knows what the
-folder depends on.
+The command runs in the workspace's copy, in a virtual environment that sees all packages of the launcher's own
+environment: `pip install -r requirements.txt` adds what is missing, and changes nothing for other jobs. The environment
+is kept, and identified by the command, the content of the files that it names, and the interpreter. Workers that start
+together wait for the one that creates it. A command that installs a folder (`pip install .`) is run by each worker,
+because it is unknown what the folder depends on.
 """
 
 from __future__ import annotations
@@ -41,27 +41,33 @@ exec uv pip "$@"
 
 
 class SetUp:
-    """An environment that `VARIABLE` asks for; it is in use until `close`, and not `kept` any longer."""
+    """The environment for `$ELASTICCTL_SETUP`, in use until `close`.
+
+    It is deleted then unless it is `kept`. Raises OSError if its folder cannot be created.
+    """
 
     def __init__(self, root: Path, key: str, *, kept: bool = True) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder, self._kept = root / key, kept
         self._lock = os.open(root / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
-    def make(self, line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[[str], None]) -> None:
-        """Make it, unless it is there, and have `environ` name it. Raises TrainError where the command fails."""
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # another worker of this machine may be at it
+    def create(self, line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[[str], None]) -> None:
+        """Create the environment unless it exists, and activate it in `environ`.
+
+        Waits while another worker on this machine creates it. Raises TrainError if the command fails.
+        """
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # another worker on this machine may be creating it
         done, began = self.folder / _DONE, time.monotonic()
         try:
             if done.exists():
-                say(f"setup: {line}: done before on this machine")
+                say(f"setup: {line}: already done on this machine")
             else:
                 delete_unused(self.folder.parent)
                 shutil.rmtree(self.folder, ignore_errors=True)
                 say(f"setup: {line}")
                 _create_environment(self.folder)
         except OSError as e:
-            raise TrainError(f"setup: cannot make an environment in {self.folder}: {e.strerror or e}") from e
+            raise TrainError(f"setup: cannot create an environment in {self.folder}: {e.strerror or e}") from e
         environ["VIRTUAL_ENV"] = str(self.folder)
         environ["PATH"] = os.pathsep.join((str(self.folder / "bin"), environ.get("PATH", os.defpath)))
         if not done.exists():
@@ -72,20 +78,23 @@ class SetUp:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def translate(self, command: Sequence[str]) -> list[str]:
-        """The command with this environment's interpreter in place of the launcher's."""
+        """Return the command with this environment's interpreter instead of the launcher's."""
         if command[0] in ("python", "python3", sys.executable):
             return [str(self.folder / "bin/python"), *command[1:]]
         return list(command)
 
     def close(self) -> None:
-        """Let it be deleted one day, or at once."""
+        """Release the environment, and delete it unless it is kept."""
         os.close(self._lock)
         if not self._kept:
             shutil.rmtree(self.folder.parent, ignore_errors=True)
 
 
 def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], None]) -> SetUp | None:
-    """Do what `VARIABLE` asks for, in `cwd`; None for nothing. Raises TrainError where it fails."""
+    """Run the command of `$ELASTICCTL_SETUP` in `cwd`; return None if there is none. Raises TrainError if it fails.
+
+    `say` receives each line of its output. `environ` is changed to use the environment.
+    """
     line = environ.get(VARIABLE, "").strip()
     if not line:
         return None
@@ -95,10 +104,10 @@ def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], No
         made = SetUp(root, key or "environment", kept=bool(key))
     except OSError as e:
         raise TrainError(
-            f"setup: no folder to keep it in: {e.filename}: {e.strerror}. FIX: set {CACHE_VARIABLE}"
+            f"setup: no folder for environments: {e.filename}: {e.strerror}. FIX: set {CACHE_VARIABLE}"
         ) from e
     try:
-        made.make(line, cwd, environ, say)
+        made.create(line, cwd, environ, say)
     except BaseException:
         made.close()
         raise
@@ -106,13 +115,13 @@ def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], No
 
 
 def cache_folder(environ: MutableMapping[str, str]) -> Path:
-    """Where environments are kept on this machine."""
+    """Return the folder of this machine's environments."""
     base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(environ.get(CACHE_VARIABLE) or Path(base, "elasticctl", "setup"))
 
 
 def delete_unused(root: Path) -> None:
-    """Delete environments that no worker uses or has used lately."""
+    """Delete environments that are not in use and have not been used for `KEPT_S` seconds."""
     for lock in root.glob("*.lock"):
         folder = lock.with_suffix("")
         with suppress(OSError):  # in use, or deleted by another worker
@@ -128,7 +137,7 @@ def delete_unused(root: Path) -> None:
 
 
 def _key(line: str, cwd: Path) -> str:
-    """What the result depends on, as far as it can be told; "" where it cannot."""
+    """A digest of everything the result depends on, as far as it is known; empty if it is not."""
     digest = hashlib.sha256("\0".join((line, sys.prefix, sys.version)).encode("utf-8", "surrogateescape"))
     try:
         words = shlex.split(line)
@@ -145,7 +154,7 @@ def _key(line: str, cwd: Path) -> str:
 
 
 def _create_environment(folder: Path) -> None:
-    """A virtual environment that sees the packages of this interpreter's own, with a pip that installs into it."""
+    """Create a virtual environment that sees this interpreter's packages, with a pip that installs into it."""
     import venv
 
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
@@ -178,7 +187,7 @@ def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[
                 last = text or last
                 say(f"setup: {text}")
             code = process.wait()
-        except BaseException:  # SIGTERM, which may come at any time
+        except BaseException:  # SIGTERM may arrive at any time
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise

@@ -1,11 +1,12 @@
-"""Start training processes, at once or from a warm spare.
+"""Starts training processes, directly or from a warm spare.
 
-A spare has imported torch before it is needed. It costs the memory of an idle Python with torch (docs/performance.md)
-and saves the seconds of that import at each restart. Only Python commands can have one (`python SCRIPT ...`,
-`python -m MODULE ...`); others start as they are. `bootstrap.py` is what a rank or spare starts as.
+A spare has imported torch before it is needed. It costs the memory of an idle Python process with torch
+(docs/performance.md), and saves the seconds of that import at each restart. Only Python commands can have spares
+(`python SCRIPT ...`, `python -m MODULE ...`); others are started directly. `bootstrap.py` is the first code of every
+rank and spare.
 
-A spare whose imports fail, or take longer than `WARM_S`, is given up with a word in the log. That costs a restart the
-time of its imports, and nothing else.
+A spare whose imports fail, or take longer than `WARM_S` seconds, is given up with a warning. The next restart then
+takes longer by the time of the imports.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from elasticctl_launcher.ranks.command import PythonCommand
 
 BOOTSTRAP = str(Path(__file__).parents[1] / "bootstrap.py")
 WARM_S = 60.0
-"""How long a rank or a newcomer relies on a spare's imports to end."""
+"""How long a rank or a newcomer waits for a spare's imports."""
 KILL_WAIT_S = 1.0
 LAST_WORDS_BYTES = 4096
 
@@ -35,14 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Spare:
-    """A process that imports what a rank will need. `ready` is the pipe on which it says that it has; -1: it has."""
+    """A process that imports the modules of a future rank. It writes to the pipe `ready` when it has; -1: it has."""
 
     process: subprocess.Popen[bytes]
     ready: int
     started: float
 
     def wait_until_warm(self, timeout_s: float) -> bool:
-        """Wait for its imports; False if they have not ended within `timeout_s`. Raises SpareFailed if they failed."""
+        """Wait for its imports; return False if they take longer than `timeout_s`. Raises SpareFailed if they fail."""
         if self.ready < 0:
             return True
         poll = select.poll()
@@ -62,7 +63,7 @@ class Spare:
             self.ready = -1
 
     def assign(self, assignment: bytes) -> bool:
-        """Have it become a rank; False if it has died."""
+        """Turn it into a rank; return False if it has died."""
         if self.process.stdin is None or self.process.poll() is not None:
             return False
         with contextlib.suppress(OSError):
@@ -74,9 +75,9 @@ class Spare:
         return False
 
     def kill(self) -> None:
-        """End it and free what it holds."""
+        """Kill it, and close its pipes."""
         self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep: it ends when it wakes
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep, it ends when it wakes up
             self.process.wait(KILL_WAIT_S)
         self.forget_pipe()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -102,9 +103,9 @@ class SpareFailed(Exception):
 class RankStarter:
     """Starts the processes of one worker; `preload` names the modules that a spare imports (empty: no spares).
 
-    `environment` is what all of them share; some libraries read it while they are imported.
+    `environment` is common to all of them; some libraries read it while they are imported.
 
-    Every method must be called from the main thread: the kernel ties a process to the thread that started it.
+    Every method must be called from the main thread, because the kernel ties a process to the thread that started it.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class RankStarter:
         self._was_slow = False
 
     def warm(self, count: int) -> None:
-        """Start spares until there are `count`."""
+        """Start spares until there are `count`. Raises OSError."""
         for spare in list(self._spares):
             if not self._is_usable(spare):
                 self._drop(spare)
@@ -139,13 +140,16 @@ class RankStarter:
             self._spares.append(Spare(process, ready, self._clock()))
 
     def wait_until_warm(self, timeout_s: float) -> None:
-        """Wait until every spare has imported its modules or has ended; at most `timeout_s`."""
+        """Wait until every spare has made its imports or has ended, for `timeout_s` seconds at most."""
         deadline = self._clock() + timeout_s
         for spare in self._spares:
             self._is_warm(spare, deadline - self._clock())
 
     def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start one training process with `environment`; its output (both streams) is `.stdout`."""
+        """Start one training process with `environment`. Raises OSError.
+
+        The process's `stdout` is a pipe with both of its output streams.
+        """
         for spare in list(self._spares):
             if not self._is_reliable(spare) or self._python is None:
                 continue
@@ -158,12 +162,12 @@ class RankStarter:
         return self._popen(argv, environment, subprocess.DEVNULL)
 
     def close(self) -> None:
-        """Kill the spares that were not needed."""
+        """Kill the remaining spares."""
         while self._spares:
             self._drop(self._spares[0])
 
     def own_pids(self) -> set[int]:
-        """The spares, which are this process's own children."""
+        """Return the process ids of the spares."""
         return {spare.process.pid for spare in self._spares}
 
     def _is_usable(self, spare: Spare) -> bool:
@@ -172,22 +176,24 @@ class RankStarter:
         return spare.process.poll() is None
 
     def _is_reliable(self, spare: Spare) -> bool:
-        """True for a spare that is warm or, as long as none has ever been slow, will be soon."""
+        """True for a spare that is warm, or that will be soon, provided that none has ever been slow."""
         if self._is_warm(spare):
             return True
         if not self._was_slow and self._clock() - spare.started >= WARM_S:
             self._was_slow = True
-            log.warning("a spare has not made its imports within %.0f s: ranks start without it", WARM_S)
+            log.warning("a spare has not finished its imports within %.0f s: ranks start without spares", WARM_S)
         return not self._was_slow and self._python is not None
 
     def _is_warm(self, spare: Spare, timeout_s: float = 0.0) -> bool:
-        """True once the spare has made its imports; no more spares are started if it turns out that it cannot."""
+        """True once the spare has made its imports. If they fail, no more spares are started."""
         try:
             return spare.wait_until_warm(timeout_s)
         except SpareFailed as failed:
             if self._python is not None:
                 self._python = None
-                log.warning("a spare cannot import %s (%s): ranks start without", ",".join(self._preload), failed)
+                log.warning(
+                    "a spare cannot import %s (%s): ranks start without spares", ",".join(self._preload), failed
+                )
             return False
 
     def _drop(self, spare: Spare) -> None:
@@ -209,10 +215,10 @@ class RankStarter:
 
 
 def shared_environment() -> dict[str, str]:
-    """What all ranks and spares of a worker share: this process's environment, with defaults for what is not set."""
+    """Return the environment that ranks and spares share: this process's own, with defaults for unset variables."""
     on_loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     interface = dict.fromkeys(names, "lo") if on_loopback and os.path.exists("/sys/class/net/lo") else {}
-    # Python then prints the line at which a signal such as SIGSEGV ended it.
+    # PYTHONFAULTHANDLER: Python prints the line at which a signal such as SIGSEGV ended it.
     defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONFAULTHANDLER": "1"}
     return {**interface, **defaults, **os.environ}

@@ -1,4 +1,4 @@
-"""What torch.distributed.elastic asks of an agent, for local ranks and a group that the rendezvous service forms."""
+"""torch.distributed.elastic's agent interface, for local ranks and a group that the rendezvous service forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticctl_launcher.rendezvous import ServiceRendezvous
 
 
 class TorchAgent(SimpleElasticAgent):
-    """An agent without a loop of its own."""
+    """The methods that torch requires of an agent, except its loop."""
 
     def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: RankStarter, ranks: LocalRanks) -> None:
         super().__init__(spec)
@@ -29,7 +29,7 @@ class TorchAgent(SimpleElasticAgent):
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """Number the ranks from the members alone: no exchange over the store is needed."""
+        """Number the ranks from the list of members, so that no exchange over the store is needed."""
         slots = [member["slots"] for member in self._handler.members]
         base, total = sum(slots[:group_rank]), sum(slots)
         return [
@@ -46,7 +46,7 @@ class TorchAgent(SimpleElasticAgent):
         self._ranks.stop()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Not used by a loop that is notified of every exit; kept correct for torch's callers."""
+        """Not used by the launcher's loop, which is notified of every exit; kept correct for torch's callers."""
         codes = [rank.code for rank in self._ranks.running]
         if any(codes):
             return RunResult(WorkerState.FAILED)
