@@ -1,4 +1,4 @@
-"""Training goes on in the same processes when the group changes: nobody starts again, and no step is lost.
+"""Keeps ranks in their processes when the group changes: no process restarts, and no completed step is lost.
 
 docs/recovery.md describes the protocol.
 """

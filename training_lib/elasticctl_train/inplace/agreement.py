@@ -1,4 +1,4 @@
-"""Who has the newest state in a new group, and who takes it over."""
+"""Decides which rank of a new group has the newest state, and which ranks receive it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a rank brings to a new group: how far it is, and whether its state in memory is whole (`has_state`).
+    """What a rank brings to a new group: how far it is, and whether its state in memory is complete (`has_state`).
 
-    `buckets_bytes` is the length of what it says of its buckets of gradients.
+    `buckets_bytes` is the length of its description of the gradient buckets.
     """
 
     step: int = 0
@@ -21,9 +21,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How the ranks of a new group come to one state.
+    """How the ranks of a new group arrive at one state.
 
-    `source` is the rank that has the newest; None if no rank has any. `receivers` take it over.
+    `source` is the rank with the newest state; None if no rank has any. `receivers` are the ranks that take it over,
+    and `standings` those of all ranks, in order.
     """
 
     source: int | None
@@ -32,14 +33,14 @@ class Agreement:
 
     @property
     def newest(self) -> Standing:
-        """That of the source. Raises ValueError without one."""
+        """The standing of the source. Raises ValueError if there is none."""
         if self.source is None:
             raise ValueError("no rank has a state")
         return self.standings[self.source]
 
 
 def decide(standings: Sequence[Standing]) -> Agreement:
-    """The first rank of those that are furthest is the source."""
+    """Return the agreement for these standings: the source is the first of the ranks with the newest step."""
     whole = [rank for rank, each in enumerate(standings) if each.has_state]
     if not whole:
         return Agreement(None, (), tuple(standings))

@@ -1,10 +1,11 @@
-"""Cut a process group's connections, so that nobody waits any longer for a peer that will not answer.
+"""Cuts a process group's connections, so that no rank keeps waiting for a peer that will not answer.
 
-gloo offers no way to do that: a rank whose peers are alive, but have given up the collective that it waits in, waits
-until its timeout, and `abort` does not free it. A connection that is shut down frees both of its ends at once, but for
-what gloo has begun to send on it: that it forgets, and whoever waits for its end has to be told to give up. A rank that
-still waits for a peer's call is called. The sockets of a group are those that appeared in this process while the group
-was made, that to its store included. Collectives on GPUs do not wait for sockets alone: NCCL is told to abort them.
+gloo cannot do that. A rank whose peers are alive, but have given up the collective that it waits in, waits until its
+timeout, and `abort` does not free it. Shutting down a connection frees both ends at once, except for operations that
+gloo has begun to send: it forgets them, so whatever waits for them has to be told to give up. A rank that still waits
+for a peer to connect gets a connection from this process itself. The sockets of a group, including the one to its
+store, are those that appeared in this process while the group was made. Collectives on GPUs do not only wait for
+sockets, so NCCL is told to abort them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _CLOSED, _LISTENS = 7, 10
 _AGAIN_S = 0.2
 _CALL_S = 1.0
 _DEAD_S = 1.0
-"""What fails after a cut does so within some milliseconds."""
+"""An operation that fails because of a cut does so within milliseconds."""
 
 
 class Connections:
-    """Those that this process opens for a group of `size` ranks, from the construction of this object to `settle`.
+    """The connections that this process opens for a group of `size` ranks, between construction and `settle`.
 
-    `on_dead(connections)` is called, from a thread, when what still waits on them after a cut will never end.
-    `on_gpus`: the groups that were made on them, as far as they use GPUs.
+    `on_dead(connections)` is called from a thread once whatever still waits on them after a cut will never end.
+    `on_gpus` are the process groups on them that use GPUs.
     """
 
     def __init__(self, size: int, on_dead: Callable[[Connections], None] = lambda connections: None) -> None:
@@ -48,18 +49,21 @@ class Connections:
 
     @classmethod
     def none(cls) -> Connections:
-        """Those of no group."""
+        """Return an object without connections, for the time before the first group."""
         made = cls(0)
         made.settle()
         return made
 
     def carry(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        """From now on, what these groups do on GPUs is aborted too. gloo's connections are all there, NCCL's follow."""
+        """Also abort what these groups do on GPUs when the connections are cut.
+
+        At the time of this call, gloo has opened all its connections, and NCCL none.
+        """
         with self._lock:
             self.on_gpus, self._of_gloo = groups, set(_sockets())
 
     def settle(self) -> bool:
-        """No more are opened for this group; False if it has been cut off meanwhile."""
+        """Stop adding connections to this group; return False if they have been cut meanwhile."""
         with self._lock:
             if self._mine is None:
                 self._mine = _sockets().keys() - self._before
@@ -67,23 +71,24 @@ class Connections:
 
     @property
     def is_cut(self) -> bool:
-        """Has the group been given up?"""
+        """True if the connections have been cut."""
         return self._cut_at is not None
 
     @property
     def is_dead(self) -> bool:
-        """Will what still waits on them never end?"""
+        """True if whatever still waits on the connections will never end."""
         return self._cut_at is not None and time.monotonic() >= self._cut_at + _DEAD_S
 
     def cut(self) -> None:
-        """Shut them down, from any thread; every collective on them fails, here and on the peers.
+        """Shut down the connections, so that every collective on them fails, here and on the peers. Thread-safe.
 
-        Those that are opened later are shut down too, until `settle`: a peer that has gone may never answer them.
+        Connections that are opened later are shut down as well, until `settle`, because a peer that has gone may never
+        answer on them.
         """
         with self._lock:
             is_first = self._cut_at is None
             if is_first:
-                self._cut_at = time.monotonic()  # known before a GPU ends what is aborted
+                self._cut_at = time.monotonic()  # set before a GPU ends the aborted collectives
             self._shut_down()
             if is_first:
                 threading.Thread(target=self._go_on_cutting, name="elasticctl-cut", daemon=True).start()
@@ -103,12 +108,12 @@ class Connections:
             with suppress(OSError):  # closed meanwhile
                 duplicate = socket.socket(fileno=os.dup(descriptor))
                 with duplicate, suppress(OSError):  # not connected
-                    is_same = os.fstat(duplicate.fileno()).st_ino == inode  # its number may be another's by now
+                    is_same = os.fstat(duplicate.fileno()).st_ino == inode  # the number may have been reused
                     if not is_same:
                         continue
                     is_nccl = bool(self.on_gpus) and inode not in self._of_gloo
                     state = _state(duplicate)
-                    if is_nccl or state not in (_CLOSED, _LISTENS):  # gloo may have a closed one listen next
+                    if is_nccl or state not in (_CLOSED, _LISTENS):  # gloo may be about to listen on a closed one
                         duplicate.shutdown(socket.SHUT_RDWR)
                     elif state == _LISTENS and self._mine is None:
                         self._knock(duplicate.getsockname())
@@ -117,9 +122,9 @@ class Connections:
             nccl.abort(self.on_gpus)
 
     def _knock(self, address: Any) -> None:
-        """Call where gloo listens in the place of each peer, and hang up: one that has gone will not call any more.
+        """Connect to gloo's listening socket in place of each peer, and hang up: a peer that has gone will not connect.
 
-        A caller says the number of the pair of ranks that it is for.
+        A connection begins with the number of the pair of ranks that it is for.
         """
         for pair in range(self._size):
             with socket.create_connection(address[:2], _CALL_S) as call:
@@ -127,7 +132,7 @@ class Connections:
 
 
 def _sockets() -> dict[int, int]:
-    """The sockets of this process: inode -> descriptor."""
+    """The sockets of this process, as inode -> file descriptor."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -138,5 +143,5 @@ def _sockets() -> dict[int, int]:
 
 
 def _state(of: socket.socket) -> int:
-    """One of the states in linux/tcp.h. Raises OSError for what is no TCP socket."""
+    """The socket's state, as in linux/tcp.h. Raises OSError if it is not a TCP socket."""
     return of.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]

@@ -1,7 +1,7 @@
-"""DistributedDataParallel that survives the loss of a peer: what fails is the step, not the script.
+"""DistributedDataParallel that survives the loss of a peer: the step fails, but the script does not.
 
-Whatever a lost peer makes fail in a forward or backward pass is caught here, below the script's loop. From then on the
-pass is only this rank's own; what it computes is not used, because the optimizer's step is left out (`steps`).
+Every error that a lost peer causes in a forward or backward pass is caught here, below the script's loop. The pass then
+continues on this rank alone. Its result is not used, because the optimizer's step is skipped (`steps`).
 """
 
 import threading
@@ -26,11 +26,11 @@ _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory", "DataLoader w
 torch's about a worker of a DataLoader that has died, which its handler of SIGCHLD raises wherever the rank is.
 """
 _OWN_CODES = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError")
-"""What NCCL calls such errors; it refuses two ranks on one GPU with the first."""
+"""NCCL's names for such errors. It refuses two ranks on one GPU with the first."""
 
 
 def is_own(error: BaseException) -> bool:
-    """Has this process or its script failed, and not a peer? It would do so again in any other group."""
+    """True if this process or its script has failed, rather than a peer. The error would recur in any other group."""
     words = str(error)
     is_ours = words.startswith(_OWN_ERRORS) or any(code in words for code in _OWN_CODES)
     return is_ours or isinstance(error, torch.OutOfMemoryError)
@@ -40,12 +40,14 @@ OnLoss = Callable[[BaseException], None]
 
 
 class PeerWatch:
-    """Has a collective failed since the last step? `on_loss(error)` is called for the first that does, from any thread.
+    """Tracks whether a collective has failed since the last step.
 
-    It is that of the group in which it failed: the next group may be under way by then. Gradients go through the group
-    for training of `channel`, of `size` ranks. `survives`: what fails is caught, as somebody heeds it. `buckets` are
-    those of gradients that the ranks have settled on; `recorded` is what is known of them by now. `waits`: for how long
-    gradients are waited for. `is_on_gpu`: a GPU has been told to reduce some, and nobody has asked for the result.
+    Calls `on_loss(error)` for the first that does, from any thread. Each group has its own `on_loss`, because the next
+    group may be under way by then. Gradients go through the training group of `channel`, which has `size` ranks.
+
+    `survives`: errors are caught, because the process may stay for the next group. `buckets` are the gradient buckets
+    that the ranks have settled on, and `recorded` those that have been seen so far. `waits` measures how long this rank
+    waits for gradients. `is_on_gpu`: a GPU has been told to reduce gradients, and the result has not been checked.
     """
 
     def __init__(self, size: int, on_loss: OnLoss, channel: Channel | None = None) -> None:
@@ -61,11 +63,14 @@ class PeerWatch:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """What gradients go through."""
+        """The process group for gradients."""
         return self.channel.training
 
     def note(self, error: BaseException) -> None:
-        """A collective has failed. Raises the error itself where nobody would heed it, or no peer is to blame."""
+        """Record that a collective has failed.
+
+        Raises the error itself if the process does not stay, or if no peer is to blame.
+        """
         if not self.survives or is_own(error):
             raise error
         with self._lock:
@@ -75,9 +80,9 @@ class PeerWatch:
         on_loss(error)
 
     def finish_on_gpu(self) -> None:
-        """Wait for gradients that a GPU reduces, and note it if the group was given up before it had. Raises as `note`.
+        """Wait for gradients that a GPU reduces, and record a loss if the group was given up before that.
 
-        To be called before anything is made of them for good.
+        Call this before the gradients have any lasting effect. Raises the same errors as `note`.
         """
         if self.is_on_gpu:
             self.is_on_gpu = False
@@ -87,13 +92,13 @@ class PeerWatch:
                 self.note(error)
 
     def reset(self, size: int, on_loss: OnLoss) -> None:
-        """A new group has been formed, of `size` ranks."""
+        """Start with a new group of `size` ranks."""
         with self._lock:
             self.size, self.lost, self.recorded, self._on_loss = size, False, None, on_loss
             self.is_on_gpu = False
 
     def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
-        """One of the buckets, while they are recorded."""
+        """Record one of the buckets, if they are being recorded."""
         if self.recorded is None:
             return
         self.recorded[index] = parameters
@@ -102,10 +107,10 @@ class PeerWatch:
 
 
 class ElasticDataParallel(ResumableDataParallel):
-    """As DistributedDataParallel, over the watch's group, and over another one after each `reform`.
+    """DistributedDataParallel over the watch's group, and over another group after each `reform`.
 
-    Rank 0's buffers go to the others at the end of a step, and not as the next one begins: so they outlive rank 0, and
-    an evaluation needs nobody else.
+    Rank 0's buffers are broadcast at the end of a step, not at the beginning of the next. So they survive the loss of
+    rank 0, and an evaluation needs no communication.
     """
 
     _watch: PeerWatch
@@ -113,8 +118,8 @@ class ElasticDataParallel(ResumableDataParallel):
     _has_buffers_of_rank_0 = False
 
     def __init__(self, module: torch.nn.Module, watch: PeerWatch, *, init_sync: bool) -> None:
-        """`init_sync`: begin with rank 0's parameters; without it they have to be equal on all ranks already."""
-        self.__dict__["_watch"] = watch  # before Module's own constructor, which would refuse
+        """`init_sync`: start with rank 0's parameters; otherwise they must already be equal on all ranks."""
+        self.__dict__["_watch"] = watch  # Module.__setattr__ would refuse before its constructor
         if "_shared" not in self.__dict__:
             self.__dict__["_shared"] = frozenset(name for name, _ in module.named_buffers())
         with releases.construction(init_sync=init_sync) as options:
@@ -126,31 +131,31 @@ class ElasticDataParallel(ResumableDataParallel):
 
     @property
     def known_buckets(self) -> Buckets | None:  # type: ignore[override]
-        """Those that the ranks have settled on."""
+        """The buckets that the ranks have settled on."""
         return self._watch.buckets
 
     def buckets(self) -> Buckets | None:
-        """As noted while they were handed in."""
+        """Return the buckets as they were recorded."""
         return self._watch.buckets
 
     def reform(self) -> None:
-        """Go on over the group as it is now; parameters are equal on all its ranks."""
+        """Continue over the current group; the parameters must be equal on all its ranks."""
         was_training = self.training
         self.__init__(self.module, self._watch, init_sync=False)  # type: ignore[misc]
         self.training = was_training
         self._has_buffers_of_rank_0 = False
 
     def settle(self) -> None:
-        """Settle on the parameters as they are now, in other buckets. All ranks must call."""
+        """Rebuild the buckets for the parameters as they are now. All ranks must call this."""
         self._watch.buckets = self._watch.recorded = None
         self.reform()
 
     def reduce_waits_s(self) -> float:
-        """For how long gradients of other ranks have been waited for."""
+        """Return for how many seconds this rank has waited for gradients of other ranks."""
         return self._watch.waits.total_s()
 
     def share_buffers(self) -> None:
-        """A step has been made: take over rank 0's buffers. All ranks must call. Raises RuntimeError."""
+        """Take over rank 0's buffers at the end of a step. All ranks must call this. Raises RuntimeError."""
         if self.broadcast_buffers and self.modules_buffers and self._watch.size > 1:
             self._sync_buffers()  # type: ignore[no-untyped-call]
             self._has_buffers_of_rank_0 = True
@@ -158,7 +163,10 @@ class ElasticDataParallel(ResumableDataParallel):
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        """As DistributedDataParallel, but leaves `tensors` alone if it raises RuntimeError: GroupOver if none come."""
+        """As in DistributedDataParallel, but `tensors` do not change if it fails.
+
+        Raises RuntimeError; its subclass GroupOver if the group is over.
+        """
         channel = self._watch.channel
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             alike = [tensor for tensor in tensors if tensor.dtype == dtype]
@@ -175,7 +183,7 @@ class ElasticDataParallel(ResumableDataParallel):
                 tensor.copy_(part)
 
     def _assign_modules_buffers(self) -> None:
-        """Share those that the model had at first: a newcomer has not made yet what passes have registered since."""
+        """Share the buffers that the model had at first: a newcomer does not have those that were registered since."""
         found = {name: buffer for name, buffer in self.module.named_buffers() if name in self._shared}
         self.modules_buffers, self.named_module_buffers = list(found.values()), found
 
@@ -206,10 +214,10 @@ class ElasticDataParallel(ResumableDataParallel):
 
 
 class Means:
-    """The means of one pass's gradients over all ranks: DistributedDataParallel's communication hook.
+    """The means of one pass's gradients over all ranks, as DistributedDataParallel's communication hook.
 
-    On a CPU they are waited for when the last bucket is handed in, behind which a pass computes next to nothing: so
-    they need no other thread, which would need the interpreter.
+    On CPUs, it waits for them when the last bucket is handed in, because the pass computes almost nothing after that.
+    So it needs no other thread, which would compete for the interpreter.
     """
 
     def __init__(self, watch: PeerWatch, numbers: Mapping[torch.Tensor, int]) -> None:
@@ -217,7 +225,7 @@ class Means:
         self._begun: deque[tuple[Any, torch.Tensor, Future[torch.Tensor]]] = deque()
 
     def hand_in(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """The mean of a bucket, or just anything once a peer is lost."""
+        """Return the mean of a bucket; its content is arbitrary once a peer is lost."""
         watch, index, is_last = self._watch, bucket.index(), bucket.is_last()
         if watch.recorded is not None:
             of_bucket = [self._numbers[parameter] for parameter in bucket.parameters()]
@@ -227,7 +235,7 @@ class Means:
         if buffer.is_cuda and watch.size > 1 and not watch.lost:
             return self._on_gpu(buffer, mean, is_last=is_last)
         if index == 0:
-            self._begun.clear()  # of a pass that the script has broken off
+            self._begun.clear()  # left over from a pass that the script has abandoned
         self._settle(only_ended=True)
         self._begun.append((self._begin(buffer), buffer, mean))
         if is_last:
@@ -237,7 +245,7 @@ class Means:
         return mean
 
     def _begin(self, buffer: torch.Tensor) -> Any:
-        """The reduction of a bucket as torch's Work; None where there is nobody to reduce it with."""
+        """Start to reduce a bucket; return torch's Work, or None if there is no other rank."""
         watch = self._watch
         if watch.size == 1 or watch.lost or watch.group is None:
             return None
@@ -249,7 +257,7 @@ class Means:
             return None
 
     def _settle(self, *, only_ended: bool = False) -> None:
-        """Wait for what is under way, in its order; with `only_ended`, as far as it has ended already."""
+        """Wait for the pending reductions in order; with `only_ended`, only for those that have already ended."""
         while self._begun:
             work, buffer, mean = self._begun[0]
             if only_ended and work is not None and not work.is_completed():
@@ -263,7 +271,7 @@ class Means:
             mean.set_result(buffer)
 
     def _on_gpu(self, buffer: torch.Tensor, mean: Future[torch.Tensor], *, is_last: bool) -> Future[torch.Tensor]:
-        """There it is the device that waits, and `PeerWatch.finish_on_gpu` that asks it for the result."""
+        """On a GPU, the device waits for the reduction, and `PeerWatch.finish_on_gpu` checks its result."""
         watch = self._watch
 
         def averaged(_: Future[Any]) -> torch.Tensor:

@@ -24,18 +24,18 @@ from elasticctl_train.inplace.stuck import is_stuck
 log = logging.getLogger("elasticctl_train")
 
 PLACE_VARIABLE = "ELASTICCTL_PLACE"
-"""Is set in a process that was started before it has a place in a group."""
+"""Set in a process that was started before it has a place in a group."""
 _LONG_S = 3600.0
 _LOOK_S = 0.75
-"""How often NCCL is asked whether it has failed: seldom enough not to look like a rank that moves."""
+"""How often NCCL's state is checked: rarely enough that the rank does not seem to move."""
 State = dict[str, Any]
 
 
 class ElasticGroup:
-    """A member of each generation that the launcher gives this process a place in.
+    """This process's membership in each generation in which the launcher gives it a place.
 
-    `world` is this rank's place in the newest, `watch` says whether a peer is lost. `on_loss()` is called when that is
-    noticed, from any thread. `has_state`: the newest generation had its state from one of its own ranks.
+    `world` is its place in the newest generation, and `watch` tracks whether a peer is lost. `on_loss()` is called when
+    a loss is noticed, from any thread. `has_state`: one of the ranks of the newest generation had a state at its start.
     """
 
     def __init__(self, link: Link) -> None:
@@ -53,25 +53,26 @@ class ElasticGroup:
 
     @classmethod
     def open(cls) -> ElasticGroup | None:
-        """None where no launcher keeps this process, or the script has joined a group by itself."""
+        """Return the group; None if no launcher keeps this process, or if the script has joined a group itself."""
         link = Link.open() if dist.is_ours_to_join() else None
         return None if link is None else cls(link)
 
     @property
     def is_over(self) -> bool:
-        """Has the generation ended? Its ranks go on until they notice, or look."""
+        """True if the generation has ended. Its ranks continue until they notice, or check."""
         return self._link.is_over
 
     @property
     def generation(self) -> int:
-        """The number of the newest generation that this process has a place in."""
+        """The newest generation in which this process has a place."""
         return self._link.generation
 
     def enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        """Join the others of this generation, or of a later one, for as long as it takes.
+        """Join the other ranks of this generation, or of a later one, without a time limit.
 
-        Returns how they came to one state, and this rank's if it had to take one over. `state()` is what this rank
-        gives to others.
+        Returns how the ranks arrived at one state, and that state if this rank had to take it over, else None.
+        `state()` returns the state that this rank gives to others. Raises StateError if it fails, ConnectionError if
+        the launcher hangs up, and RuntimeError for errors of this process itself (`is_own`).
         """
         if os.environ.pop(PLACE_VARIABLE, ""):
             os.environ.update(self._link.wait_for_place())
@@ -87,30 +88,30 @@ class ElasticGroup:
                 os.environ.update(self._link.wait_for_place())
 
     def enter_next(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        """Wait for a place in the next generation, and enter it."""
+        """Wait for a place in the next generation, and enter it. See `enter`."""
         os.environ.update(self._link.wait_for_place())
         return self.enter(standing, state)
 
     def decline(self, why: str) -> NoReturn:
-        """Have the launcher start another process in place of this one, and wait to be stopped."""
-        log.warning("rank %d starts again: %s", self.world.rank, why)
+        """Make the launcher replace this process, and wait to be stopped."""
+        log.warning("rank %d restarts: %s", self.world.rank, why)
         self._link.decline(why)
         while True:
             time.sleep(_LONG_S)
 
     def close(self) -> None:
-        """This process is not to be kept any longer: what ends its generation ends it too."""
+        """Let this process end with its generation from now on."""
         self.watch.survives = False
         self._link.close()
 
     def look_at_gpus(self) -> None:
-        """Give this generation up if NCCL has lost a peer, and this process if a collective takes too long."""
+        """Give up the generation if NCCL has lost a peer; abort the process if a collective has timed out."""
         generation, connections = self.generation, self._connections
         failed = nccl.failure(connections.on_gpus)
         if not failed or connections.is_cut:
             return
         if failed == nccl.TIMEOUT or not self.watch.survives:
-            log.error("rank %d ends: NCCL reports %s", self.world.rank, failed)
+            log.error("rank %d aborts: NCCL reports %s", self.world.rank, failed)
             os.abort()
         self._link.tell_lost(generation, f"NCCL reports {failed}")
         connections.cut()
@@ -148,7 +149,7 @@ class ElasticGroup:
         self._connections.cut()
 
     def _free(self, connections: Connections) -> None:
-        """What waits on these connections will never end. Where that is the script, give up this process."""
+        """Give up this process if its script still waits on connections on which nothing will ever arrive."""
         while connections is self._connections and self.world.device.type == "cpu":  # NCCL has aborted
             if is_stuck() and connections is self._connections:
                 self._link.decline("a collective with a lost peer never ends")
@@ -156,7 +157,7 @@ class ElasticGroup:
 
 
 def _taken_from(state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Raises StateError where the script's own code fails, which it would do in any other group too."""
+    """Return `state()`. Raises StateError if the script's own code fails, which it would do in any other group, too."""
     try:
         return state()
     except RuntimeError as error:

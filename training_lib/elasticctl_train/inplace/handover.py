@@ -1,7 +1,7 @@
-"""The state of training from rank to rank, over the network: nobody reads the storage as long as one rank has it.
+"""Sends the state of training from rank to rank over the network; storage is read only if no rank has the state.
 
-Ranks that need it form a chain behind the one that has it, each passing on what it receives, so that one link's
-bandwidth serves any number of them. Nothing is pickled: the state goes as the JSON and the tensors of a checkpoint.
+The receivers form a chain behind the source, and each passes on what it receives. So the bandwidth of one link is
+enough for any number of them. Nothing is pickled: the state is sent as a checkpoint's JSON and tensors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ _PACK_BYTES = 32 << 20
 
 
 def agree(world: World, mine: Standing) -> Agreement:
-    """All ranks must call. Raises RuntimeError when a peer is lost."""
+    """Exchange the ranks' standings; return their agreement. All ranks must call this.
+
+    Raises RuntimeError if a peer is lost.
+    """
     found = world.gather([mine.step, mine.epoch, mine.has_state, mine.buckets_bytes])
     return decide(tuple(Standing(*each) for each in found))
 
 
 def spread(world: World, agreement: Agreement, data: bytes) -> bytes:
-    """What the source says of its buckets, on every rank. All ranks must call."""
+    """Return the source's `data`, its description of buckets, on every rank. All ranks must call this.
+
+    Raises RuntimeError if a peer is lost.
+    """
     if agreement.source is None or world.size == 1:
         return data
     known = torch.empty(agreement.newest.buckets_bytes, dtype=torch.uint8)
@@ -38,7 +44,7 @@ def spread(world: World, agreement: Agreement, data: bytes) -> bytes:
 
 
 def give(world: World, agreement: Agreement, state: Mapping[str, Any]) -> None:
-    """On the source: send the state to the first receiver."""
+    """Send the state to the first receiver; call this on the source. Raises RuntimeError if a peer is lost."""
     if not agreement.receivers:
         return
     flattener = Flattener()
@@ -53,7 +59,10 @@ def give(world: World, agreement: Agreement, state: Mapping[str, Any]) -> None:
 
 
 def take(world: World, agreement: Agreement) -> dict[str, Any]:
-    """On a receiver: the state; tensors are on the CPU."""
+    """Receive the state, and pass it on; call this on each receiver. Raises RuntimeError if a peer is lost.
+
+    The tensors of the result are on the CPU.
+    """
     place = agreement.receivers.index(world.rank)
     before = agreement.receivers[place - 1] if place else agreement.source
     after = agreement.receivers[place + 1] if place + 1 < len(agreement.receivers) else None
@@ -76,7 +85,7 @@ def take(world: World, agreement: Agreement) -> dict[str, Any]:
             part = data[start : start + _size_bytes(entry)]
             start += len(part)
             kind = DTYPES[dtype]
-            own = part if len(pack) == 1 else part.clone()  # each has its storage to itself
+            own = part if len(pack) == 1 else part.clone()  # each tensor has its own storage
             tensors[name] = own.view(kind).view(tuple(shape))
     finish = Finisher()
     state: dict[str, Any] = decode(document, lambda name, kind: finish(name, kind, tensors[name]))
@@ -84,7 +93,7 @@ def take(world: World, agreement: Agreement) -> dict[str, Any]:
 
 
 def _packs(shapes: Sequence[Any]) -> Iterator[list[Any]]:
-    """Small tensors go together, large ones alone; empty ones go nowhere but are in a pack."""
+    """Groups of small tensors, and single large tensors. Empty tensors are part of a group, but are not sent."""
     pack: list[Any] = []
     size = 0
     for entry in shapes:

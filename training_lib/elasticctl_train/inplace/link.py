@@ -1,8 +1,8 @@
-"""A rank's line to its launcher, over which it hears that its group has ended, and what its place in the next one is.
+"""A rank's connection to its launcher, by which it learns that its group has ended, and its place in the next one.
 
-The messages are lines of JSON on a Unix socket. The rank says `attach` once, `lost` when it can no longer reach its
-peers, and `decline` when it cannot go on in this process. The launcher says `over` when a generation has ended and
-`place`, the environment of the next.
+The messages are lines of JSON on a Unix socket. The rank sends `attach` once, `lost` when it can no longer reach its
+peers, and `decline` when it cannot continue in this process. The launcher sends `over` when a generation has ended, and
+`place` with the environment for the next one.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 LINK_VARIABLE = "ELASTICCTL_LINK"
 GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
 _TAKEN = ""
-"""What the variable says once the line is in use."""
+"""The variable's value once the connection is in use."""
 
 
 def is_taken(environ: Mapping[str, str] = os.environ) -> bool:
-    """Is this not the first run of a process that a launcher would keep?"""
+    """True if another run in this process has already used the connection to the launcher."""
     return environ.get(LINK_VARIABLE) == _TAKEN
 
 
 class Link:
-    """The line of the rank that the environment describes; `on_over()` is called from a thread.
+    """The connection of the rank that `environ` describes; `on_over()` is called from a thread.
 
-    Raises OSError if nobody listens.
+    Raises OSError if nothing listens.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -50,9 +50,10 @@ class Link:
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Link | None:
-        """The line to the launcher; None where there is none that keeps ranks.
+        """Return the connection to the launcher; None if no launcher keeps this process.
 
-        A process opens one, for its first run: a newcomer would begin with that while the others are in a later one.
+        Only the first run in a process gets one, because a newcomer would start with the first run while the others are
+        in a later one.
         """
         if environ.get(LINK_VARIABLE, _TAKEN) == _TAKEN or not environ.get(GENERATION_VARIABLE, "").isdigit():
             return None
@@ -65,28 +66,29 @@ class Link:
 
     @property
     def is_over(self) -> bool:
-        """Has the generation that this rank is in ended?"""
+        """True if the generation that this rank is in has ended."""
         return self._over >= self.generation
 
     def attach(self) -> None:
-        """From now on this process can be kept when its generation ends."""
+        """Tell the launcher that this process can be kept when its generation ends."""
         self._say(attach=self._local_rank, generation=self.generation)
 
     def tell_lost(self, generation: int, why: str) -> None:
-        """This rank has lost contact with its peers of that generation; nothing is said of one that is over."""
+        """Report that this rank has lost its peers in that generation, unless the generation is over."""
         if self._over < generation:
             self._say(lost=generation, why=why)
 
     def decline(self, why: str) -> None:
-        """This process cannot go on: the launcher is to start another in its place, in the next group too."""
+        """Report that this process cannot continue: the launcher has to replace it, in the next group too."""
         with self._changed:
             newest = (self._place or {}).get(GENERATION_VARIABLE, self.generation)
         self._say(decline=int(newest), why=why)
 
     def wait_for_place(self) -> dict[str, str]:
-        """Wait for a generation after this one; returns its environment, and is in it from then on.
+        """Wait without a limit for a place in a later generation; enter that generation and return its environment.
 
-        However long it takes: the kernel ends a rank whose launcher dies. Raises ConnectionError if the line is cut.
+        Raises ConnectionError if the launcher closes the connection. If the launcher dies, the kernel kills this
+        process.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._place is not None)
@@ -97,7 +99,7 @@ class Link:
             return place
 
     def close(self) -> None:
-        """Hang up: this process is not to be kept any longer."""
+        """Close the connection, so that this process is no longer kept."""
         with self._changed:
             self._closed = True
         with suppress(OSError):

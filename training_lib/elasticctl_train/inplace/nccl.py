@@ -1,7 +1,7 @@
-"""What groups do on GPUs: abort it, and find out whether it has failed.
+"""Aborts what process groups do on GPUs, and finds out whether it has failed.
 
-torch's own watch over NCCL ends the process when something has failed, so it is turned off for ranks that stay
-(`elasticctl_train.dist.rejoin`). It still writes down what it sees.
+torch's own watchdog for NCCL ends the process after a failure, so it is turned off for ranks that stay
+(`elasticctl_train.dist.rejoin`). It still records what it sees.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = "TIMEOUT"
-"""What `failure` returns where a collective has not ended within the group's own limit."""
+"""The value of `failure` if a collective has not ended within the group's own limit."""
 
 
 def abort(groups: Iterable[dist.ProcessGroup]) -> None:
-    """End all that they do on GPUs. Together, as torch does it: what one does may wait for what another does."""
+    """Abort everything that the groups do on GPUs, together as torch does, because they may wait for each other."""
     backends = _backends(groups)
     if not backends:
         return
@@ -28,18 +28,18 @@ def abort(groups: Iterable[dist.ProcessGroup]) -> None:
 
 
 def failure(groups: Iterable[dist.ProcessGroup]) -> str:
-    """torch's name for what has failed in one of them; empty if nothing has."""
+    """Return torch's name for a failure in one of the groups; empty if there is none."""
     names = (backend.get_error().name for backend in _backends(groups) if hasattr(backend, "get_error"))
     return next((str(name) for name in names if name != "SUCCESS"), "")
 
 
 def _backends(groups: Iterable[dist.ProcessGroup]) -> list[Any]:
-    """NCCL's part of each group, where it has one."""
+    """The NCCL backend of each group that has one."""
     found: list[Any] = []
     for group in groups:
         try:
             backend: Any = group._get_backend(torch.device("cuda"))
-        except RuntimeError:  # it has nothing to do with GPUs
+        except RuntimeError:  # the group does not use GPUs
             continue
         if backend.name() == "nccl":
             found.append(backend)

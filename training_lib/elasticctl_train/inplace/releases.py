@@ -1,4 +1,4 @@
-"""What differs between the releases of torch that we allow. All other code uses names that each of them has."""
+"""The differences between the supported releases of torch. All other code uses names that exist in each of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
-"""Since 2.7 it can be told not to begin with rank 0's parameters."""
+"""Since torch 2.7, DistributedDataParallel has an option to skip the broadcast of rank 0's parameters."""
 _EXCHANGES = ("_verify_param_shape_across_processes", "_sync_module_states")
 
 
 @contextmanager
 def construction(*, init_sync: bool) -> Iterator[dict[str, Any]]:
-    """A DistributedDataParallel is made in here, with these arguments.
+    """Yield arguments for a DistributedDataParallel that is constructed inside the `with` block.
 
-    Without `init_sync` it exchanges nothing with the other ranks.
+    Without `init_sync`, its construction does not communicate with other ranks.
     """
     if TAKES_INIT_SYNC:
         yield {"init_sync": init_sync}

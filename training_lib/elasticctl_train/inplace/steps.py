@@ -1,8 +1,9 @@
-"""A step is made as a whole or not at all: the optimizers' gate, and the way back to the last step's end.
+"""Makes a step completely or not at all: the optimizers' gate, and the way back to the end of the last step.
 
-What is small, or changes in each pass, is kept at the end of each step: buffers, random numbers, schedulers, scalers.
-What is large and changes behind the optimizer's step (averages of the weights) is still untouched when the loss of a
-peer is noticed, and is kept only then. A script that changes it, or parameters, in any other order has a torn step.
+State that is small, or changes in each pass, is copied at the end of each step: buffers, random number generators,
+schedulers, gradient scalers. State that is large and changes after the optimizer's step (averages of the weights) is
+still unchanged when a loss is noticed, and is copied only then. If a script changes such state, or parameters, in any
+other order, a lost step cannot be undone.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.inplace.gradients import PeerWatch
 
 _SMALL_BYTES = 1 << 16
-"""A part with no more tensors than that is copied in each step, which takes some microseconds."""
+"""A part with tensors of this total size or less is copied in each step, which takes microseconds."""
 _LOOKS = 3
-"""In so many steps at first it is looked whether such a part writes to its tensors, or makes new ones in each step."""
+"""How many first steps to check for large parts that replace their tensors, and for parameters that change early."""
 _IMMUTABLE = frozenset({type(None), bool, int, float, str})
-"""Most of an optimizer's settings are, and scripts may have a group for each parameter."""
+"""Most of an optimizer's settings have these types, and a script may have one parameter group per parameter."""
 _SAMPLED = 64
-"""Of each parameter so many elements tell whether it has been changed."""
+"""How many elements of each parameter are compared to tell whether it has changed."""
 
 
 Buffers = dict[str, torch.Tensor | None]
-"""Those of a module by name, where torch keeps them."""
+"""The buffers of a module by name, in the dictionary in which torch keeps them."""
 
 
 class StepGate:
-    """Leaves the steps of optimizers out while a peer is lost. `on_first()` is called before the first of each step."""
+    """Skips the steps of optimizers while a peer is lost; calls `on_first()` before the first one in each step."""
 
     def __init__(
         self, watch: PeerWatch, optimizers: Sequence[torch.optim.Optimizer], on_first: Callable[[], None]
@@ -47,18 +48,18 @@ class StepGate:
 
     @property
     def is_torn(self) -> bool:
-        """Was one of them made in a step that was lost then?"""
+        """True if an optimizer made its step before the loss of a peer was noticed in the same step."""
         return self._made > 0
 
     def mark(self) -> None:
-        """The script's step is over."""
+        """Record the end of the script's step."""
         self._made = 0
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
         make_step: Callable[..., Any] = optimizer.step
 
-        # A method, and not a mere function: schedulers that are made later wrap nothing else.
-        @functools.wraps(getattr(make_step, "__func__", make_step))  # with what a scheduler has marked it with
+        # A method rather than a function, because schedulers that are created later wrap only methods.
+        @functools.wraps(getattr(make_step, "__func__", make_step))  # keeps a scheduler's marks
         def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not self._made:
                 self._watch.finish_on_gpu()
@@ -73,11 +74,11 @@ class StepGate:
 
 
 class LastStep:
-    """The state at the end of the last step, but for parameters and optimizer states, which a lost step leaves alone.
+    """The state at the end of the last step, except parameters and optimizer states, which a lost step does not change.
 
-    What schedulers have set in the optimizers (learning rates) is among it. Between two steps (in an evaluation, say)
-    nothing is undone, for nothing of that is repeated. `changes_early`: the script has changed parameters before an
-    optimizer did, as far as the first steps show.
+    It includes what schedulers have set in the optimizers (learning rates). Between two steps, for example in an
+    evaluation, nothing is undone, because nothing of that is repeated. `changes_early`: in one of the first steps, the
+    script has changed parameters before an optimizer did.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class LastStep:
         self._generators, self._rng = rng.Capture(), dict[str, Any]()
 
     def begin(self, *, is_lost: bool = False) -> None:
-        """A step begins: this is the end of the one before. With `is_lost` it is known to be in vain."""
+        """Start a step: the current state is the end of the last one. `is_lost`: this step will have to be undone."""
         if self._begun < _LOOKS:
             self._watch_large()
         self._keep_buffers()
@@ -116,29 +117,29 @@ class LastStep:
             self.keep()
 
     def keep(self) -> None:
-        """A peer is lost: from here on, what the script does is to be undone."""
+        """Copy large state because a peer is lost: later changes will have to be undone."""
         if self._is_begun and self._samples is None:
             self._is_early = self._versions != [tensor._version for tensor in self._watched]
             self._kept |= {name: copy.deepcopy(part.state_dict()) for name, part in self._large.items()}
             self._samples = self._sample()
 
     def take_over(self) -> None:
-        """The parameters have become rank 0's: that was not the script."""
+        """Accept the current parameters, which rank 0 has just broadcast, as unchanged by the script."""
         if self._first_samples is not None:
             self._first_samples = self._sample()
 
     def look(self) -> None:
-        """An optimizer is about to make its step."""
+        """Check for early changes, just before an optimizer makes its step."""
         if self._first_samples is not None:
             self.changes_early |= not _same(self._first_samples, self._sample())
             self._first_samples = None
 
     def end(self) -> None:
-        """The step has been made."""
+        """Record that the step has been made."""
         self._is_begun, self._rng, self._kept, self._kept_groups, self._samples = False, {}, {}, [], None
 
     def restore(self) -> bool:
-        """Go back to where the step began; False if the script has changed what cannot be put back."""
+        """Return to the beginning of the step; return False if the script has changed state that cannot be restored."""
         if not self._is_begun:
             return True
         is_whole = not self._is_early and _same(self._samples, self._sample())
@@ -158,7 +159,7 @@ class LastStep:
         return is_whole
 
     def _keep_buffers(self) -> None:
-        """Copy them, and know which tensors they are: a pass may put others in their places."""
+        """Copy the buffers, and remember their tensors, because a pass may replace them."""
         self._buffers = [(home, dict(home)) for home in self._homes if home]
         now = _tensors(self._buffers)
         if len(now) != len(self._kept_buffers) or not all(map(_is_alike, now, self._kept_buffers)):
@@ -168,21 +169,21 @@ class LastStep:
                 kept.copy_(buffer)
 
     def _put_buffers_back(self) -> None:
-        """What has been registered since stays."""
+        """Restore the buffers; keep those that were registered since."""
         for home, before in self._buffers:
             home.update(before)
         for kept, buffer in zip(self._kept_buffers, _tensors(self._buffers), strict=True):
             buffer.copy_(kept)
 
     def _watch_large(self) -> None:
-        """Know the tensors of the large parts, to see whether they are written to; not of one that makes new ones."""
+        """Remember the tensors of large parts, to notice changes, unless a part replaces its tensors in each step."""
         leaves = [leaf for part in self._large.values() for _, leaf in tree.leaves(part.state_dict(), "")]
         known = [tensor.data_ptr() for tensor in self._watched]
         self._begun += 1
         self._watched = leaves if self._begun == 1 or known == [leaf.data_ptr() for leaf in leaves] else []
 
     def _sample(self) -> list[torch.Tensor]:
-        """Some elements of each parameter, as bytes."""
+        """The first elements of each parameter, as bytes."""
         return [parameter.detach().reshape(-1)[:_SAMPLED].clone().view(torch.uint8) for parameter in self._parameters]
 
 
@@ -191,7 +192,7 @@ def _same(before: Sequence[torch.Tensor] | None, now: Sequence[torch.Tensor]) ->
 
 
 def _call_closure(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> Any:
-    """What a step returns that is left out: as much as the script may expect of it."""
+    """What a skipped step returns: the result of the closure, as the script may expect."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -207,7 +208,7 @@ def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of what an optimizer's group holds, with the very same parameters."""
+    """A copy of an optimizer's parameter group that refers to the same parameters."""
     settings = {**group, "params": list(group["params"])}
     for key, value in group.items():
         if key != "params" and not _is_immutable(value):

@@ -1,4 +1,4 @@
-"""What keeps a `Run` in its process when the group changes."""
+"""Keeps a `Run` in its process when the group changes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ State = dict[str, Any]
 
 
 class OwnCollectives:
-    """The collectives that the script makes itself, by their count in the current group.
+    """Counts the collectives that the script itself makes in the current group.
 
-    `differ` is true once two steps of one pass over the data have had different numbers of them.
+    `differ` is set once two steps of one pass over the data have had different numbers of them.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,14 @@ class OwnCollectives:
         self._usual: int | None = None
 
     def enter_group(self) -> None:
-        """A new group has been entered, which counts from 0."""
+        """Start to count from 0 in a new group."""
         self._at_end = 0
 
     def begin_step(self, count: int, *, is_comparable: bool) -> None:
-        """A step begins, or a pass ends. Without `is_comparable`, no whole step lies behind: nothing is compared."""
+        """Record the count at the start of a step or the end of a pass.
+
+        `is_comparable`: a complete step precedes it, so their numbers can be compared.
+        """
         made, self._at_begin = count - self._at_begin, count
         if not is_comparable:
             return
@@ -45,11 +48,11 @@ class OwnCollectives:
         self._usual = made
 
     def end_step(self, count: int) -> None:
-        """A step has been made."""
+        """Record the count at the end of a step."""
         self._at_end = count
 
     def has_made_any(self, count: int) -> bool:
-        """Has the script made any since the end of the last step in this group?"""
+        """True if the script has made a collective since the end of the last step in this group."""
         return count != self._at_end
 
 
@@ -74,22 +77,23 @@ class InPlace:
 
     @classmethod
     def open(cls, run_parts: Mapping[str, Stateful]) -> InPlace | None:
-        """None where processes do not stay."""
+        """Return the object for a run with these parts; None if processes do not stay."""
         group = ElasticGroup.open()
         return None if group is None else cls(group, run_parts)
 
     @property
     def is_lost(self) -> bool:
-        """Has this step been lost? Waits for the GPU, if no optimizer has done so."""
+        """True if this step is lost. Waits for the GPU unless an optimizer has already done so."""
         self.group.watch.finish_on_gpu()
         return self.group.watch.lost
 
     def obstacle(self) -> str:
-        """What the script has done that this process cannot stay with; empty: nothing. To be asked in each step.
+        """Return why this process cannot stay because of its script; empty if it can. Call this in each step.
 
-        In collectives before the first step, a newcomer would wait for the others, which train meanwhile. The same goes
-        for those of some steps only, if the script counts its batches: a newcomer counts from another one. And nobody
-        cuts the connections of groups of the script's own: whoever waits there for a peer that has moved on, waits.
+        With collectives before the first step, a newcomer would wait for the others, which are already training. The
+        same holds for collectives in some steps only, if the script counts batches: a newcomer counts from a different
+        one. The connections of process groups that the script makes are not cut, so a rank could wait there without end
+        for a peer that has moved on.
         """
         if dist.has_other_groups(self.group.world):
             return "the script makes process groups of its own"
@@ -103,13 +107,16 @@ class InPlace:
         return "the script makes collectives of its own before its first step"
 
     def begin_step(self, is_first: bool) -> None:
-        """The first batch of a step is about to be fetched; `is_first`: of a pass."""
+        """Record that the first batch of a step is about to be fetched; `is_first`: the first step of a pass."""
         is_lost = self.is_lost
         self._own.begin_step(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
         self._last.begin(is_lost=is_lost)
 
     def wrap(self, model: torch.nn.Module, buckets: Buckets | None) -> ElasticDataParallel:
-        """The model to call, the same in every generation. `buckets`: those of the checkpoint that was resumed from."""
+        """Return the model to call, the same one in every generation.
+
+        `buckets` are those of the checkpoint that the run resumed from, if any.
+        """
         if self._model is None:
             self.group.watch.buckets = self.group.watch.buckets or buckets
             self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
@@ -117,7 +124,7 @@ class InPlace:
         return self._model
 
     def enter(self) -> State | None:
-        """Enter this process's first group; returns the state of its ranks, if they have any."""
+        """Enter this process's first group; return the state of its ranks, or None if they have none."""
         agreement, taken = self.group.enter(Standing(), dict)
         self._note(agreement)
         return taken
@@ -125,10 +132,10 @@ class InPlace:
     def enter_next(
         self, cursor: Cursor, state: Callable[[], Mapping[str, Any]], *, is_uneven: bool = False
     ) -> State | None:
-        """Enter the next group, from the end of the last step; returns a newer state, if another rank has one.
+        """Enter the next group from the end of the last step; return a newer state if another rank has one.
 
-        `is_uneven`: the step that was lost is made of fewer batches than others. A script that counts batches to know
-        when to make a step would make the next one too early.
+        `is_uneven`: the lost step has fewer batches than others. A script that counts batches to tell when a step is
+        due would make the next one too early. Does not return if this process has to be replaced.
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
@@ -146,9 +153,9 @@ class InPlace:
         return taken
 
     def complete(self, step: Callable[[], None]) -> bool:
-        """End a step that was made, with what `step` does then; False if the group is over or a peer is lost.
+        """End a step that was made, and call `step()`; return False if the group is over or a peer is lost.
 
-        Raises what `step` raises for any other reason.
+        Raises any other error of `step`.
         """
         self._last.end()
         self._gate.mark()
@@ -161,7 +168,7 @@ class InPlace:
             return False
         except RuntimeError as error:
             if not dist.is_of_collective(error) and not self.group.is_over:
-                raise  # a mistake of the script, such as a loss that is no number: no other group would help
+                raise  # an error of the script, such as a NaN loss, would recur in any other group
             self.group.watch.note(error)
             return False
         return not self.group.is_over

@@ -1,7 +1,7 @@
-"""For how long a rank stands at the end of its backward passes for the gradients of others.
+"""Measures how long a rank waits for the gradients of others at the end of its backward passes.
 
-Gradients are reduced while the pass still computes others, which costs nothing. What is counted begins when the last
-bucket is handed in, and ends when the last one is there. On a GPU it is the device that waits: its own clock is read.
+Gradients are reduced while the pass still computes others, which costs nothing. The wait begins when the last bucket is
+handed in, and ends when all buckets are reduced. On a GPU, the device waits, so its own clock is used.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import Any
 import torch
 
 _MOST_MARKS = 512
-"""Passes of which the device's clock has not been read yet."""
+"""How many passes may wait for the device's clock to be read."""
 
 
 class ReduceWaits:
-    """Told by DistributedDataParallel's hook."""
+    """The sum of waits, which DistributedDataParallel's hook reports."""
 
     def __init__(self) -> None:
         self._sum_s = 0.0
         self._marks: deque[tuple[Any, Any]] = deque(maxlen=_MOST_MARKS)
 
     def add(self, took_s: float) -> None:
-        """The last bucket of a pass has been waited for, on a CPU."""
+        """Add a wait for the last bucket of a pass on a CPU, in seconds."""
         self._sum_s += took_s
 
     def begin_on_gpu(self) -> Any:
-        """The last bucket of a pass is about to be reduced; returns what `take_on_gpu` takes."""
+        """Mark that the last bucket of a pass is about to be reduced; return the mark for `take_on_gpu`."""
         return _mark()
 
     def take_on_gpu(self, since: Any | None) -> None:
-        """The stream that is the current one goes on once a bucket has been reduced."""
+        """Record the end of a wait: the current stream continues once the bucket has been reduced."""
         if since is not None:
             self._marks.append((since, _mark()))
 
     def total_s(self) -> float:
-        """The sum so far, as far as the device has come."""
+        """Return the sum in seconds, as far as the device has progressed."""
         while self._marks and self._marks[0][1].query():
             since, until = self._marks.popleft()
             self._sum_s += max(0.0, since.elapsed_time(until)) / 1000
@@ -44,7 +44,7 @@ class ReduceWaits:
 
 
 def _mark() -> Any:
-    """This moment of the current stream, as a `torch.cuda.Event`, which has no annotations."""
+    """This moment in the current stream, as a `torch.cuda.Event`, which has no annotations."""
     module: Any = torch.cuda
     mark = module.Event(enable_timing=True)
     mark.record()
