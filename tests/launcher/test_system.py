@@ -69,6 +69,32 @@ def test_a_connection_for_which_there_is_no_descriptor_ends_nothing() -> None:
     assert not thread.is_alive()
 
 
+def test_a_connection_for_which_there_is_no_thread_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[bytes] = []
+    server = socket.create_server(("127.0.0.1", 0))
+    arguments = server, lambda connected: served.append(connected.recv(1)), "served", 1
+    thread = threading.Thread(target=serve_connections, args=arguments, daemon=True)
+    thread.start()
+    start = threading.Thread.start
+
+    def refuse(starting: threading.Thread) -> None:
+        if starting.name == "served":
+            raise RuntimeError("can't start new thread")
+        start(starting)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with socket.create_connection(server.getsockname(), 60) as refused:
+            assert refused.recv(1) == b""
+    with socket.create_connection(server.getsockname(), 60) as connected:
+        connected.sendall(b"1")
+        wait_until(lambda: served == [b"1"])
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_system_without_control_groups_has_killed_nobody(tmp_path: Path) -> None:
     assert MemoryKills(tmp_path, tmp_path / "none").count() == 0
 

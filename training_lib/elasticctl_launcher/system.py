@@ -36,7 +36,7 @@ def serve_connections(
     """Call `serve(connected)`, in a thread called `name`, for each connection to `server`, until `server` is closed.
 
     Closes each connection once it has been served. Closes connections beyond the `most` that are open at a time at
-    once. A lack of file descriptors, or a caller that has already gone, does not end the loop.
+    once. A lack of file descriptors or threads, or a caller that has already gone, does not end the loop.
     """
     slots = threading.BoundedSemaphore(most)
 
@@ -55,9 +55,13 @@ def serve_connections(
                 return
             time.sleep(ACCEPT_AGAIN_S)
             continue
-        if slots.acquire(blocking=False):
+        if not slots.acquire(blocking=False):
+            connected.close()
+            continue
+        try:
             threading.Thread(target=run, args=(connected,), name=name, daemon=True).start()
-        else:
+        except RuntimeError:  # the container's limit of threads
+            slots.release()
             connected.close()
 
 
