@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from elasticctl_launcher.failure import APPLICATION, WorkerFailure
+from elasticctl_launcher.failure import APPLICATION, MAX_MESSAGE_BYTES, WorkerFailure
 from elasticctl_launcher.rendezvous import GroupFinished, WorkerRemoved
 from elasticctl_launcher.service.client import ServiceRefused
 from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous, end_soon, get_sigterm, raising
@@ -73,6 +74,13 @@ def test_success_exits_with_0_also_after_a_restart(launch: Launch, script: str) 
 def test_a_launcher_whose_group_is_done_has_nothing_left_to_do(launch: Launch) -> None:
     handler = ScriptedRendezvous(EXCUSED, raising(GroupFinished("all have succeeded"), 2))
     assert launch(handler, "sh", "-c", "exit 1") == 0
+
+
+def test_the_termination_message_is_never_longer_than_kubernetes_keeps() -> None:
+    failure = WorkerFailure(APPLICATION, "a-0", 1, 1, error="\U0001f600" * 500, last_lines=("\U0001f600" * 400,) * 20)
+    message = failure.to_message()
+    assert len(message) <= MAX_MESSAGE_BYTES
+    assert failure.error.startswith(json.loads(message)["error"])
 
 
 @pytest.mark.parametrize("code", [0, -9, 256])

@@ -163,8 +163,8 @@ class WorkerFailure:
         }
 
     def to_message(self) -> str:
-        """Return JSON of at most `MAX_MESSAGE_BYTES`; the oldest lines are dropped until it fits."""
-        lines = list(self.last_lines)
+        """Return JSON of at most `MAX_MESSAGE_BYTES`: drop the oldest lines, then shorten the error, until it fits."""
+        lines, error = list(self.last_lines), self.error[:500]
         while True:
             data = {
                 "verdict": self.verdict,
@@ -172,16 +172,19 @@ class WorkerFailure:
                 "rank": self.rank,
                 "exitCode": self.exit_code,
                 "signal": self.signal,
-                "error": self.error[:500],
+                "error": error,
                 "lastLines": [line[:400] for line in lines],
                 "generation": self.generation,
                 "at": datetime.now(UTC).isoformat(),
                 "permanent": self.permanent or None,
             }
             message = json.dumps({key: value for key, value in data.items() if value not in (None, "", [])})
-            if len(message) <= MAX_MESSAGE_BYTES or not lines:
+            if len(message) <= MAX_MESSAGE_BYTES or not (lines or error):
                 return message
-            del lines[0]
+            if lines:
+                del lines[0]
+            else:
+                error = error[: len(error) // 2]
 
     def write(self, path: str = "") -> None:
         """Write the message to `path`, $ELASTICCTL_TERMINATION_LOG or Kubernetes' default path, if that exists.
