@@ -149,6 +149,7 @@ class Flaky:
         self.puts = 0
         self.block = threading.Event()
         self.block.set()
+        self.failing_deletes = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
@@ -159,6 +160,12 @@ class Flaky:
         if self.away:
             raise StorageError("cannot write: the storage is away")
         return self.inner.put(key, parts, if_absent=if_absent)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if self.failing_deletes:
+            self.failing_deletes -= 1
+            raise StorageError("cannot delete: the storage is away")
+        self.inner.delete(keys)
 
 
 @pytest.fixture
@@ -287,8 +294,12 @@ def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch
     uploader.close()
 
 
-def test_of_one_incarnation_the_newest_lines_are_kept(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failing_deletes", [0, 3])
+def test_of_one_incarnation_the_newest_lines_are_kept(
+    flaky: Flaky, monkeypatch: pytest.MonkeyPatch, failing_deletes: int
+) -> None:
     monkeypatch.setattr(stored_logs, "SEGMENT_BYTES", 2_000)
+    flaky.failing_deletes = failing_deletes
     uploader = upload_to(flaky, UploadLimits(stored_bytes=2_000, flush_s=0.01, warm_up_s=0.0))
     for n in range(2_000):
         uploader.add(float(n), 0, f"{n} {zlib.crc32(str(n).encode()):x}" * 8)

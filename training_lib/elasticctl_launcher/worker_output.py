@@ -17,6 +17,7 @@ is killed within them.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import random
 import sys
@@ -173,7 +174,7 @@ class LogUploader:
         self._segment = _Segment(1, form)
         self._stored: deque[tuple[str, int]] = deque()
         self._storage: Storage | None = None
-        self._failures = 0
+        self._failures, self._cannot_delete = 0, False
         self._thread = threading.Thread(target=self._run, name="log-upload", daemon=True)
         self._thread.start()
 
@@ -269,12 +270,22 @@ class LogUploader:
         return taken
 
     def _delete_oldest(self, storage: Storage) -> None:
-        """Delete the oldest objects of this incarnation beyond `stored_bytes`."""
-        oldest = []
-        while len(self._stored) > 1 and sum(size for _, size in self._stored) > self._limits.stored_bytes:
-            oldest.append(self._stored.popleft()[0])
-        if oldest:
-            storage.delete(oldest)
+        """Delete the oldest objects of this incarnation beyond `stored_bytes`; a failure does not stop the upload."""
+        count, left_bytes = 0, sum(size for _, size in self._stored)
+        while count < len(self._stored) - 1 and left_bytes > self._limits.stored_bytes:
+            left_bytes -= self._stored[count][1]
+            count += 1
+        if not count:
+            return
+        try:
+            storage.delete([key for key, _ in itertools.islice(self._stored, count)])
+        except StorageError as error:  # tried again with the next object
+            if not self._cannot_delete:
+                self._cannot_delete = True
+                log.warning("cannot delete the oldest lines of the log for now: %s", error)
+            return
+        for _ in range(count):
+            self._stored.popleft()
 
     def _pause_s(self) -> float:
         longest_s = min(LONGEST_PAUSE_S, self._limits.first_pause_s * 2.0 ** (self._failures - 1))
