@@ -105,6 +105,19 @@ def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankRepo
     assert inbox._pending == []
 
 
+def test_malformed_reports_are_ignored(inbox: RankReports, service: Service) -> None:
+    service.answers.set()
+    drained: list[int] = []
+    inbox._on_drained = lambda generation, rank: drained.append(rank)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
+        for datagram in (b"[" * 50_000, b"\xff", b"5", b'{"kind": "progress"}'):
+            wire.sendto(datagram, inbox.path)
+    send(inbox, {"kind": "drained", "step": 1, "rank": [0]}, {"kind": "drained", "step": 1, "rank": 3}, {"step": 2})
+    wait_until(lambda: bool(service.messages))
+    assert [message["step"] for message in service.messages] == [2]
+    assert drained == [3]
+
+
 def test_metrics_are_stored_and_not_forwarded(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     stored: list[str] = []

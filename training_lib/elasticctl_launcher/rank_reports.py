@@ -123,7 +123,7 @@ class RankReports:
                 message = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
             except OSError:
                 return
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(message, dict):
                 self._take(message)
@@ -142,7 +142,9 @@ class RankReports:
             self.on_times(generation, message.get("rank"), times)
         self.on_report(message)
         if message.get("kind") == "drained":
-            self._on_drained(generation, message.get("rank", -1))
+            rank = message.get("rank")
+            if isinstance(rank, int):
+                self._on_drained(generation, rank)
             return
         if message.get("kind") == "finished":
             self.finished_generation = generation
