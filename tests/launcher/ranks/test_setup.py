@@ -86,6 +86,8 @@ def test_it_runs_again_for_other_files_and_after_a_failure(environ: dict[str, st
         with pytest.raises(TrainError, match=r"setup failed with exit code 1: python install.py .*No such file"):
             made(environ, code)
     assert runs(code) == 4
+    cache = Path(environ[setup.CACHE_VARIABLE])
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 2, "nothing of what failed is kept"
 
 
 def test_a_folder_is_installed_by_each_worker_anew(environ: dict[str, str], code: Path) -> None:
@@ -110,6 +112,19 @@ def test_what_nobody_uses_is_deleted_and_what_somebody_uses_is_not(
     monkeypatch.setattr(time, "time", lambda: now + 2 * setup.KEPT_S)
     setup.delete_unused(used.folder.parent)
     assert (used.folder.exists(), unused.folder.exists()) == (True, False)
+    used.close()
+
+
+def test_what_a_killed_worker_left_half_made_is_deleted(environ: dict[str, str], code: Path) -> None:
+    used = made(environ, code)
+    (code / "requirements.txt").write_text("another_of_a_test")
+    half_made = made(environ, code)
+    (half_made.folder / setup._DONE).unlink()
+    setup.delete_unused(used.folder.parent)
+    assert half_made.folder.exists(), "its worker is at work on it"
+    half_made.close()
+    setup.delete_unused(used.folder.parent)
+    assert (used.folder.exists(), half_made.folder.exists()) == (True, False)
     used.close()
 
 

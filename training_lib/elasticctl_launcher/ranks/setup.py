@@ -71,7 +71,11 @@ class SetUp:
         environ["VIRTUAL_ENV"] = str(self.folder)
         environ["PATH"] = os.pathsep.join((str(self.folder / "bin"), environ.get("PATH", os.defpath)))
         if not done.exists():
-            _run(line, cwd, environ, say)
+            try:
+                _run(line, cwd, environ, say)
+            except BaseException:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise
             done.touch()
             say(f"setup: took {time.monotonic() - began:.0f} s")
         os.utime(done)
@@ -125,8 +129,7 @@ def delete_unused(root: Path) -> None:
     for lock in root.glob("*.lock"):
         folder = lock.with_suffix("")
         with suppress(OSError):  # in use, or deleted by another worker
-            used_at = (folder / _DONE).stat().st_mtime
-            if time.time() - used_at < KEPT_S:
+            if not folder.exists() or time.time() - _used_at(folder) < KEPT_S:
                 continue
             descriptor = os.open(lock, os.O_RDWR)
             try:
@@ -134,6 +137,14 @@ def delete_unused(root: Path) -> None:
                 shutil.rmtree(folder)
             finally:
                 os.close(descriptor)
+
+
+def _used_at(folder: Path) -> float:
+    """When an environment was last used; 0 if it is incomplete, because its worker was killed while it created it."""
+    try:
+        return (folder / _DONE).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _key(line: str, cwd: Path) -> str:
