@@ -167,6 +167,7 @@ def test_completion_scripts(run: Run, shell: str) -> None:
         ("elasticctl list --w", ["--watch"]),
         ("elasticctl completion ", ["bash", "zsh", "fish"]),
         ("elasticctl submit --restart-policy O", ["OnFailure"]),
+        ("elasticctl submit --gpu-type a1", ["a10g", "a100"]),
         ("elasticctl status ", []),
     ],
 )

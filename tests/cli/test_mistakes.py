@@ -19,6 +19,12 @@ NO_JOB = 'no job "{}" in context local, namespace default{}. FIX: list the jobs 
 
 MISTAKES = [
     ("status none", 3, NO_JOB.format("none", "")),
+    (
+        "logs digits-a-worker-1",
+        3,
+        'no job "digits-a-worker-1" in context local, namespace default.'
+        " FIX: give the worker's job, digits-a, and --worker 1 where a verb takes it",
+    ),
     ("status digit-a", 3, NO_JOB.format("digit-a", ' (did you mean "digits-a"?)')),
     (
         "status digits",

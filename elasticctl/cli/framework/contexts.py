@@ -40,6 +40,13 @@ def complete_context(incomplete: str) -> list[str]:
         return []
 
 
+def complete_gpu_type(incomplete: str) -> list[str]:
+    """The GPU types whose names begin like this."""
+    from elasticctl.api.gpu_types import GPU_TYPES
+
+    return [name for name in GPU_TYPES if name.startswith(incomplete)]
+
+
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
     """The jobs whose names have this prefix; none if the cluster does not answer."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.settings import contexts as config
 from elasticctl.settings.contexts import Context
 
+_WORKER = re.compile(r"(?P<job>.+)-worker-(?P<number>[0-9]+)")
 ENDED = ("Succeeded", "Failed", "Cancelled")
 """The phases of jobs that are over, as they are written; most verbs need no more of `elasticctl.api.status`."""
 
@@ -54,6 +56,13 @@ class Target:
             )
         if fitting:
             raise NotFoundError(f"{quote(name)} matches several jobs {place}: {', '.join(fitting)}")
+        of_worker = _WORKER.fullmatch(name)
+        if of_worker is not None and of_worker["job"] in jobs:
+            job, number = of_worker.groups()
+            raise NotFoundError(
+                f"no job {quote(name)} {place}."
+                f" FIX: give the worker's job, {job}, and --worker {number} where a verb takes it"
+            )
         raise NotFoundError(
             f"no job {quote(name)} {place}{did_you_mean(name, names)}. FIX: list the jobs with `elasticctl list`"
         )

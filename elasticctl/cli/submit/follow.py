@@ -41,7 +41,8 @@ def await_end(target: Target, followed: Manifest, *, timeout_s: float | None = N
             say(f"{job.name} is running with {number} of {job.desired} workers")
             return SUCCEEDED
         if time.monotonic() >= deadline:
-            say(f"{job.name} is still {job.status.phase.value} after {timeout_s:g} s; it keeps running")
+            goes_on = "; it keeps running" if job.status.phase is Phase.RUNNING else ""
+            say(f"{job.name} is still {job.status.phase.value}, and the time is up{goes_on}")
             return TIMED_OUT
     raise AssertionError("unreachable")
 

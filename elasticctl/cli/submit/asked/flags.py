@@ -11,6 +11,7 @@ import typer
 from elasticctl.api.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, OnNan, RestartPolicy
 from elasticctl.api.text import quote
 from elasticctl.cli.framework import options
+from elasticctl.cli.framework.contexts import complete_gpu_type
 from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
 from elasticctl.cli.submit.asked.pod_flags import PodFlags
 
@@ -30,7 +31,15 @@ class JobFlags(PodFlags):
     """The values of the flags of `submit`; None or empty: not given. Times are in seconds."""
 
     gpus: Annotated[int | None, options.count("The total number of GPUs.", low=0)] = None
-    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
+    gpu_type: Annotated[
+        str,
+        typer.Option(
+            metavar="TYPE",
+            help="t4, v100, a10g, l4, a100 or h100.",
+            show_default=False,
+            autocompletion=complete_gpu_type,
+        ),
+    ] = ""
     gpus_per_node: Annotated[int | None, options.count("GPUs per worker.")] = None
     workers: Annotated[int | None, options.count("The number of workers; without --gpus, they run on CPUs.")] = None
     min_gpus: Annotated[int | None, options.count("Keep training with as few as N GPUs.")] = None
