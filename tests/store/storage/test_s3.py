@@ -18,7 +18,7 @@ from botocore.utils import InstanceMetadataFetcher
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import CommitWriter
-from elasticctl_store.errors import ExistsError, StorageError
+from elasticctl_store.errors import ExistsError, FullError, StorageError
 from elasticctl_store.storage import Storage, all_keys, base, s3_responses
 from elasticctl_store.storage import s3 as s3_module
 from elasticctl_store.storage.http import HttpRequest, HttpResponse, Verdict
@@ -349,6 +349,16 @@ def test_a_refusal_is_explained_in_one_line(
     with pytest.raises(StorageError, match=f"cannot write data/x to s3://bucket/.*: .*{why}") as refused:
         s3.open().put("data/x", [b"x"])
     assert "\n" not in str(refused.value)
+    assert len(s3.gate.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(507, "InsufficientStorage"), (507, "XMinioStorageFull"), (403, "QuotaExceeded")]
+)
+def test_a_service_without_room_is_a_full_storage(s3: Cloud, status: int, code: str) -> None:
+    s3.gate.faults = lambda seen: Fault(status=status, code=code)
+    with pytest.raises(FullError):
+        s3.open().put("data/x", [b"x"])
     assert len(s3.gate.seen) == 1
 
 

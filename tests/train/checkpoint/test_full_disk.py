@@ -15,6 +15,8 @@ from elasticctl_store.checkpoints.entries import Retention, save_folder, share_k
 from elasticctl_store.errors import FullError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.support.clouds import Cloud
+from tests.support.gate import Fault, Seen
 from tests.support.train.states import same
 
 STATE_BYTES = 1_000_000
@@ -97,6 +99,30 @@ def test_a_disk_without_room_for_an_entry_can_be_taken_over(tmp_path: Path) -> N
     assert save(second, 2)
 
 
+def test_a_disk_full_of_checkpoints_can_be_taken_over(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 3_500_000)
+    first = Checkpointer(disk, keep=Retention(3))
+    assert all(save(first, step) for step in (1, 2, 3))
+    disk.capacity_bytes = disk.used_bytes()
+    second = Checkpointer(disk, keep=Retention(3))
+    assert steps(disk) == [3, 2]
+    restored = second.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(3))
+
+
+def test_a_disk_full_of_one_checkpoint_is_said_to_be_full(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 3_500_000)
+    first = Checkpointer(disk, keep=Retention(3))
+    assert all(save(first, step) for step in (1, 2))
+    path = next(tmp_path.glob("data/*step000000002*/*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(FullError):
+        Checkpointer(disk)
+    assert steps(disk) == [2, 1]
+
+
 def test_the_newest_whole_one_never_makes_room(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 1_500_000)
     checkpoints = Checkpointer(disk)
@@ -119,6 +145,27 @@ def test_a_damaged_newest_one_keeps_the_one_before(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert not save(checkpoints, 4)
     assert steps(disk) == [3, 2, 1]
+
+
+def test_a_service_without_room_gets_some(s3: Cloud) -> None:
+    """As a folder on a full disk: the oldest goes before what cannot be written."""
+    there: dict[str, int] = {}
+
+    def refuse(seen: Seen) -> Fault | None:
+        if seen.method == "DELETE":
+            there.pop(seen.target, None)
+        elif seen.method == "PUT" and sum(there.values()) + len(seen.body) > 2_500_000:
+            return Fault(status=507, code="InsufficientStorage")
+        elif seen.method == "PUT":
+            there[seen.target] = len(seen.body)
+        return None
+
+    s3.gate.faults = refuse
+    checkpoints = Checkpointer(s3.open(), keep=Retention(3))
+    for step in range(1, 5):
+        checkpoints.save(state_of(step), Label(step))
+        assert checkpoints.settle()
+    assert [commit.step for commit in read_commits(s3.open())] == [4, 3]
 
 
 def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:

@@ -21,30 +21,57 @@ log = logging.getLogger("elasticctl_train")
 
 
 def take_over(storage: Storage) -> CommitWriter:
-    """Take over like `CommitWriter.take_over`, even if an interrupted save has left the disk too full for a single
-    entry.
+    """Take over like `CommitWriter.take_over`, even if the storage is too full for a single entry.
 
     In that case interrupted saves are deleted first. One that is still being written belongs to a run that is about to
-    be fenced.
+    be fenced. If that makes no room, the oldest checkpoints are deleted, as long as a newer one is intact.
     """
-    try:
-        return CommitWriter.take_over(storage)
-    except FullError:
-        found = [entry for _, entry in read_entries(storage)]
-        known = [entry for entry in found if isinstance(entry, Commit)]
-        kept = {folder for commit in known for folder in (commit.folder, *commit.bases)}
-        bases = repair.bases_of_complete(storage, but_for=kept)
-        kept |= {folder for _, folder, _ in repair.complete_saves(storage)} | (bases or set())
-        leftovers = [
-            key
-            for key in repair.save_keys(storage)
-            if entries.folder_of(key) not in kept and not (bases is None and key.startswith(entries.BASE))
-        ]
-        if not leftovers:
-            raise
+    while True:
+        try:
+            return CommitWriter.take_over(storage)
+        except FullError as e:
+            if not _make_room_for_entry(storage):
+                raise e
+
+
+def _make_room_for_entry(storage: Storage) -> bool:
+    """Delete the data of interrupted saves, or else the oldest commit; False if nothing could be deleted."""
+    count = _count_keys(storage)
+    found = [entry for _, entry in read_entries(storage)]
+    known = [entry for entry in found if isinstance(entry, Commit)]
+    kept = {folder for commit in known for folder in (commit.folder, *commit.bases)}
+    bases = repair.bases_of_complete(storage, but_for=kept)
+    kept |= {folder for _, folder, _ in repair.complete_saves(storage)} | (bases or set())
+    leftovers = [
+        key
+        for key in repair.save_keys(storage)
+        if entries.folder_of(key) not in kept and not (bases is None and key.startswith(entries.BASE))
+    ]
+    if leftovers:
         log.warning("%s: the storage is full: deleting the data of interrupted saves", storage.url)
         storage.delete(leftovers)
-        return CommitWriter.take_over(storage)
+        if _count_keys(storage) < count:
+            return True
+    newest = next((commit for commit in known if _is_whole(storage, commit)), None)
+    if newest is None or newest == known[-1]:
+        return False
+    said = "%s: the storage is full: deleting the oldest of %d checkpoints (step %d)"
+    log.warning(said, storage.url, len(known), known[-1].step)
+    delete_commit(storage, known[-1], known)
+    delete_unneeded_bases(storage, known[-1:])
+    return _count_keys(storage) < count
+
+
+def _count_keys(storage: Storage) -> int:
+    return sum(1 for _ in all_keys(storage, ""))
+
+
+def _is_whole(storage: Storage, commit: Commit) -> bool:
+    try:
+        verify.verify(storage, commit, lambda count: None)
+    except (DamagedError, MissingError):
+        return False
+    return True
 
 
 def delete_unneeded_bases(storage: Storage, deleted: Sequence[Commit]) -> None:

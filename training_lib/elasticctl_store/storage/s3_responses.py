@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.errors import FullError, MissingError, StorageError
 from elasticctl_store.storage.base import Location
 from elasticctl_store.storage.cloud import Action
 from elasticctl_store.storage.http import HttpResponse, Verdict, is_temporary
@@ -37,7 +37,14 @@ _ELSEWHERE = {
     "IllegalLocationConstraintException",
 }
 _REFUSED = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity"}
-_FULL = {"EntityTooLarge", "QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity"}
+_FULL = {
+    "InsufficientCapacity",
+    "InsufficientStorage",
+    "QuotaExceeded",
+    "XMinioAdminBucketQuotaExceeded",
+    "XMinioStorageFull",
+}
+"""What Snowball, versitygw, Ceph and MinIO say, which have disks and quotas of a certain size."""
 
 
 def parse(body: bytes) -> ElementTree.Element:
@@ -116,7 +123,8 @@ def as_error(answer: HttpResponse, action: Action, key: str, place: Location) ->
     if said == "NoSuchKey" or (answer.status == 404 and not said):
         return MissingError(f"{place.url}: {key} is not there")
     what = f"cannot {action.verb} {key or 'the keys'} {action.preposition} {place.url}"
-    return StorageError(f"{what}: {_mend(answer, said, action, place)}")
+    kind = FullError if said in _FULL or answer.status == 507 else StorageError
+    return kind(f"{what}: {_mend(answer, said, action, place)}")
 
 
 def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> str:
@@ -134,7 +142,7 @@ def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> s
     if said in _REFUSED:
         return f"the AWS credentials were refused ({said}). FIX: check the key, and that it is for this endpoint"
     if said in _FULL or answer.status == 507:
-        return f"no room ({said}). FIX: free some space or choose another storage URL"
+        return f"no room ({said or answer.status}). FIX: free some space or choose another storage URL"
     if said == "NotImplemented":
         return "the service does not support checksums. FIX: set $AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
     if answer.status in (401, 403):
