@@ -340,11 +340,12 @@ def gather(
     abandon: threading.Event,
     check_fence: Callable[[], None] = lambda: None,
 ) -> Gathered:
-    """Wait until every rank's share is stored.
+    """Wait on rank 0, which has written its own share, until every rank's share is stored.
 
     Another rank may have to wait for its storage, however long that takes. But if a newer run has swept the shares,
     they do not come back, so `check_fence` is called again and again meanwhile. Raises what that raises, and SaveError
-    if `abandon` is set, if a share is deleted, if a base file is missing, or if the ranks' states differ in structure.
+    if `abandon` is set, if a share is deleted, if rank 0's own share or a base file is missing, or if the ranks' states
+    differ in structure.
     """
     found: dict[int, tuple[ObjectRef, Any]] = {}
     misread: dict[int, int] = {}
@@ -355,16 +356,18 @@ def gather(
         if gone or pause_s >= _FENCE_FROM_S:
             check_fence()
         _refuse_without(storage, [ref.key for ref, _ in found.values()], there=listed)
-        for rank in range(world_size):
+        for rank in sorted(set(range(world_size)) - found.keys()):
             key = entries.share_key(folder, rank, world_size)
-            if rank not in found and key in listed:
-                data = _get_listed(storage, key, check_fence)
-                if is_sealed(data):
-                    found[rank] = ObjectRef(key, len(data), entries.checksum([data])), load_document(key, data)
-                    continue
-                misread[rank] = misread.get(rank, 0) + 1
-                if misread[rank] == _READS:
-                    raise SaveError(f"{storage.url}: the storage does not return {key} as it was written")
+            is_due = rank == 0 and pause_s >= _FENCE_FROM_S
+            data = _look_for(storage, key, key in listed, is_due, check_fence)
+            if data is None:
+                continue
+            if is_sealed(data):
+                found[rank] = ObjectRef(key, len(data), entries.checksum([data])), load_document(key, data)
+                continue
+            misread[rank] = misread.get(rank, 0) + 1
+            if misread[rank] == _READS:
+                raise SaveError(f"{storage.url}: the storage does not return {key} as it was written")
         if len(found) == world_size:
             break
         missing = sorted(set(range(world_size)) - found.keys())
@@ -404,12 +407,23 @@ def _refuse_without(storage: Storage, keys: Iterable[str], *, there: Collection[
         raise SaveError(f"{storage.url}: {gone} was deleted while waiting for the shares of other ranks")
 
 
-def _get_listed(storage: Storage, key: str, check_fence: Callable[[], None]) -> bytes:
+def _look_for(
+    storage: Storage, key: str, is_listed: bool, is_due: bool, check_fence: Callable[[], None]
+) -> bytes | None:
+    """Return a share document; None if it may still come, and no bytes if it is due and not there.
+
+    Raises MissingError, or what `check_fence` does, if it has been deleted since it was listed.
+    """
+    if not is_listed and not is_due:
+        return None
     try:
-        return storage.get(key)
-    except MissingError:  # deleted after it was listed
+        data = storage.get(key)
+    except MissingError:
+        if not is_listed:
+            return b""
         check_fence()
         raise
+    return data if is_listed else None  # the listing lags behind
 
 
 def _waitable() -> torch.cuda.Event:
