@@ -18,7 +18,7 @@ target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=reg
 # Where it is set, each process that the tests start compiles our modules again, and each of those that run them the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test lint types unit torch soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
+.PHONY: demo quick test lint types unit torch soak soak-clusters soak-storages fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
@@ -50,8 +50,13 @@ torch: $(VENV)/.dev  ## the tests of training with another release of PyTorch: d
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(OTHER)/bin/python -c '$(SITE)')/rest.pth"
 	PATH="$(CURDIR)/$(BIN):$$PATH" CUDA_VISIBLE_DEVICES= $(OTHER)/bin/python -m pytest $(SPREAD) tests/train tests/launcher
 
-soak: $(VENV)/.dev  ## simulated clusters with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
+soak: soak-clusters soak-storages  ## both with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
+
+soak-clusters: $(VENV)/.dev  ## simulated clusters
 	$(BIN)/python -m tests.support.virtual.soak $(SOAK)
+
+soak-storages: $(VENV)/.dev  ## storages of checkpoints, and all that can happen to them
+	$(BIN)/python -m tests.support.storage_soak.soak $(SOAK)
 
 fuzz: $(VENV)/.dev  ## hostile input for every reader of what others wrote: docs/reliability.md; make fuzz FUZZ="--inputs 14000"
 	$(BIN)/python -W ignore -m tests.support.fuzz.soak $(FUZZ)

@@ -33,7 +33,7 @@ FIXTURES = {
 MODULES = ("subprocess", "multiprocessing", "pexpect", "socket", "aiohttp", "http.client", "torch", "benchmarks")
 HELPERS = (
     "fakeapi", "servers", "webhooks", "ports", "train", "metadata_server", "cluster_contract", "control", "kube",
-    "scripted_rendezvous", "local_worker",
+    "scripted_rendezvous", "local_worker", "storage_soak",
 )  # fmt: skip
 _IMPORTS = re.compile(
     rf"^(import|from) (({'|'.join(MODULES)})\b|tests\.support(\.| import )({'|'.join(HELPERS)})\b)", re.M

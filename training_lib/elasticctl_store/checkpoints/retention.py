@@ -29,9 +29,9 @@ def take_over(storage: Storage) -> CommitWriter:
     while True:
         try:
             return CommitWriter.take_over(storage)
-        except FullError as e:
+        except FullError:
             if not _make_room_for_entry(storage):
-                raise e
+                raise
 
 
 def _make_room_for_entry(storage: Storage) -> bool:

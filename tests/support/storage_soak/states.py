@@ -1,0 +1,36 @@
+"""States that say whose they are: every bit of one follows from its step, the run that saved it, and its era.
+
+An era is as long as the part of the state lasts that does not change, and lies in a base file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.support.train.states import same
+
+
+def state_of(step: int, run: int, era: int) -> dict[str, Any]:
+    """What the run, the so many-th of a story, has at a step."""
+    chance = torch.Generator().manual_seed(step * 10_000 + run)
+    tensors = {
+        "w": torch.randn(40, 7, generator=chance),
+        "half": torch.randn(3, generator=chance).bfloat16(),
+        "frozen": torch.arange(2000.0) + era,
+        "empty": torch.empty(0, 2),
+    }
+    return {"model": tensors, "told": {"step": step, "run": run, "era": era, "odd": [1, 2.5, None, (1, "ä")]}}
+
+
+def local_of(step: int, rank: int) -> dict[str, Any]:
+    """What a rank has of its own."""
+    return {"own": torch.tensor([step, rank])}
+
+
+def is_right(state: dict[str, Any], local: dict[str, Any] | None, rank: int) -> bool:
+    """Is it, to the bit, a state that was saved, with what that rank had of its own?"""
+    told = state["told"]
+    step = told["step"]
+    return same(state, state_of(step, told["run"], told["era"])) and same(local, local_of(step, rank))

@@ -1,0 +1,186 @@
+"""Draws a story from a seed, and tells it: what happens to one URL, with a look at all of it after each event."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.storage import all_keys
+from elasticctl_train.checkpoint import unchanged
+from tests.support.storage_soak import runs, verbs
+from tests.support.storage_soak.damages import damage_folder, damage_storage
+from tests.support.storage_soak.places import Place, answers
+from tests.support.storage_soak.world import Broken, World, expect
+from tests.support.waiting import wait_until
+
+Event = Callable[[World], None]
+NOBODY = 65534
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A story that was told: how it went, and, unless it is blank, why it must not go like that."""
+
+    lines: list[str]
+    failure: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def tell(place: Place, seed: int, folder: Path) -> Told:
+    """The story of this seed at a place that nobody has used; `folder` is for what is written beside it."""
+    world = World(place, random.Random(seed), folder)
+    failure = ""
+    with prepared(seed):
+        try:
+            for event in draw(world):
+                event(world)
+            heal(world)
+        except Broken as e:
+            failure = str(e)
+        except Exception:  # noqa: BLE001 - whatever it is, it is not an error of ours
+            failure = traceback.format_exc()
+    return Told(world.told, failure, world.counts)
+
+
+@contextmanager
+def prepared(seed: int) -> Iterator[None]:
+    """No log, small base files, and names of saves that the seed decides."""
+    dice = random.Random(seed)
+    names = mock.patch.object(secrets, "token_hex", lambda count=32: dice.randbytes(count).hex())
+    logging.disable()
+    try:
+        with names, mock.patch.object(unchanged, "LEAST_BYTES", 1000), mock.patch.object(unchanged, "LEAST_SHARE", 0.1):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def draw(world: World) -> Iterator[Event]:
+    """A beginning without harm, and what happens then."""
+    dice = world.dice
+    for _ in range(2):
+        yield runs.run
+    if dice.random() < 0.5:
+        yield runs.ranks_save
+    acts = [runs.run] * 4 + [runs.ranks_save, runs.zombie]
+    people = [verbs.looks, verbs.repairs, verbs.prunes, verbs.prunes, verbs.removes, verbs.pulls, verbs.starts_from]
+    harm = [damaged] * dice.choice((0, 2, 4)) + [runs.killed_run]
+    harm += [stormy] * (4 if world.place.gate is not None else 2) if world.place.liar is not None else []
+    harm += [forbidden] if world.place.root is not None and os.geteuid() == 0 else []
+    harm += [short_of_room] * 3 if world.place.disk is not None else []
+    for _ in range(dice.choice((3, 5, 8))):
+        yield dice.choice((*acts, *people, *harm, *harm))
+        if world.is_damaged and dice.random() < 0.1:
+            yield verbs.starts_over
+
+
+def damaged(world: World) -> None:
+    """What lies there is damaged, once or a few times."""
+    for _ in range(world.dice.choice((1, 1, 2, 3))):
+        if world.place.root is not None:
+            world.tell(damage_folder(world.place.root, world.dice))
+        else:
+            damage_storage(world.storage, world.dice)
+            world.tell("objects are damaged")
+        world.counts["damages"] += 1
+    world.forget()
+
+
+def stormy(world: World) -> None:
+    """A run, or one that is killed, while the storage's answers cannot be trusted, or the network fails."""
+    liar, link, dice = world.place.liar, world.place.link, world.dice
+    assert liar is not None
+    world.look()  # an answer to be given again later
+    lies = liar.lies
+    world.tell(f"answers: {liar.begin(dice.randrange(1 << 30))}")
+    is_network_bad = link is not None and dice.random() < 0.3
+    if link is not None and is_network_bad:
+        link.slow(2, 2)
+    world.is_honest = False
+    world.stores_what_it_says = world.place.gate is not None
+    world.is_damaged |= not world.stores_what_it_says
+    try:
+        dice.choice((runs.run, runs.run, runs.killed_run if world.place.gate else runs.ranks_save))(world)
+    finally:
+        liar.end()
+        if link is not None and is_network_bad:
+            link.mend()
+            wait_until(lambda: answers(world.storage))
+        world.is_honest = world.stores_what_it_says = True
+    world.counts["lies"] += liar.lies - lies
+
+
+def forbidden(world: World) -> None:
+    """A run that is not root finds something that it may not read, or not write to; then it may again."""
+    root, dice = world.place.root, world.dice
+    if root is None or not root.exists():
+        return
+    above = [root, *sorted(root.rglob("*"))]
+    for path in above:
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    target = dice.choice([path for path in above if not path.is_symlink()])
+    mode = target.stat().st_mode
+    target.chmod(dice.choice((0, 0o555 if target.is_dir() else 0o444, 0o333)))
+    world.tell(f"{target.relative_to(root)} gets mode {target.stat().st_mode & 0o777:o}")
+    world.counts["permissions"] += 1
+    world.is_honest = False
+    os.seteuid(NOBODY)
+    try:
+        runs.run(world)
+    finally:
+        os.seteuid(0)
+        world.is_honest = True
+        if target.exists():
+            target.chmod(mode)
+
+
+def short_of_room(world: World) -> None:
+    """Somebody else fills the disk; then a run saves as far as there is room, or is killed at it."""
+    place, dice = world.place, world.dice
+    left = dice.choice((0, 8_000, 30_000, 60_000, 100_000))
+    place.fill(left)
+    world.tell(f"room: {left} bytes")
+    world.counts["full disks"] += 1
+    world.is_honest = False
+    try:
+        dice.choice((runs.run, runs.run, runs.killed_run, runs.ranks_save))(world)
+    finally:
+        world.is_honest = True
+        if dice.random() < 0.7:
+            place.empty()
+
+
+def heal(world: World) -> None:
+    """Nothing is wrong any more: a run goes on and saves, or people start over; nothing is left that nobody needs."""
+    if world.place.disk is not None:
+        world.place.empty()
+    acknowledged = world.counts["commits acknowledged"]
+    for _ in range(2):
+        runs.take_a_turn(world, 1)
+        if world.counts["commits acknowledged"] > acknowledged:
+            break
+        expect(world.is_damaged, "nothing is wrong, and a run does not save")
+        verbs.ask(world, "repair", "--start-over", "--yes")
+        world.whole.clear()
+        world.floor = (0, 0)
+    expect(world.counts["commits acknowledged"] > acknowledged, "a run does not save, though it was started over")
+    if not world.is_damaged:
+        found = list(read_commits(world.storage))
+        kept = {folder for commit in found for folder in (commit.folder, *commit.bases)}
+        left = {entries.folder_of(key) for above in ("data/", "base/") for key in all_keys(world.storage, above)} - kept
+        expect(not left, f"nobody needs {left}, and it stays")
+    if world.place.root is not None:
+        above = world.place.root
+        empty = [path for path in above.glob("*/*") if path.is_dir() and not any(path.iterdir())]
+        expect(world.is_damaged or not empty, f"empty folders: {empty}")
