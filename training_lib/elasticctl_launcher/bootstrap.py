@@ -39,8 +39,9 @@ tensors that they have moved. If it is shutting down by then, the process aborts
 """
 
 COLLECTIVES_VARIABLE = "ELASTICCTL_COLLECTIVES"
-"""The folder in which a rank tells what collectives it is in, and what signals it has handled; the socket and the pipe
-are named by its local rank."""
+"""The folder in which a rank reports its collectives, on a socket, and the signals that it has handled, in a pipe. Both
+are named after its local rank.
+"""
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """The functions that read torch's flight recorders: that of NCCL, and that of gloo."""
 
@@ -108,14 +109,14 @@ def imports_that_stay() -> Iterator[None]:
 
 
 def tell_signals(path: str) -> None:
-    """Have Python write the number of each signal that it handles into a pipe, whatever handler the script has set.
+    """Make Python write the number of each signal that it handles into a pipe, whatever handler the script sets.
 
-    That ends where the script, or asyncio for it, sets another descriptor.
+    This ends if the script, or asyncio, sets another descriptor. It does nothing if no launcher reads the pipe.
     """
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        return  # nobody wants to know
+        return  # no launcher reads the pipe
 
     def forget() -> None:
         other = signal.set_wakeup_fd(-1)
@@ -123,7 +124,7 @@ def tell_signals(path: str) -> None:
             signal.set_wakeup_fd(other)
 
     signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=forget)  # what a worker of a DataLoader handles is not the rank's
+    os.register_at_fork(after_in_child=forget)  # signals of a DataLoader's worker are not the rank's
 
 
 def tell_collectives(path: str) -> None:
@@ -175,14 +176,14 @@ def run_script(argv: list[str]) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module  # so that DataLoader workers find the script's classes
+    sys.modules["__main__"] = module  # DataLoader workers look up the script's classes there
     with errors_without_us():
         exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (the user's own script)
 
 
 @contextlib.contextmanager
 def errors_without_us() -> Iterator[None]:
-    """Do what Python itself does about an exception; the traceback begins with the script, as it would without us."""
+    """Handle an exception as Python does; its traceback begins with the script, without this module's frames."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 (see above)

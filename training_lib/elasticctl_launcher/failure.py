@@ -105,7 +105,7 @@ class WorkerFailure:
 
     @classmethod
     def of_terminated(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
-        """A rank that somebody else sent SIGTERM, and that then ended with exit code 0 while others still ran."""
+        """A rank got SIGTERM, but not from its launcher, and ended with exit code 0 while others still ran."""
         ended_at = time.monotonic() if rank.ended_at is None else rank.ended_at
         code = 128 + signal.SIGTERM
         return cls(

@@ -41,9 +41,10 @@ log = logging.getLogger(__name__)
 class Rank:
     """One training process.
 
-    `ended_at` is of time.monotonic. `signals` are those that the launcher has sent it, `exhausted_memory` says that the
-    kernel killed a process of this worker for memory while it ran, `terminated` that it ended with exit code 0 after a
-    SIGTERM from somebody else.
+    `code` is the return code of `Popen`: negative for a signal, None while the process runs. `ended_at` is a time of
+    `time.monotonic`. `signals` are the signals that the launcher has sent. `exhausted_memory`: the kernel killed a
+    process of this worker for lack of memory while the rank ran. `terminated`: it ended with exit code 0 after a
+    SIGTERM that the launcher had not sent.
     """
 
     local_rank: int

@@ -446,7 +446,7 @@ class Agent(TorchAgent):
         return self._explained(WorkerFailure.of_rank(*self._place(), rank, error_file))
 
     def _explained(self, failure: WorkerFailure) -> WorkerFailure:
-        """The failure, or what explains it: a rank here that somebody has told to end."""
+        """`failure`, or the failure of a rank on this worker that explains it, because it got SIGTERM from outside."""
         terminated = next((rank for rank in self._ranks.running if rank.terminated), None)
         if terminated is None or failure.verdict != COLLATERAL:
             return failure

@@ -60,9 +60,10 @@ log = logging.getLogger(__name__)
 
 
 class WorkerOutput:
-    """The worker's stdout and stderr; `on_line` and `on_metrics`, if set, get each line, and each row of metrics.
+    """The worker's stdout and stderr.
 
-    `reword` is what ranks' lines go through before anybody sees them.
+    `on_line` and `on_metrics`, if set, receive each line and each row of metrics. `reword` changes each line of a rank
+    before it is printed or stored.
     """
 
     def __init__(self) -> None:

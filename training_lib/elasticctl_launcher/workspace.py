@@ -50,7 +50,7 @@ VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
 LARGE_BYTES = 20_000_000
 
 _CODE_LINE = re.compile(r'(?:\[rank\d+\]: ?)?(?:\s*File ")?(?P<path>/.*)(?:", line \d+|:\d+: \w*Warning\b)')
-"""A line of code, as Python's tracebacks, its faulthandler and its warnings name it."""
+"""A line that names a place in code, in the form of Python's tracebacks, its faulthandler or its warnings."""
 
 log = logging.getLogger(__name__)
 
@@ -156,9 +156,9 @@ class UnpackedWorkspace:
         self.parent.close()
 
     def with_known_paths(self, line: str) -> str:
-        """A line of a traceback, or of a warning, with the file's path in `source` in place of that in the copy.
+        """Return a line of a traceback or a warning with the path in `source` instead of the path in the copy.
 
-        Others stay: a script that says where it has written something has written to the copy.
+        Other lines do not change: a script that names a file it has written has written to the copy.
         """
         copy = str(self.folder)
         if self.source is None or copy not in line:

@@ -155,5 +155,5 @@ def test_what_the_command_leaves_running_is_waited_for_and_named(
     assert found is not None
     found.close()
     told = next(line for line in said if "FIX" in line)
-    assert told.startswith("setup: the command has ended, but not what it has started: waiting for sh")
+    assert told.startswith("setup: the command has ended, but processes that it started still run: waiting for sh")
     assert said.index("setup: begun") < said.index(told) < said.index("setup: installed")

@@ -1,1 +1,1 @@
-"""What a rank is started from and what it prints."""
+"""How ranks are started, and what they print and report."""

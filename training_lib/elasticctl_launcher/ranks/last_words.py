@@ -19,7 +19,7 @@ MAX_ERROR_CHARS = 300
 
 
 class LastWords:
-    """Passes on lines, after `reword`: to `note` at once, to `say` when it is their time. For one thread."""
+    """Passes on lines, changed by `reword`: to `note` at once, and to `say` when they are due. Not thread-safe."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class LastWords:
         return None if self._due is None else max(0.0, self._due - self._clock())
 
     def add(self, line: str) -> None:
-        """A line of the rank."""
+        """Add a line of the rank."""
         line = self._reword(line)
         self._note(line)
         if not self._held:

@@ -29,9 +29,9 @@ from elasticctl_store.errors import TrainError
 VARIABLE = "ELASTICCTL_SETUP"
 CACHE_VARIABLE = "ELASTICCTL_SETUP_CACHE"
 KEPT_S = 30 * 86_400.0
-"""An environment that no worker has used for so long is deleted when another is made."""
+"""An environment that has not been used for this long is deleted when another one is created."""
 LEFT_BEHIND_S = 5.0
-"""How long after a command's end something that it has started may go on until it is named in the log."""
+"""How long a process that a command has started may outlive it before the log names it."""
 _DONE = "elasticctl-setup-done"
 _MAX_FILE_BYTES = 1 << 24
 _PIP = """#!/bin/sh
@@ -180,7 +180,7 @@ def _create_environment(folder: Path) -> None:
 
 
 def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[[str], None]) -> None:
-    """Run a command until it has ended, and all that it has started and that holds its output."""
+    """Run a command, and wait for it and for all processes that it has started and that still hold its output."""
     last = ""
     with subprocess.Popen(
         ["/bin/sh", "-c", line],
@@ -207,19 +207,19 @@ def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[
 
 
 def _tell_of_left_behind(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
-    """Say what is waited for once the command itself has ended: it may have started a server."""
+    """Name the processes that still run after the command itself has ended: it may have started a server."""
     process.wait()
     time.sleep(LEFT_BEHIND_S)
     left = sorted(_names_in_session(process.pid))
     if left:
         say(
-            f"setup: the command has ended, but not what it has started: waiting for {', '.join(left)}."
+            f"setup: the command has ended, but processes that it started still run: waiting for {', '.join(left)}."
             " FIX: start servers from the script, or wait in the command for what they are needed for and end them"
         )
 
 
 def _names_in_session(session: int) -> Iterator[str]:
-    """The programs of a session, as far as /proc tells."""
+    """The names of the programs in a session, as far as /proc shows them."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")

@@ -1,7 +1,7 @@
-"""Which signals the ranks' Python has handled: a SIGTERM that their launcher has not sent came from outside.
+"""The signals that the ranks' Python has handled, to notice a SIGTERM that the launcher has not sent.
 
-A script that handles SIGTERM may well save and end with exit code 0, as if its work were done. `bootstrap.tell_signals`
-is the other end. What is not Python, or has been started without a spare, tells nothing.
+A script that handles SIGTERM may save and end with exit code 0, as if it had finished. `bootstrap.tell_signals` is the
+other end. Ranks that are not Python, or were started without a spare, report nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ class HandledSignals:
         self._pipes: dict[int, int] = {}
 
     def expect(self, local_rank: int) -> None:
-        """A rank is about to start: forget what the one before has handled. It tells nothing if there is no room."""
+        """Prepare for the start of a rank: discard the signals of the previous one.
+
+        If the pipe cannot be created, for example on a full disk, the rank reports nothing.
+        """
         if local_rank in self._pipes:
             self.read(local_rank)
             return
@@ -31,14 +34,14 @@ class HandledSignals:
             self._pipes[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
     def read(self, local_rank: int) -> frozenset[int]:
-        """The numbers of the signals that it has handled since the last call."""
+        """Return the numbers of the signals that the rank has handled since the last call."""
         found: set[int] = set()
-        with suppress(KeyError, OSError):  # such as BlockingIOError: there is no more
+        with suppress(KeyError, OSError):  # for example BlockingIOError: the pipe is empty
             while chunk := os.read(self._pipes[local_rank], READ_BYTES):
                 found.update(chunk)
         return frozenset(found)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the pipes."""
         while self._pipes:
             os.close(self._pipes.popitem()[1])

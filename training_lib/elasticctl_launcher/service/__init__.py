@@ -1,1 +1,1 @@
-"""What the launcher says to the rendezvous service and hears from it; none of it imports torch."""
+"""The launcher's communication with the rendezvous service; none of it imports torch."""

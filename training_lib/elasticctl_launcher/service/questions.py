@@ -103,9 +103,10 @@ class Inquiries:
         )
 
     def wait_for_peers(self, generation: int, *, for_all: bool = False, terminated: bool = False) -> Question:
-        """Report that all ranks here exited with 0: are those of all members DONE, or has this worker to REJOIN?
+        """Report that all ranks here have exited with 0; the answer is DONE once all members' have, or REJOIN.
 
-        `for_all`: the others have none, and are done too. `terminated`: some did so because of a SIGTERM from outside.
+        `for_all`: the other members have no ranks, so they are done as well. `terminated`: some ranks here have exited
+        because of a SIGTERM from outside.
         """
         said = {"for_all": for_all, "terminated": terminated}
         body = {"uid": self._uid, "generation": generation, **{name: True for name, is_so in said.items() if is_so}}

@@ -22,8 +22,8 @@ from elasticctl_train.inplace import releases
 from elasticctl_train.inplace.waits import ReduceWaits
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory", "DataLoader worker")
-"""What errors begin with that no loss of a peer explains: DistributedDataParallel's about unused parameters first, and
-torch's about a worker of a DataLoader that has died, which its handler of SIGCHLD raises wherever the rank is.
+"""The beginnings of errors that no lost peer explains: DistributedDataParallel's about unused parameters, CUDA's, and
+torch's about a DataLoader worker that has died, which its handler of SIGCHLD raises wherever the rank is.
 """
 _OWN_CODES = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError")
 """NCCL's names for such errors. It refuses two ranks on one GPU with the first."""
