@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,34 @@ def test_what_a_command_has_started_ends_with_the_connection(server: CommandServ
         caller.kill() if how == "caller" else server.end_commands()
         until(lambda: is_gone(pid) and not server.own_pids())
         assert caller.wait() == (-signal.SIGKILL if how == "caller" else 255)
+
+
+@pytest.mark.parametrize("how", ["caller", "worker"])
+def test_a_command_that_does_not_read_its_input_ends_with_the_connection(
+    server: CommandServer, files: HostFiles, how: str
+) -> None:
+    caller = ssh(files, "a-1", "echo $$; exec sleep 1000")
+    assert caller.stdin is not None
+    assert caller.stdout is not None
+    pid = int(caller.stdout.readline())
+    try:
+        with caller:
+            caller.stdin.write(bytes((1 << 16) + 4096))  # more than the pipe to the command holds
+            caller.stdin.flush()
+            until(lambda: _unread_bytes(pid) == 1 << 16)
+            caller.kill() if how == "caller" else server.end_commands()
+            until(lambda: is_gone(pid) and not server.own_pids())
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _unread_bytes(pid: int) -> int:
+    """How much input the process has not read."""
+    pipe, found = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK), bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, found)
+    os.close(pipe)
+    return int.from_bytes(found, sys.byteorder)
 
 
 def test_nobody_without_the_token_runs_anything(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -29,6 +30,8 @@ FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signa
 """The signals that a caller forwards to its command."""
 
 CANNOT_START = 126
+_HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""The event of a socket whose other end has gone. It comes before the data that was sent until then has been read."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class _Command:
         pipe = subprocess.PIPE
         argv = [sys.executable, "-I", "-S", BOOTSTRAP, str(os.getpid()), "exec", "/bin/sh", "-c", words]
         self._process = subprocess.Popen(
-            argv, env=environ, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            argv, env=environ, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0
         )
         self.pid = self._process.pid
 
@@ -88,8 +91,7 @@ class _Command:
                 kind, data = self._line.receive()
                 if kind is Frame.INPUT and stdin is not None:
                     with suppress(BrokenPipeError, ValueError):  # the command no longer reads
-                        stdin.write(data) if data else stdin.close()
-                        stdin.flush()
+                        self._feed(stdin, data) if data else stdin.close()
                 elif kind is Frame.SIGNAL and int(data) in FORWARDED:
                     self._signal(int(data))
         except (OSError, PeerError, ValueError):
@@ -101,6 +103,21 @@ class _Command:
         if stdin is not None:
             with suppress(BrokenPipeError):
                 stdin.close()
+
+    def _feed(self, stdin: IO[bytes], data: bytes) -> None:
+        """Write to the command's input. Raises ConnectionResetError if the caller has gone before all is written.
+
+        If the caller has sent more than sockets buffer, its end is noticed only once its kernel gives up, in a minute
+        or two.
+        """
+        os.set_blocking(stdin.fileno(), False)
+        poll, left = select.poll(), memoryview(data)
+        poll.register(stdin, select.POLLOUT)
+        poll.register(self._line, _HUNG_UP)
+        while left:
+            if any(descriptor == self._line.fileno() for descriptor, _ in poll.poll()):
+                raise ConnectionResetError("the caller has closed the connection")
+            left = left[stdin.write(left) or 0 :]
 
     def _pump(self, pipe: IO[bytes], kind: Frame) -> None:
         with contextlib.closing(pipe), suppress(OSError):

@@ -63,6 +63,10 @@ class Line:
         self._sent = self._received = 0
         self._lock = threading.Lock()
 
+    def fileno(self) -> int:
+        """Return the socket's file descriptor, to poll it."""
+        return self._socket.fileno()
+
     def stay_open(self) -> None:
         """Wait for the other end without a limit from now on; TCP keepalive detects that it has gone."""
         self._socket.settimeout(None)
