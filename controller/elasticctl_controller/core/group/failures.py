@@ -45,7 +45,8 @@ def judge_failure(group: GroupRecord, now: float) -> None:
     finished = {member.name: uid in group.terminated for uid, member in group.members.items() if uid in group.finished}
     end = with_evidence(end, finished, _places_beside(group, end.uid))
     explains = 0 if end.of_peers or _has_begun(group) else group.unexplained
-    group.failures += not explains
+    is_known = group.generation in group.recalled  # this service heard of it before it knew who the members are
+    group.failures += not (explains or is_known)
     group.judged = Judgement(group.generation, end, exits=not may_restart(group, end), explains=explains)
     group.advance(GroupEvent.FAILURE_JUDGED, now, f"{end.name} {'lost a connection' if end.of_peers else 'failed'}")
 

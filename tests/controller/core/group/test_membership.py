@@ -752,6 +752,16 @@ def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
     assert group.verdict("u0", 1) == ("exit" if failures else "rejoin")
 
 
+def test_a_failure_that_is_told_before_and_after_the_group_is_known_counts_once() -> None:
+    group = Group.restored("j", JobStatus(generation=1, generations=(GroupGeneration(1, ("job-worker-0",)),)))
+    group.set_alive(alive(0), 1, 50.0)
+    fail(group, 0, 50.1, error="ValueError: the bug")
+    group.adopt(GroupWorld(1, (member(0),)), 50.2)
+    fail(group, 0, 50.3, error="ValueError: the bug")
+    assert group.judged is not None
+    assert group.failures == 1
+
+
 @pytest.mark.parametrize(("limit", "verdict"), [(0, "exit"), (1, "rejoin")])
 def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None:
     group = Group.restored("j", JobStatus(generation=4, generations=(GroupGeneration(4, ("job-worker-0",)),)))
