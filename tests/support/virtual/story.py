@@ -27,6 +27,8 @@ SLOW_SHARE = 0.2
 """How many scripts take minutes to stop, to tear down or to import."""
 UNSTEADY_SHARE = 0.25
 """In how many stories something comes and goes, or the service is away for an hour."""
+SUSPENDED_SHARE = 0.15
+"""In how many stories the job is suspended, once or more."""
 HANG_S = 2500.0
 """How long it takes until a hang is found, and until who has caused what is decided."""
 
@@ -51,6 +53,7 @@ class What(Enum):
     SCALE = "the job is scaled"
     FLAP = "a launcher's connection to the service comes and goes"
     CRASH_LOOP = "the controller's process dies again and again"
+    SUSPEND = "the owner suspends the job for a while"
 
     def __repr__(self) -> str:
         return f"What.{self.name}"
@@ -118,6 +121,7 @@ def draw(seed: int) -> Story:
     count = dice.choice((0, 1, 1, 2, 3, 4, 6, 10))
     incidents = [draw_incident(dice, span_s) for _ in range(count)]
     incidents += draw_unsteady(random.Random(f"unsteady {seed}"), span_s)
+    incidents += draw_suspended(random.Random(f"suspended {seed}"), span_s)
     return Story(seed, setup, tuple(sorted(incidents, key=lambda item: item.at_s)))
 
 
@@ -139,6 +143,16 @@ def draw_unsteady(dice: random.Random, span_s: float) -> list[Incident]:
     for_s = 3600.0 if what is What.CRASH_SERVICE else dice.choice((30.0, 120.0, 600.0))
     at_s = dice.uniform(0.0, min(span_s, dice.choice((60.0, span_s))))
     return [Incident(at_s, what, dice.random(), for_s, dice.choice((0.5, 1.5, 45.0)), dice.random())]
+
+
+def draw_suspended(dice: random.Random, span_s: float) -> list[Incident]:
+    """One time or some in which the job is suspended, one after the other."""
+    found, at_s = [], 0.0
+    for _ in range(dice.randint(1, 3) if dice.random() < SUSPENDED_SHARE else 0):
+        at_s += dice.uniform(0.0, min(span_s, dice.choice((5.0, 60.0, span_s))))
+        found.append(Incident(at_s, What.SUSPEND, for_s=dice.choice((0.2, 2.0, 20.0, 120.0, 3000.0))))
+        at_s += found[-1].for_s + 0.01
+    return found
 
 
 def draw_script(dice: random.Random, backoff_limit: int) -> Script:
@@ -219,7 +233,7 @@ def happen_to_node(world: World, item: Incident, name: str) -> None:
 
 
 def happen_to_all(world: World, item: Incident) -> None:
-    """Let something happen to the control plane, the network or the job."""
+    """Let something happen to the control plane or the network, or to the job."""
     match item.what:
         case What.CRASH_SERVICE:
             world.crash_service(item.for_s)
@@ -235,7 +249,16 @@ def happen_to_all(world: World, item: Incident) -> None:
         case What.LATE:
             world.change_weather(item.for_s, late_share=item.amount, late_s=60.0 * item.pick)
         case What.CLOCK_STEP:
-            world.step_clock((item.amount - 0.5) * 7200.0)
+            world.step_clock((item.amount - 0.5) * (7200.0 if item.pick < 0.5 else 6 * 86_400.0))
+        case _:
+            happen_to_job(world, item)
+
+
+def happen_to_job(world: World, item: Incident) -> None:
+    """Let its owner change the job."""
+    match item.what:
+        case What.SUSPEND:
+            world.suspend(item.for_s)
         case What.SCALE:
             low, high = world.setup.minimum, world.setup.maximum
             world.scale(low + int(item.pick * (high - low + 1)))
@@ -253,7 +276,7 @@ def come_and_go(item: Incident) -> list[tuple[float, float]]:
     return found
 
 
-_UNSTEADY = {What.FLAP, What.CRASH_LOOP}
+_UNSTEADY = {What.FLAP, What.CRASH_LOOP, What.SUSPEND}
 _ON_NODES = {
     What.LOSE_NODE, What.RECLAIM, What.KILL, What.DELETE_POD, What.LOSE_MOST, What.CUT_SERVICE, What.ISOLATE,
     What.FREEZE, What.FLAP,

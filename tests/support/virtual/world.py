@@ -265,6 +265,15 @@ class World:
 
         self.cluster.edit_job(self.key, change)
 
+    def suspend(self, for_s: float) -> None:
+        """The owner suspends the job for so long; workers that are let go with a failure of their own are excused."""
+        if self.status.phase.terminal:
+            return
+        self.ledger.note_fault()
+        self._outages["suspended"] = self.loop.time() + for_s
+        self.cluster.edit_job(self.key, lambda spec: spec.update(suspend=True))
+        self.loop.after(for_s, self.cluster.edit_job, self.key, lambda spec: spec.update(suspend=False))
+
     def _away(self, what: str, for_s: float, end: Callable[[], None]) -> None:
         """Something ends after `for_s`, or later if another outage of it lasts longer."""
         until = self._outages[what] = max(self._outages.get(what, 0.0), self.loop.time() + for_s)
