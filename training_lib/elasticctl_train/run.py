@@ -31,7 +31,7 @@ from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.policy import SavePolicy
-from elasticctl_train.session import Session, Snapshot
+from elasticctl_train.session import STORAGE_VARIABLE, Session, Snapshot
 
 log = logging.getLogger("elasticctl_train")
 
@@ -100,6 +100,8 @@ class Run:
         handed = None if self._stay is None else self._stay.enter()
         world = dist.join() if self._stay is None else self._stay.group.world
         self.device = world.device
+        if self._stay is None and (url or os.environ.get(STORAGE_VARIABLE)):
+            parts.check_alike(self._parts, world)
         if self._parallel:
             self.device = next(model.parameters()).device
         elif not dtensor.has_sharded(model):
@@ -197,6 +199,12 @@ class Run:
         collate_fn, pin_memory, …) are passed on to torch's DataLoader. Raises DataError, and StateError for a stream
         whose own state a checkpoint cannot hold.
         """
+        if dtensor.is_tensor_parallel(self._given, self.world_size):
+            raise DataError(
+                "the model is tensor-parallel: ranks that work on one batch need the same samples, and run.loader "
+                "gives each rank its own. FIX: use a DataLoader of your own, divided by the mesh's data-parallel "
+                "dimension"
+            )
         cursor = self._session.cursor
         if streams.is_stream(dataset):
             return self._stream(dataset, StreamPlan(global_batch, cursor.epoch, drop_last=drop_last), shuffle, options)

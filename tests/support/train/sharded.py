@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.commits import CommitWriter
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.errors import FencedError, StorageError
+from elasticctl_store.errors import DataError, FencedError, StateError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.checkpoint import shares
@@ -129,6 +130,47 @@ def train(url: str, notes: str, how: str, stop: int, save: SavePolicy = SavePoli
     leave(world)
 
 
+def train_in_two_dimensions(url: str, notes: str, stop: int) -> None:
+    """Train with tensor parallelism between pairs of ranks and FSDP2 between the pairs; alone: without either.
+
+    Rank 0 notes the whole state at the beginning and at the end, and what `run.loader` says.
+    """
+    world = join()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 6)).double()
+    if world.size > 1:
+        mesh = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate())})
+        parallelize_module(model, mesh["tp"], {"2": RowwiseParallel(input_layouts=Replicate())})
+        fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    found: dict[str, Any] = {}
+    with Run(url, model=model, optimizer=optimizer, save=SavePolicy(every_steps=2)) as run:
+        try:
+            run.loader(Numbers(8), global_batch=4)
+        except DataError as e:
+            found["loader"] = str(e)
+        found["begin"] = whole_state(model, optimizer)
+        while run.steps_done < stop:
+            inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(run.steps_done)).double()
+            loss = (run.model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss)
+        found["end"] = whole_state(model, optimizer)
+    if run.is_main:
+        torch.save(found, notes)
+    leave(world)
+
+
+def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """All tensors, whole."""
+    states = optimizer.state_dict()["state"]
+    moments = {f"{index}/{key}": value for index, entry in states.items() for key, value in entry.items()}
+    return {name: whole(tensor).detach().clone() for name, tensor in [*model.state_dict().items(), *moments.items()]}
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor, wherever its shards are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -142,6 +184,7 @@ PLACEMENTS: dict[str, list[Any]] = {
     "replicas": [Replicate(), Shard(0)],
     "replicated": [Replicate()],
     "some": [Shard(0)],
+    "slices": [Shard(0)],
 }
 
 
@@ -160,6 +203,8 @@ def tensors_for(how: str) -> dict[str, torch.Tensor]:
     placements, world_size = PLACEMENTS[how], dist.get_world_size()
     shape = (world_size // 2, 2) if len(placements) == 2 else (world_size,)
     mesh = DeviceMesh("cpu", [0, 1]) if how == "some" else init_device_mesh("cpu", shape)
+    if how == "slices":
+        mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("data", "tensor"))["tensor"]
     return {name: distribute_tensor(tensor, mesh, placements, src_data_rank=None) for name, tensor in whole.items()}
 
 
@@ -176,11 +221,16 @@ def save_tensors(url: str, how: str) -> None:
 def save_over_meshes(url: str, outcome: str) -> None:
     """Save tensors that each half of the ranks shards over a mesh of its own; each rank notes why that failed."""
     world = join()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["tensor"]
+    mesh = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])][world.rank // 2]
     checkpoints = Checkpointer(storage.open(url), world)
     checkpoints.save({"model": {"w": distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])}}, Label(1))
     assert not checkpoints.settle()
-    Path(f"{outcome}-{world.rank}").write_text(str(checkpoints.failure()))
+    model = torch.nn.Linear(3, 4, bias=False)
+    model.weight = torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+    try:
+        Run(url, model=model)
+    except StateError as e:
+        Path(f"{outcome}-{world.rank}").write_text(f"{checkpoints.failure()}, {e}")
     leave(world)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from elasticctl_store.errors import StateError
 from elasticctl_train.checkpoint import fitting, parts
 from tests.support.train.states import same
 
@@ -38,6 +40,23 @@ def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.
     assert named == {"model": bare}
     fitting.load({"model": other}, {"model": named["model"].state_dict()}, "here")
     assert same(dict(other.state_dict()), dict(bare.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"),
+        ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+    ],
+)
+def test_kinds_that_gather_their_state_in_ways_of_their_own_are_refused(module: str, name: str) -> None:
+    kind = getattr(importlib.import_module(module), name)
+    part = kind.__new__(kind)
+    if isinstance(part, nn.Module):
+        nn.Module.__init__(part)  # its own needs a GPU
+    with pytest.raises(StateError, match=rf"^part: a checkpoint cannot hold a .*{name}.* FIX: .*fully_shard"):
+        parts.check({"part": part})
 
 
 def test_a_parameter_that_layers_share_has_one_name_whichever_comes_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def test_it_resumes_at_another_size_and_another_sharding(
         ((2, "replicated"), (2, "rows")),
         ((3, "some"), (2, "rows")),
         ((2, "columns"), (4, "some")),
+        ((4, "slices"), (4, "rows")),
+        ((3, "rows"), (4, "slices")),
     ],
 )
 def test_shards_of_every_kind_are_restored_in_another(
@@ -119,10 +122,26 @@ def test_states_of_other_shapes_than_their_parameters_are_spread_over_another_nu
         torch.testing.assert_close(torch.tensor(value), torch.tensor(whole["moments"][name]))
 
 
+def test_tensor_parallelism_beside_sharding_is_resumed_at_another_size_and_without_either(tmp_path: Path) -> None:
+    found = []
+    for number, world_size in enumerate((4, 2, 4, 1), start=1):
+        notes = tmp_path / f"notes-{number}"
+        arguments = str(tmp_path / "state"), str(notes), 2 * number
+        assert ranks.run(sharded.train_in_two_dimensions, world_size, *arguments) == [0] * world_size
+        found.append(torch.load(notes))
+    for before, after in pairwise(found):
+        assert same(after["begin"], before["end"])
+    assert "the model is tensor-parallel" in found[0]["loader"]
+    assert "loader" not in found[3]
+
+
 def test_meshes_that_differ_from_rank_to_rank_are_refused(tmp_path: Path) -> None:
+    """By each save, and before training by `Run`."""
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.save_over_meshes, 4, url, outcome) == [0] * 4
-    assert "a sharded tensor needs the same mesh on all ranks" in Path(f"{outcome}-0").read_text()
+    said = Path(f"{outcome}-0").read_text()
+    assert "a sharded tensor needs the same mesh on all ranks" in said
+    assert "model: the ranks' models differ in names, shapes or shards of tensors" in said
     assert list(read_commits(LocalStorage(tmp_path / "state"))) == []
 
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticctl_store.errors import TrainError
-from elasticctl_train.checkpoint import optimizers, tree
+from elasticctl_store.errors import StateError, TrainError
+from elasticctl_train.checkpoint import optimizers, shares, tree
+from elasticctl_train.dist import World
 
 MODEL = "model"
 """The part that is trained, in DistributedDataParallel if there are several ranks."""
@@ -60,7 +61,37 @@ def check(parts: Mapping[str, Stateful]) -> None:
     """Raise StateError now, rather than at the first save, if a part holds what a checkpoint cannot."""
     for name, part in parts.items():
         tree.check_part_name(name)
+        if why := _why_not(part):
+            raise StateError(f"{name}: {why}")
         tree.Flattener().encode(part.state_dict(), name, depth=1)
+
+
+def _why_not(part: Stateful) -> str:
+    """Return why no checkpoint can hold this kind of part, which gathers its state in a way of its own; else ""."""
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if zero is not None and isinstance(part, zero.ZeroRedundancyOptimizer):
+        return (
+            "a checkpoint cannot hold a ZeroRedundancyOptimizer, whose ranks each have another part of the state. FIX: "
+            "shard the model with fully_shard (FSDP2), and its optimizer's state is sharded too; or use the optimizer "
+            "in it alone"
+        )
+    fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    modules = part.modules() if fsdp is not None and isinstance(part, torch.nn.Module) else ()
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in modules):
+        return "a checkpoint cannot hold a model in FullyShardedDataParallel. FIX: use fully_shard (FSDP2)"
+    return ""
+
+
+def check_alike(parts: Mapping[str, Stateful], world: World) -> None:
+    """Raise StateError, on all ranks, unless their models have the same tensors with the same layouts."""
+    flat = tree.Flattener()
+    flat.encode(parts[MODEL].state_dict(), MODEL)
+    if len(set(world.gather(shares.fingerprint(flat.tensors)))) > 1:
+        raise StateError(
+            f"{MODEL}: the ranks' models differ in names, shapes or shards of tensors, and a checkpoint holds one. "
+            "FIX: give all ranks the same model (no stages of a pipeline), over one mesh of all ranks or slices of it "
+            '(init_device_mesh, mesh["tp"])'
+        )
 
 
 def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:

@@ -198,7 +198,7 @@ def plan(
         unchanged=unchanged,
         files=tuple(files),
         sources=tuple(sources),
-        document={"rank": rank, "world_size": world_size, "fingerprint": _fingerprint(flat.shared)},
+        document={"rank": rank, "world_size": world_size, "fingerprint": fingerprint(flat.shared)},
     )
 
 
@@ -432,7 +432,7 @@ def _waitable() -> torch.cuda.Event:
     return event
 
 
-def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
+def fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
     """Return a text that is equal on two ranks if and only if their tensors have equal names, dtypes, shapes and
     layouts."""
     rows = sorted(
