@@ -38,6 +38,8 @@ log = logging.getLogger("elasticctl_train")
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
+USED_URLS: set[str] = set()
+"""The storage URLs to which sessions of this process have saved."""
 _ABANDON_GRACE_S = _NOTE_GRACE_S = 2.0
 _LONG_S = 3600.0
 
@@ -259,6 +261,7 @@ class Session:
                 log.warning("no storage URL and no $%s: no checkpoints are saved", STORAGE_VARIABLE)
             return None
         kept = storage.open(url, waits=self._waits)
+        USED_URLS.add(kept.url)
         checkpoints = Checkpointer(
             kept, self.world, keep=self._policy.retention, on_commit=self._committed, waits=self._waits
         )

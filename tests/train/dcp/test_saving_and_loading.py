@@ -23,6 +23,7 @@ from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.checkpoints.reader import seal
 from elasticctl_store.errors import DamagedError, MissingError, RestoreError, SaveError, StateError, TrainError
 from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dcp import ElasticReader, ElasticWriter
 from tests.support.train import checkpoints
@@ -124,6 +125,47 @@ def test_a_save_in_the_background_is_of_the_state_at_its_beginning(tmp_path: Pat
     state["t"].zero_()
     saving.result()  # type: ignore[union-attr]
     assert same(load({"t": torch.zeros(1000), "n": 0}, tmp_path), {"t": torch.ones(1000), "n": 1})
+
+
+def test_the_url_of_a_run_in_the_same_process_is_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    with Run(url, model=torch.nn.Linear(1, 1)) as run:
+        run.step()
+        said = said_of(lambda: dcp.save({"t": torch.ones(2)}, storage_writer=ElasticWriter(url)), SaveError)
+        assert said.startswith(f"file://{url}: a Run of this process saves there")
+        dcp.save({"t": torch.ones(2)}, storage_writer=ElasticWriter(f"{url}/exports"))
+    assert load({"t": torch.zeros(2)}, tmp_path / "run/exports")["t"][0] == 1
+    assert len(list(read_commits(LocalStorage(tmp_path / "run")))) == 1
+
+
+class Overtaken(ElasticWriter):
+    """Before the method called `at` of the first save, another one is made with the same writer."""
+
+    at = ""
+
+    def write_data(self, *arguments: Any, **options: Any) -> Any:
+        self.be_overtaken("write_data")
+        return super().write_data(*arguments, **options)
+
+    def finish(self, *arguments: Any, **options: Any) -> None:
+        self.be_overtaken("finish")
+        super().finish(*arguments, **options)
+
+    def be_overtaken(self, name: str) -> None:
+        if self.at == name:
+            self.at = ""
+            dcp.save({"t": torch.full((2,), 2.0)}, storage_writer=self)
+
+
+@pytest.mark.parametrize("at", ["write_data", "finish"])
+def test_a_save_that_another_one_overtakes_is_refused_and_not_mixed_with_it(tmp_path: Path, at: str) -> None:
+    """As with dcp.async_save, if its result is not waited for."""
+    writer = Overtaken(tmp_path)
+    writer.at = at
+    said = said_of(lambda: dcp.save({"t": torch.ones(2), "n": 1}, storage_writer=writer), SaveError)
+    assert said.startswith("another save with this writer has begun before this one was done")
+    assert len(list(read_commits(LocalStorage(tmp_path)))) == 1
+    assert load({"t": torch.zeros(2)}, tmp_path)["t"][0] == 2
 
 
 def said_of(action: Any, kind: type[TrainError]) -> str:

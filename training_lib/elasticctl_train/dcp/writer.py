@@ -34,8 +34,13 @@ from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import shares, tree
 from elasticctl_train.checkpoint.saving import Committer, Label
 from elasticctl_train.dcp import items
+from elasticctl_train.session import USED_URLS
 
 _ALL = Retention(last=1 << 30)
+_OVERTAKEN = (
+    "another save with this writer has begun before this one was done, or the planner kept the plan of another. FIX: "
+    "wait for the result of dcp.async_save before the next save; and DefaultSavePlanner(enable_plan_caching=False)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the coordinator has to know about an item: the dtype of a tensor, or the JSON of anything else."""
+    """What the coordinator has to know about an item: the dtype of a tensor, or the JSON of anything else.
+
+    `folder` is where its rank wrote to, so that two saves at once are not mistaken for one.
+    """
 
     dtype: str = ""
     content: Any = None
     is_raw: bool = False
+    folder: str = ""
 
 
 @dataclass(slots=True)
@@ -103,8 +112,7 @@ class ElasticWriter(StorageWriter):
         self._committer: Committer | None = None
         self._saves = 0
         self._nonce = ""
-        self._document: dict[str, Any] = {}
-        self._place: Place | None = None
+        self._written: tuple[Place | None, dict[str, Any]] = None, {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs, as with AsyncCheckpointerType.PROCESS; it opens the storage again."""
@@ -117,7 +125,8 @@ class ElasticWriter(StorageWriter):
     @property
     def checkpoint_id(self) -> str:
         """The checkpoint of the last save, as `URL#STEP`; the URL before there is one."""
-        return f"{self._url}#{self._place.step}" if self._place is not None else self._url
+        place, _ = self._written
+        return f"{self._url}#{place.step}" if place is not None else self._url
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new save, with this `checkpoint_id` if there is one."""
@@ -133,7 +142,7 @@ class ElasticWriter(StorageWriter):
             raise SaveError(
                 "without collectives nothing can be committed. FIX: call dcp.save with use_collectives=True"
             )
-        self._nonce, self._document, self._place = secrets.token_hex(8), {}, None
+        self._nonce, self._written = secrets.token_hex(8), (None, {})
         self._url = items.check_url(self._url)
         if self._storage is None:
             self._storage = storages.open(self._url)
@@ -161,17 +170,14 @@ class ElasticWriter(StorageWriter):
         """Store this rank's tensors and, except on the coordinator, its document. Raises StateError, StorageError."""
         place = plan.storage_data
         if not isinstance(place, Place) or place.nonce not in (self._nonce, None):
-            raise SaveError(
-                "the planner kept the plan of another save. FIX: DefaultSavePlanner(enable_plan_caching=False)"
-            )
+            raise SaveError(_OVERTAKEN)
         share = self._resolve(plan, planner)
         layout, placed = shares.lay_out(share.boxes)
         data: list[bytes | memoryview] = [layout.header, *(_memory(share.tensors[index]) for _, index in placed)]
         key = entries.share_key(place.folder, place.rank, place.world_size)
         file_key = entries.tensors_key(key)
         crc = self._opened().put(file_key, data, if_absent=True)
-        self._place = place
-        self._document = {
+        document = {
             "rank": place.rank,
             "world_size": place.world_size,
             "fingerprint": hashlib.sha256(place.folder.encode()).hexdigest(),
@@ -182,19 +188,23 @@ class ElasticWriter(StorageWriter):
             "local": {},
         }
         if place.rank:
-            self._opened().put(key, [seal(self._document)], if_absent=True)
+            self._opened().put(key, [seal(document)], if_absent=True)
+        self._written = place, document
         done: Future[list[WriteResult]] = Future()
         done.set_result(share.results)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator: describe what all ranks have stored, and commit it. Raises StateError, StorageError."""
-        place, committer = self._place, self._take_over()
-        if place is None or place.rank:
+        place, document = self._written
+        committer = self._take_over()
+        if place is not None and place.rank:
             raise SaveError("the coordinator of a save has to be rank 0 of its group")
+        if place is None or any(one.storage_data.folder != place.folder for found in results for one in found):
+            raise SaveError(_OVERTAKEN)
         try:
-            self._document |= _describe(metadata, results)
-            self._opened().put(entries.share_key(place.folder, 0, place.world_size), [seal(self._document)])
+            document = document | _describe(metadata, results)
+            self._opened().put(entries.share_key(place.folder, 0, place.world_size), [seal(document)])
             draft = committer.gather(place.folder, place.world_size, Label(place.step), threading.Event())
             try:
                 read_contents(self._opened(), draft)
@@ -231,6 +241,11 @@ class ElasticWriter(StorageWriter):
     def _take_over(self) -> Committer:
         if self._committer is None:
             storage = self._opened()
+            if storage.url in USED_URLS:
+                raise SaveError(
+                    f"{storage.url}: a Run of this process saves there: it would be ended by this save, and could not "
+                    "resume from it. FIX: give the writer a URL of its own, such as a folder below this one"
+                )
             self._committer = Committer(storage, take_over(storage), self._keep, None)
         return self._committer
 
@@ -242,6 +257,7 @@ class ElasticWriter(StorageWriter):
                 size_bytes, said = self._add_bytes(share, item.index.fqn, bytes(resolved.getbuffer()))  # type: ignore[union-attr]
             else:
                 size_bytes, said = _add_tensor(share, item, resolved)  # type: ignore[arg-type]
+            said = replace(said, folder=plan.storage_data.folder)
             share.results.append(WriteResult(item.index, size_bytes, said))
         return share
 
