@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from elasticctl.api.observed.history import activity_text, reports_steps
 from elasticctl.api.observed.workers import MOUNTS, STILL_ENDING, UNTOLD
+from elasticctl.api.podtemplate import SETUP_VARIABLE
 from elasticctl.api.status import Phase
-from elasticctl.api.text import plural, plural_are, span
+from elasticctl.api.text import plural, plural_are, shorten, span
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
 
 LONG_START_S = 60.0
@@ -42,7 +43,9 @@ def joining(case: Case) -> Finding | None:
     if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
         return None
     waited_s = case.since(status.start_time)
-    text = f"{plural_are(case.running, 'worker')} running and about to join, still importing modules."
+    command = shorten(case.hardware.env.get(SETUP_VARIABLE, ""), 60)
+    doing = f"running `{command}`, as --setup says, or importing modules" if command else "importing modules"
+    text = f"{plural_are(case.running, 'worker')} running and about to join, still {doing}."
     return _slow("joining", case, text, waited_s, LONG_START_S)
 
 

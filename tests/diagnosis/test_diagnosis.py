@@ -242,6 +242,16 @@ def test_workers_that_have_not_met_import_first() -> None:
     assert first(case(pod(0, "Running"), progress={}, checkpoint={}, now=AT + 90)).severity == Severity.WARNING
 
 
+def test_workers_with_a_setup_may_be_at_it() -> None:
+    manifest = job(**QUIET, progress={}, checkpoint={})
+    container(manifest)["command"] = LAUNCH
+    container(manifest).setdefault("env", []).append({"name": "ELASTICCTL_SETUP", "value": "pip install x"})
+    found = first(Case(ElasticJob.from_manifest(manifest), (pod(0, "Running"),), AT + 5))
+    assert found.text == (
+        "1 worker is running and about to join, still running `pip install x`, as --setup says, or importing modules."
+    )
+
+
 def group(**fields: Any) -> dict[str, Any]:
     return {"generation": 3, "workers": ["digits-worker-0"], "formedAt": at(40), **fields}
 

@@ -14,6 +14,7 @@ from elasticctl.api.goal import ON_DEMAND, PoolOrder, capacity_of
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
 from elasticctl.api.observed.outlook import goal_words
 from elasticctl.api.podtemplate import (
+    SETUP_VARIABLE,
     START_FROM_VARIABLE,
     STORAGE_VARIABLE,
     WORKSPACE_FROM_VARIABLE,
@@ -27,8 +28,6 @@ from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
 from elasticctl.cli.submit.goals import goal_of, order_of
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
-SETUP_VARIABLE = "ELASTICCTL_SETUP"
-"""The command that a worker runs before its ranks; see `elasticctl_launcher.setup`."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MAX_NAME = 51
 """Characters of a job's name: those of its workers and their Services are longer, and may have 63."""
