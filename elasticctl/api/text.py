@@ -70,7 +70,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     folded = {option.lower().lstrip("-"): option for option in known}
     # One wrong letter of two is half of a name such as t4.
     wanted = name.lower().lstrip("-")[:100]
-    near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.5 if len(wanted) <= 3 else 0.6)
+    near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.5 if len(wanted) <= 2 else 0.6)
     return f" (did you mean {quote(folded[near[0]])}?)" if near else ""
 
 

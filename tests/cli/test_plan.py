@@ -127,7 +127,7 @@ def test_any_numbers_give_a_size_within_its_bounds_or_one_line(
         ("a/b/My_Train.v2.py", "my-train"),
         ("0_start.py", "start"),
         ("...", "job"),
-        ("Ünïcode.py", "n-code"),
+        ("Ünïcode.py", "unicode"),
         ("x" * 90 + ".py", "x" * 40),
     ],
 )

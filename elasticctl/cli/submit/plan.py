@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -222,8 +223,9 @@ def _is_automatic(request: JobFlags) -> bool:
 
 
 def name_from(script: str) -> str:
-    """A job name derived from a script's: `My_Train.py` -> `my-train`."""
+    """A job name derived from a script's: `My_Train.py` -> `my-train`, `entraîné.py` -> `entraine`."""
     stem = script.replace("\\", "/").rstrip("/").rpartition("/")[2].partition(".")[0].lower()
+    stem = "".join(char for char in unicodedata.normalize("NFKD", stem) if not unicodedata.combining(char))
     made = re.sub(r"[^a-z0-9]+", "-", stem)[:_MAX_MADE_NAME]
     return re.sub(r"^[^a-z]+|-+$", "", made) or "job"
 
