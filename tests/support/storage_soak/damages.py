@@ -51,7 +51,7 @@ def folders(root: Path) -> list[Path]:
 
 
 def entry_files(root: Path) -> list[Path]:
-    return sorted(path for path in (root / "journal").glob("*.json") if path.is_file())
+    return sorted(path for path in (root / "journal").glob("*.json") if is_small(path))
 
 
 def a_file(root: Path, dice: random.Random) -> Path:
