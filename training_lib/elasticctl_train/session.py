@@ -100,6 +100,7 @@ class Session:
         self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle, self.progress.tell_rest)
         self._origin = ""
         self._said_of_copies = "", 0
+        self._resumed: dict[str, Any] = {}
         self._group, self._restarts_because = group, "" if group is not None else restarts_because
         self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
         self.restored: Restored | None = None
@@ -173,21 +174,19 @@ class Session:
         if self._group is not None:
             self._group.close()
             self._group, self._restarts_because = None, why
-            self._report_resumed()
+            self._report_protection()
 
     def _report_resumed(self) -> None:
         source = "memory" if self._group is not None and self._group.has_state else None
         if source is None and self.restored is not None:
             source = "copies" if self.restored.is_copy else "storage"
         why = self._checkpoints.why_storage if self._checkpoints and source == "storage" and not self._origin else None
-        self._reporter.send(
-            "resumed",
-            step=self.cursor.step,
-            source=source,
-            source_because=why or None,
-            stays=self._group is not None,
-            restarts_because=self._restarts_because or None,
-        )
+        self._resumed = {"step": self.cursor.step, "source": source, "source_because": why or None}
+        self._report_protection()
+
+    def _report_protection(self) -> None:
+        stays, because = self._group is not None, self._restarts_because or None
+        self._reporter.send("resumed", **self._resumed, stays=stays, restarts_because=because)
 
     def step(
         self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None = None, *, hold: bool = False
