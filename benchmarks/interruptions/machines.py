@@ -80,8 +80,9 @@ class Machine:
         (FREEZERS / self.name / "freezer.state").write_text("FROZEN")
 
     def thaw(self) -> None:
-        """Let it continue."""
-        (FREEZERS / self.name / "freezer.state").write_text("THAWED")
+        """Let it continue, if it is still there."""
+        with suppress(FileNotFoundError):
+            (FREEZERS / self.name / "freezer.state").write_text("THAWED")
         self._kubelet(signal.SIGCONT)
 
     def cut_off(self) -> None:
@@ -101,7 +102,9 @@ class Machine:
             subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
     def _kubelet(self, number: signal.Signals) -> None:
-        os.kill(int((LAB_HOME / "pid" / f"kubelet-{self.name}").read_text().split()[0]), number)
+        """Signal the kubelet, unless Karpenter has taken the machine away meanwhile."""
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int((LAB_HOME / "pid" / f"kubelet-{self.name}").read_text().split()[0]), number)
 
 
 def processes_of(pod_uid: str) -> Iterator[psutil.Process]:

@@ -53,12 +53,16 @@ class Step:
 
 @dataclass(slots=True)
 class Record:
-    """Everything that the training script has recorded, in order; `weights` once for each time that it came to its
-    end."""
+    """Everything that the training script has recorded, in order; `weights` once for each time that it came to its end.
+
+    `batches` are the parts of steps that ranks were about to contribute: a rank may be killed after its gradients have
+    reached the others, which make the step, and before it has recorded the step itself.
+    """
 
     resumes: list[Resume] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     weights: list[list[float]] = field(default_factory=list)
+    batches: list[Step] = field(default_factory=list)
 
     def add(self, lines: str) -> None:
         """Add complete lines."""
@@ -70,7 +74,8 @@ class Record:
             elif kind == "resumed":
                 self.resumes.append(_of(Resume, said))
             else:
-                self.steps.append(_of(Step, {**said, "samples": tuple(said["samples"])}))
+                found = self.batches if kind == "batch" else self.steps
+                found.append(_of(Step, {**said, "samples": tuple(said["samples"])}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,10 @@ def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterabl
 
 def counted_steps(record: Record) -> dict[int, list[Step]]:
     """Return what the ranks of the last group that made each step recorded: steps of earlier groups were undone or
-    lost."""
+    lost.
+
+    For a rank that was killed before it could record the step, that is the batch that it contributed.
+    """
     last: dict[int, int] = {}
     for step in record.steps:
         last[step.step] = max(step.generation, last.get(step.step, 0))
@@ -144,6 +152,10 @@ def counted_steps(record: Record) -> dict[int, list[Step]]:
     for step in record.steps:
         if step.generation == last[step.step]:
             parts[step.step].append(step)
+    for batch in record.batches:
+        known = parts.get(batch.step, [])
+        if known and batch.generation == last[batch.step] and all(batch.rank != step.rank for step in known):
+            known.append(batch)
     return parts
 
 

@@ -1,7 +1,8 @@
 """The training script of `chaos` and `interruptions`: records in a file what it resumed from and what it trained on.
 
-Each rank appends a line when it has resumed, and one for each optimizer step before the step can be committed; rank 0
-appends the weights at the end. It trains until the epoch in the file of --end; without that file, it does not end.
+Each rank appends a line when it has resumed, one for each batch before its gradients can count, and one for each
+optimizer step before the step can be committed; rank 0 appends the weights at the end. It trains until the epoch in
+the file of --end; without that file, it does not end.
 """
 
 from __future__ import annotations
@@ -109,13 +110,15 @@ def main() -> None:
             for numbers, images, labels in run.loader(
                 data, global_batch=args.global_batch, shuffle=True, seed=args.seed
             ):
+                samples = numbers[: run.own_samples].tolist()
+                group = int(os.environ.get("ELASTICCTL_GENERATION", "0"))
+                about = {"generation": group, "step": run.steps_done + 1, "epoch": epoch, "samples": samples}
+                record.add("batch", **about)
                 loss = nn.functional.cross_entropy(run.model(images), labels)
                 optimizer.zero_grad()
                 run.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                samples = numbers[: run.own_samples].tolist()
-                group = int(os.environ.get("ELASTICCTL_GENERATION", "0"))
-                record.add("step", generation=group, step=run.steps_done + 1, epoch=epoch, samples=samples)
+                record.add("step", **about)
                 share = args.workers / run.world_size if args.workers else 1.0
                 time.sleep(args.step_s * share if end == NO_END else 0.0)
                 run.step(loss=loss)

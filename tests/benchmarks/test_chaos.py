@@ -97,6 +97,16 @@ def test_a_step_that_a_rank_did_not_do_or_did_twice_is_found() -> None:
     assert misused_samples(JOURNAL, replace_steps(record, [*record.steps, record.steps[0]]), TASK)
 
 
+def test_a_rank_that_is_killed_once_the_others_have_its_gradients_has_contributed() -> None:
+    record = history()
+    left = [step for step in record.steps if (step.generation, step.step, step.rank) != (1, 2, 1)]
+    killed = replace_steps(record, left)
+    killed.batches = list(record.steps)
+    assert misused_samples(JOURNAL, killed, TASK) == []
+    killed.batches = [replace(batch, generation=batch.generation + 1) for batch in record.steps]
+    assert misused_samples(JOURNAL, killed, TASK)[0] == "step 2 of generation 1 was not recorded once by every rank"
+
+
 def test_steps_that_were_undone_do_not_count() -> None:
     record = history()
     undone = [step for step in record.steps if not (step.generation == 1 and step.step > 2)]
