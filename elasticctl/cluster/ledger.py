@@ -110,12 +110,12 @@ def append_line(path: Path, line: str) -> None:
     try:
         os.write(descriptor, line.encode(errors="replace"))
         if os.fstat(descriptor).st_size >= MAX_AUDIT_BYTES:
-            _put_aside(path, descriptor)
+            put_aside(path, descriptor)
     finally:
         os.close(descriptor)
 
 
-def _put_aside(path: Path, descriptor: int) -> None:
+def put_aside(path: Path, descriptor: int) -> None:
     """Rename a file that is full, once: whoever finds that another process has done so leaves its successor alone."""
     with suppress(OSError):  # the line is written; the next process tries again
         fcntl.flock(descriptor, fcntl.LOCK_EX)

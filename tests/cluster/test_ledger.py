@@ -187,9 +187,9 @@ def test_a_full_file_is_put_aside_once(paths: LocalPaths, monkeypatch: pytest.Mo
     path = audit_file(paths)
     append_line(path, '{"number": 1}\n')
     descriptor = os.open(path, os.O_RDONLY)
-    ledger._put_aside(path, descriptor)
+    ledger.put_aside(path, descriptor)
     append_line(path, '{"number": 2}\n')
-    ledger._put_aside(path, descriptor)
+    ledger.put_aside(path, descriptor)
     os.close(descriptor)
     assert [line["number"] for line in read_audit(path)] == [1, 2]
 

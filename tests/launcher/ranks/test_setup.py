@@ -119,7 +119,7 @@ def test_what_a_killed_worker_left_half_made_is_deleted(environ: dict[str, str],
     used = made(environ, code)
     (code / "requirements.txt").write_text("another_of_a_test")
     half_made = made(environ, code)
-    (half_made.folder / setup._DONE).unlink()
+    (half_made.folder / setup.DONE).unlink()
     setup.delete_unused(used.folder.parent)
     assert half_made.folder.exists(), "its worker is at work on it"
     half_made.close()

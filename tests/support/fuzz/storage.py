@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +68,22 @@ def check_s3(answer: tuple[int, bytes]) -> None:
     response = HttpResponse(answer[0], {}, answer[1])
     s3_responses.judge(response)
     assert str(s3_responses.as_error(response, s3_responses.LIST, "", PLACE))
-    try:
+    for read in (s3_responses.check_write, s3_responses.check_completion, s3_responses.upload_id):
+        with suppress(StorageError):
+            read(response)
+    with suppress(StorageError):
         s3_responses.names(s3_responses.parse_listing(response.body))
-    except StorageError:
-        return
 
 
 def check_gcs(answer: tuple[int, bytes]) -> None:
     """An answer of GCS, likewise."""
     response = HttpResponse(answer[0], {}, answer[1])
     gcs_responses.judge(response)
-    gcs_responses.stored_crc32c(response)
+    with suppress(StorageError):
+        gcs_responses.stored_crc32c(response, "a")
     assert str(gcs_responses.as_error(response, gcs_responses.LIST, "", PLACE))
-    try:
+    with suppress(StorageError):
         gcs_responses.names(gcs_responses.parse_listing(response))
-    except StorageError:
-        return
 
 
 def check_entry(data: bytes) -> None:

@@ -32,7 +32,8 @@ KEPT_S = 30 * 86_400.0
 """An environment that has not been used for this long is deleted when another one is created."""
 LEFT_BEHIND_S = 5.0
 """How long a process that a command has started may outlive it before the log names it."""
-_DONE = "elasticctl-setup-done"
+DONE = "elasticctl-setup-done"
+"""The file that marks an environment as complete."""
 _MAX_FILE_BYTES = 1 << 24
 _PIP = """#!/bin/sh
 if "{python}" -c "import pip" 2>/dev/null || ! command -v uv >/dev/null; then exec "{python}" -m pip "$@"; fi
@@ -57,7 +58,7 @@ class SetUp:
         Waits while another worker on this machine creates it. Raises TrainError if the command fails.
         """
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # another worker on this machine may be creating it
-        done, began = self.folder / _DONE, time.monotonic()
+        done, began = self.folder / DONE, time.monotonic()
         try:
             if done.exists():
                 say(f"setup: {line}: already done on this machine")
@@ -142,7 +143,7 @@ def delete_unused(root: Path) -> None:
 def _used_at(folder: Path) -> float:
     """When an environment was last used; 0 if it is incomplete, because its worker was killed while it created it."""
     try:
-        return (folder / _DONE).stat().st_mtime
+        return (folder / DONE).stat().st_mtime
     except FileNotFoundError:
         return 0.0
 
