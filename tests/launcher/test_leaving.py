@@ -34,7 +34,7 @@ def test_a_drained_worker_trains_on_until_its_successor_is_ready(pair: Lab) -> N
     pair.leaving = Leaving(frozenset({"uid-a-0"}), {"uid-a-0": Notice(DRAINED, time.time() + 600)})
     pair.tell()
     pair.workers["a-0"].terminate()
-    pair.until(lambda: "it trains on" in pair.output("a-0"))
+    pair.until(lambda: "it keeps training" in pair.output("a-0"))
     assert pair.workers["a-0"].poll() is None
     replace_a_0(pair)
     assert from_json(RankFailure, pair.message("a-0")).verdict == "preempted"
@@ -51,7 +51,7 @@ def test_one_whose_cloud_gives_it_time_trains_on(lab: Lab) -> None:
         lab.add("a-0", "a-1")
         lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
         server.answers[ACTION_PATH] = 200, f'{{"action": "terminate", "time": "{at}"}}'
-        lab.until(lambda: "it trains on" in lab.output("a-0"))
+        lab.until(lambda: "it keeps training" in lab.output("a-0"))
         told = lab.site.service.view(KEY, JOB_UID).notices["uid-a-0"]
         assert told.reason == f"AWS spot interruption at {at}"
         assert told.deadline is not None

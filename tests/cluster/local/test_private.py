@@ -135,7 +135,7 @@ def test_a_worker_shows_its_token_to_no_other_user(folder: Path, monkeypatch: py
         (folder / "token").write_text("secret-token")
         monkeypatch.setattr(service, "peer_uid", lambda connection: SOMEBODY)
         caller = service.ServiceClient(f"unix://{path}", "default", "job", str(folder / "token"))
-        with pytest.raises(service.ServiceAway, match=f"a process of user {SOMEBODY} answers"):
+        with pytest.raises(service.ServiceAway, match=f"belongs to user {SOMEBODY}, not to this user"):
             caller.call("join", {})
         thread.join()
     assert heard == [b""]

@@ -44,6 +44,6 @@ def test_a_process_of_its_own_can_save(tmp_path: Path) -> None:
 def test_a_plan_of_an_earlier_save_is_refused_and_harms_nothing(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "run"), str(tmp_path / "said")
     assert ranks.run(dcp_programs.save_with_cached_plans, 2, url, outcome) == [0, 0]
-    assert "FIX: DefaultSavePlanner(enable_plan_caching=False)" in Path(f"{outcome}-1").read_text()
+    assert "DefaultSavePlanner(enable_plan_caching=False)" in Path(f"{outcome}-1").read_text()
     (commit,) = read_commits(LocalStorage(tmp_path / "run"))
     read_contents(LocalStorage(tmp_path / "run"), commit)
