@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.cli.framework.contexts import templates_folder
@@ -26,6 +27,10 @@ from tests.support.waiting import wait_until
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# An example takes as long as the machine is busy. CI's profile of Hypothesis, the same examples in every run, is kept.
+settings.register_profile("any machine", settings.default, deadline=None)
+settings.load_profile("any machine")
 
 
 pytest_plugins = [

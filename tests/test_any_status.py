@@ -48,7 +48,7 @@ def test_a_time_without_end_is_a_long_one(seconds: float) -> None:
 
 
 @given(shaped(JobStatus), SPECS, st.lists(JSON, max_size=3))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any], pods: list[Any]) -> None:
     manifest = {"metadata": {"name": "digits", "uid": "u"}, "spec": spec, "status": status}
     job = ElasticJob.from_manifest(manifest)
@@ -67,7 +67,7 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
 
 
 @given(shaped(JobStatus))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_status_can_be_reckoned_with(status: dict[str, Any]) -> None:
     job = ElasticJob.from_manifest({"metadata": {"name": "digits"}, "status": status})
     entries = timeline(job)

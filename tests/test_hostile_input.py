@@ -30,7 +30,7 @@ def test_whatever_it_is_it_is_read_or_refused(name: str, tmp_path: Path) -> None
     target = TARGETS[name]
 
     @given(target.inputs)
-    @settings(deadline=None, max_examples=target.slice)
+    @settings(max_examples=target.slice)
     def check(found: object) -> None:
         target.check(tmp_path, found)
 
@@ -43,7 +43,7 @@ def test_what_is_changed_was_right_before(verb: str) -> None:
 
 
 @given(JSON | changed(PROGRESS))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_report_that_is_none_hides_no_other(odd: object) -> None:
     last = MAX_STEP - 1  # what is odd may still be a report, but not of a later step
     status, view = send("report", as_json({"messages": [odd, {**PROGRESS, "step": last}]}))
@@ -51,7 +51,7 @@ def test_a_report_that_is_none_hides_no_other(odd: object) -> None:
 
 
 @given(SHAPES)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_context_that_is_none_hides_no_other(tmp_path_factory: pytest.TempPathFactory, odd: object) -> None:
     file = tmp_path_factory.getbasetemp() / "kubeconfig"
     file.write_bytes(as_json({**KUBECONFIG, "contexts": [odd, OTHER]}))

@@ -77,7 +77,7 @@ def expand(text: str) -> str:
     storage=VALUES,
     provider=st.sampled_from(["local", "aws"]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> None:
     manifest = render_manifest(dataclasses.replace(SPEC, provider=provider, **fields), default())
     for reader in (lambda text: parse_yaml(text).data, yaml.safe_load):
@@ -99,7 +99,7 @@ def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> 
 
 
 @given(VALUES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_users_template_may_put_values_anywhere(value: str) -> None:
     """Inside quotes, in a longer text, as a key, in a flow mapping, in a captured block, through a filter."""
     text = default().text.replace(
@@ -130,7 +130,7 @@ def test_a_users_template_may_put_values_anywhere(value: str) -> None:
 
 
 @given(VALUES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_hostile_name_is_itself_or_refused(name: str) -> None:
     try:
         manifest = render_manifest(dataclasses.replace(SPEC, name=name), default())

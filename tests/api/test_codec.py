@@ -42,7 +42,6 @@ MOMENTS = st.integers(0, 4_000_000_000_000_000).map(lambda us: Timestamp(us / 1e
 
 
 @given(MOMENTS)
-@settings(deadline=None)
 def test_times_keep_their_microseconds(at: Timestamp) -> None:
     parsed = from_rfc3339(to_rfc3339(at))
     assert parsed is not None
@@ -80,7 +79,7 @@ def test_a_status_survives_the_trip() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), JSON))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_object_decodes(data: dict[str, Any]) -> None:
     status = from_json(JobStatus, data)
     assert from_json(JobStatus, to_json(status)) == status
@@ -112,7 +111,7 @@ def test_numbers_that_no_api_server_holds_are_missing(value: float) -> None:
 
 
 @given(shaped(JobStatus))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_a_status_of_any_content_is_read_as_it_is_written(data: dict[str, Any]) -> None:
     status = from_json(JobStatus, data)
     again = from_json(JobStatus, json.loads(json.dumps(to_json(status), allow_nan=False)))

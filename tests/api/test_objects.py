@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.objects import merge_patch, selects
@@ -35,7 +35,6 @@ def test_merge_patches(target: Any, patch: Any, result: Any) -> None:
     assert merge_patch(target, patch) == result
 
 
-@settings(deadline=None)
 @given(JSON, JSON)
 def test_a_merge_patch_done_twice_is_the_same(target: Any, patch: Any) -> None:
     once = merge_patch(target, patch)

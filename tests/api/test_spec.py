@@ -42,7 +42,7 @@ def workers(count: Any) -> dict[str, Any]:
     st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), JSON),
     st.dictionaries(st.sampled_from(SPEC_KEYS), JSON),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_object_is_a_job_within_bounds(top: dict[str, Any], spec: dict[str, Any]) -> None:
     for data in (top, {**top, "spec": spec}):
         job = ElasticJob.from_manifest(data)

@@ -131,7 +131,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_a_mangled_manifest_is_refused_in_one_line_or_can_be_run(changes: list[tuple[tuple[str, ...], Any]]) -> None:
     manifest: Any = copy.deepcopy(validation.load_manifest(GOOD))
     for path, value in changes:
@@ -220,7 +220,7 @@ COUNT = st.none() | st.integers(1, 4)
 
 
 @given(COUNT, COUNT, st.integers(1, 4))
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_client_and_the_cel_rules_agree(rules: list[Any], low: int | None, high: int | None, replicas: int) -> None:
     from celpy.adapter import json_to_cel
 

@@ -128,7 +128,7 @@ def test_the_sink_reads_bodies_in_signed_chunks(sink: Sink, stored: Storage) -> 
         assert stored.get("chunked") == b"hello world"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=9), max_size=6), st.integers(0, 60), st.integers(0, 60))
 def test_pieces_of_a_blob_are_slices(parts: list[bytes], start: int, stop: int) -> None:
     whole = b"".join(parts)

@@ -102,7 +102,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "workers", "conditions"]), JSON), JSON)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_object_can_be_described(status: dict[str, Any], template: Any) -> None:
     manifest = {"spec": {"replicaSpecs": {"Worker": {"template": template}}}, "status": status}
     assert page(manifest, 80)

@@ -92,7 +92,7 @@ RULES = st.lists(
 @given(TREES, RULES, RULES, st.sampled_from(["a", "b"]))
 @example(["c.txt/a/b"], "a\n!/c.txt", "", "a")
 @example(["a/b", "a/c.txt"], "a/**\n!a/b", "", "b")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_it_is_what_git_would_add(
     tmp_path_factory: pytest.TempPathFactory, tree: list[str], rules: str, inner: str, sub: str
 ) -> None:

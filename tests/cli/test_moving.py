@@ -210,7 +210,7 @@ ACTIONS: dict[str, Callable[[World], None]] = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     to=st.sampled_from(["west", "east"]),
     killed_at=st.integers(1, 20),

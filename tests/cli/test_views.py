@@ -234,7 +234,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "min"]), JSON), JSON, JSON)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_object_can_be_shown(status: dict[str, Any], template: Any, pods: Any) -> None:
     manifest = {
         "metadata": {"name": "a"},

@@ -135,7 +135,7 @@ def test_a_cluster_restored_from_a_backup_is_taken_as_it_is() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=12), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_in_whatever_order_answers_and_events_come_the_end_is_the_truth(writes: Any, data: Any) -> None:
     """`writes` are puts and deletions in the server's order; each answer to a put comes at any time after it."""
     store, truth, events, answers = ObjectStore(), {}, [], []

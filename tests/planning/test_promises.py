@@ -65,7 +65,7 @@ def replayed(plan: Plan, recording: Recording, losses_s: tuple[float, ...] = ())
     return Replay(plan, recording, 0, policy, losses_s).run(), policy
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(plan=plans(), zones=st.lists(spans, min_size=1, max_size=2), loss_s=st.none() | st.floats(0, 12 * 3600))
 @example(  # the money lasts for less than a second more
     Plan(49303.21688280517, SPEEDS, OTHERS[0], 1.0, None, 2.460040972485023),

@@ -116,7 +116,7 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
     return storage
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.none() | st.floats(990.0, 1110.0), st.none() | st.integers(0, 120))
 def test_the_end_and_a_time_are_found(
     tmp_path_factory: pytest.TempPathFactory, since: float | None, tail: int | None

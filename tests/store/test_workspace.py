@@ -243,7 +243,7 @@ def test_some_files_are_read_without_a_folder(desk: Desk) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_flipped_bit_gets_through(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("flip")
     desk = Desk(storages.open(str(folder / "kept")))
@@ -307,7 +307,7 @@ ITEMS = st.lists(
 
 
 @given(ITEMS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_nothing_outside_of_the_folder_is_touched(tmp_path_factory: pytest.TempPathFactory, items: list[Item]) -> None:
     """Whatever a listing claims: it is refused, or all that it makes, and all that its links reach, lies within."""
     try:

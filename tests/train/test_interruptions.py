@@ -209,7 +209,6 @@ def intervals_of(hazard_at: Callable[[float], Hazard], cost_s: float) -> Callabl
     return lambda age_s: interval_s(cost_s, 0.0, hazard_at(age_s))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e-3), min_size=5, max_size=5), ages, st.floats(1e-3, 100.0))
 def test_the_best_interval_weighs_the_rates_that_it_will_see(
     by_age: list[float], ages_s: list[float], cost_s: float
@@ -228,7 +227,7 @@ def test_the_best_interval_weighs_the_rates_that_it_will_see(
 rates_per_h = st.tuples(*[st.floats(0.05, 4.0)] * len(AGES_S))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rates_per_h, st.floats(0.05, 10.0))
 def test_where_the_hazards_are_known_hardly_anything_is_lost_over_the_best_there_is(
     per_h: tuple[float, ...], cost_s: float
@@ -279,7 +278,7 @@ def lost_while_learning_s(rates: Rates, cost_s: float, losses: int, chance: rand
     return by_age, constant
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(rates_per_h, st.floats(0.5, 10.0), st.integers(0, 2**32))
 def test_a_run_that_has_to_learn_them_loses_little_more(per_h: tuple[float, ...], cost_s: float, seed: int) -> None:
     rates, losses = tuple(rate / HOUR_S for rate in per_h), 20

@@ -87,7 +87,7 @@ groups = st.builds(
 
 
 @given(st.lists(groups, max_size=5), moments, moments, moments)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_it_is_a_share_whatever_is_known(
     many: list[GroupGeneration], start: Timestamp | None, end: Timestamp | None, at: Timestamp | None
 ) -> None:

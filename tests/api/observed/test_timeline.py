@@ -72,7 +72,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*job()["status"], "generations", "conditions"]), JSON), st.lists(JSON))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_object_has_a_timeline(status: dict[str, Any], events: list[Any]) -> None:
     entries = timeline(ElasticJob.from_manifest({"status": status}), events)
     assert entries == sorted(entries, key=lambda entry: entry.at)

@@ -93,7 +93,7 @@ def test_more_workers_than_a_process_may_open_files(tmp_path: Path, follow: bool
     assert found == ["w0:early"] * 64 + ["w0:late"] * 64
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, BLOCK_BYTES), max_size=12), st.integers(0, 14))
 def test_the_last_lines_are_found_from_the_end(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], n: int

@@ -133,7 +133,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), ANYTHING))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_objects_of_any_content_are_taken(item: dict[str, Any]) -> None:
     assert Pod.from_manifest(prune_pod(item)).uid == Pod.from_manifest(item).uid
     prune_node(item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import SpecError
@@ -44,7 +44,6 @@ def test_what_cannot_be_a_job_is_refused_by_field(change: dict[str, Any], path: 
     assert "\n" not in str(refused.value)
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_garbage_is_refused_and_never_raises_anything_else(garbage: Any) -> None:
     with pytest.raises(SpecError):

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_controller.loop.workqueue import BASE_DELAY_S, MAX_DELAY_S, WorkQueue, fair_pause_s
@@ -235,7 +235,6 @@ def test_threads_share_the_work_and_never_a_key() -> None:
     assert set(worked) == {str(n) for n in range(7)}
 
 
-@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -145,7 +145,7 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(st.lists(MESSAGES, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any]) -> None:
     check_storable(told(*messages))
 
@@ -163,7 +163,6 @@ def test_where_ranks_stand_is_known_until_they_move() -> None:
 
 
 @given(JSON)
-@settings(deadline=None)
 def test_any_places_can_be_stored(ranks: Any) -> None:
     group = Group("j", generation=2)
     note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": [ranks, {"rank": 1, "where": ranks}]}, NOW)
@@ -202,7 +201,7 @@ def test_a_worker_that_is_not_alive_uses_nothing() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["cpus_used", "memory_bytes", "no_gpus", "gpus", "at", "uid"]), JSON))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_a_worker_says_that_it_uses_can_be_stored(message: Any) -> None:
     usage = usage_of(message)
     check_storable(JobStatus(usage=usage))

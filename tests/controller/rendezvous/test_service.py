@@ -188,7 +188,7 @@ FIELDS = st.dictionaries(
 
 
 @given(verb=st.sampled_from(["join", "watch", "leave", "fail", "report", "finish"]), body=FIELDS | JSON)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_body_makes_the_service_fail(lab: Lab, verb: str, body: Any) -> None:
     lab.add("a-0", "a-1")
     status, text = post(lab, f"/v1/jobs/default/job/{verb}", json.dumps(body).encode())

@@ -131,7 +131,6 @@ retentions = st.builds(
 
 
 @given(histories, retentions)
-@settings(deadline=None)
 def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: Retention) -> None:
     gone = commits.commits_to_delete(list(reversed(history)), keep)
     assert gone == sorted(gone, key=lambda commit: commit.position)
@@ -152,7 +151,6 @@ def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: R
 
 
 @given(histories, retentions)
-@settings(deadline=None)
 def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Retention) -> None:
     kept: list[Commit] = []
     for commit in history:

@@ -317,7 +317,7 @@ def test_a_damaged_one_does_not_count_as_kept(storage: Storage, tmp_path: Path, 
     assert len([step for step in steps(storage) if step not in (5, 6)]) == last
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["save", "save", "lie", "rot"]), max_size=14), st.integers(1, 3), st.randoms())
 def test_the_newest_whole_one_always_stays(
     tmp_path_factory: pytest.TempPathFactory, doings: list[str], last: int, rng: random.Random

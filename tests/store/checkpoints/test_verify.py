@@ -123,7 +123,7 @@ def boxes_of(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
 
 
 @given(st.data(), st.integers(1, 40))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
     box = data.draw(boxes_of(shape))

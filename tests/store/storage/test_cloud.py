@@ -11,7 +11,7 @@ from elasticctl_store.storage.cloud import Body, total_bytes
 from elasticctl_store.storage.http import HttpResponse
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=9), max_size=5), st.integers(0, 50), st.integers(0, 50))
 def test_a_body_is_cut_like_its_bytes(parts: list[bytes], start: int, length: int) -> None:
     whole, cut = b"".join(parts), Body.of(parts).cut(start, start + length)

@@ -56,7 +56,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpointer:
 
 
 @given(st.sampled_from(samples.NAMES), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_verify_and_restore_agree(checkpoints: Checkpointer, name: str, seed: int) -> None:
     logging.disable(logging.WARNING)  # each damage is a line of its own
     try:

@@ -222,7 +222,7 @@ def test_small_and_unaligned_tensors_are_copied(start: int, length: int) -> None
 
 
 @given(st.dictionaries(st.text(max_size=6) | st.sampled_from(["$rank", "$x", "a/b", "a", ""]), trees, max_size=3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_whatever_is_saved_comes_back_and_the_rest_is_refused(state: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpointer(LocalStorage(Path(folder)))

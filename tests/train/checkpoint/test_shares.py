@@ -33,7 +33,7 @@ names = st.text(max_size=5).filter(lambda name: not name.startswith("$"))
 
 
 @given(st.dictionaries(names, trees, max_size=4), st.lists(trees, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         storage = LocalStorage(Path(folder))

@@ -24,7 +24,7 @@ from tests.support.train.states import same, through_json, trees
 
 
 @given(trees)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_a_tree_survives_json(tree: Any) -> None:
     assert same(through_json(tree), tree)
 
@@ -228,7 +228,6 @@ json_values = st.recursive(
 
 
 @given(json_values)
-@settings(deadline=None)
 def test_json_that_is_no_tree_is_damage_and_nothing_worse(data: Any) -> None:
     def tensor(name: str, kind: TensorType) -> torch.Tensor:
         raise DamagedError(f"no tensor {name}")

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_store.errors import DataError
@@ -26,7 +26,6 @@ plans = st.builds(
 
 
 @given(plans, st.lists(st.tuples(st.integers(1, 7), st.integers(1, 5)), max_size=6), st.integers(1, 7))
-@settings(deadline=None)
 def test_every_sample_once_while_the_world_changes(
     plan: EpochPlan, changes: list[tuple[int, int]], last_world_size: int
 ) -> None:
@@ -50,7 +49,6 @@ def test_every_sample_once_while_the_world_changes(
 
 
 @given(plans, st.integers(1, 7))
-@settings(deadline=None)
 def test_weights_turn_the_mean_over_ranks_into_that_of_the_batch(plan: EpochPlan, world_size: int) -> None:
     for batch in plan.batches(0):
         means, weights = [], []

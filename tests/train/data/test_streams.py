@@ -65,7 +65,7 @@ def loader(dataset: Any, feed: Feed, plan: StreamPlan, **options: Any) -> Stream
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_sample_once_while_the_world_changes(
     length: int, global_batch: int, changes: list[tuple[int, int]], stateful: bool, drop_last: bool
 ) -> None:

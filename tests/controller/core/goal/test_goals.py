@@ -134,7 +134,7 @@ def test_hardly_any_money_is_not_overspent(budget: float) -> None:
 spans = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, max_size=8)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(spans, st.floats(1.75, 4.0), st.none() | st.floats(0.2, 8.0), st.booleans())
 def test_never_late_when_promised_and_never_over_budget(
     spans: list[tuple[int, int]], slack: float, budget: float | None, said: bool
@@ -156,7 +156,7 @@ def test_never_late_when_promised_and_never_over_budget(
         assert world.finished_at <= in_hours(limit_h)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(there=st.integers(0, 3), launch_s=st.floats(20, 80), slack=st.floats(2.2, 4.5), said=st.booleans())
 @example(there=1, launch_s=34.0, slack=3.2, said=True)
 @example(there=0, launch_s=34.0, slack=3.2, said=False)

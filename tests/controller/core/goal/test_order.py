@@ -168,7 +168,7 @@ def test_a_job_without_an_order_asks_in_no_pool() -> None:
 counts = st.lists(st.integers(0, 4), min_size=1, max_size=24)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(counts, counts, counts)
 def test_whatever_machines_there_are_no_more_train_than_wanted_for_long(
     a: list[int], b: list[int], c: list[int]

@@ -1198,7 +1198,7 @@ class Story:
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=60), st.integers(1, 3))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_whatever_happens_generations_grow_and_hold_live_workers_only(
     events: list[tuple[str, int]], minimum: int
 ) -> None:

@@ -385,7 +385,7 @@ def test_slots_may_bear_another_name() -> None:
 numbers = st.integers(-3, 9)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.builds(

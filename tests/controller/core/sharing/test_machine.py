@@ -139,6 +139,6 @@ class SharingOfLargeWorkers(Sharing):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=80, stateful_step_count=40)
 TestSharingOfLargeWorkers = SharingOfLargeWorkers.TestCase
-TestSharingOfLargeWorkers.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSharingOfLargeWorkers.settings = settings(max_examples=80, stateful_step_count=40)

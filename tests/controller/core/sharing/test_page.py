@@ -27,7 +27,7 @@ jobs = st.tuples(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     slots=st.integers(1, 14),
     wanted=st.lists(jobs, min_size=1, max_size=7),

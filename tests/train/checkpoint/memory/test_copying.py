@@ -30,7 +30,7 @@ def copied(sources: list[torch.Tensor], copier: Copier = COPIER) -> list[torch.T
 
 
 @given(st.lists(tensors(), max_size=6))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_every_kind_of_tensor_is_copied_bit_by_bit(sources: list[torch.Tensor]) -> None:
     with torch.no_grad():
         assert all(same(a, b.detach()) for a, b in zip(copied(sources), sources, strict=True))
