@@ -126,10 +126,9 @@ def test_workers_that_train_give_way_and_lose_no_step(teller: Teller, api: Conne
     wait_until(lambda: held(api, OURS) == 0, PATIENCE_S)
     paused = now()
     cluster.patch_job(OURS, elastic.name, {"spec": {"suspend": False}})
-    wait_until(lambda: trains(now(), 3) and now().generation > paused.generation, PATIENCE_S)
+    end = wait_until(lambda: trains_again(now(), 3, paused.generation), PATIENCE_S)
     assert paused.checkpoint.step == paused.generations[-1].last_step
 
-    end = now()
     assert (end.steps_redone, end.interruptions, end.failures) == (0, (), 0)
     steps = [(group.resumed_step, group.last_step) for group in end.generations]
     assert all(after[0] == before[1] for before, after in itertools.pairwise(steps)), steps
@@ -168,7 +167,7 @@ def test_the_higher_priority_goes_first_and_the_lower_resumes_where_it_was(
     assert status(cluster, OURS, "usual").phase is Phase.SUSPENDED
 
     cluster.delete_job(OURS, "second")
-    end = wait_until(lambda: trains_again(status(cluster, OURS, "usual"), stopped.generation), PATIENCE_S)
+    end = wait_until(lambda: trains_again(status(cluster, OURS, "usual"), 2, stopped.generation), PATIENCE_S)
     assert (end.generations[-1].resumed_step, end.steps_redone) == (stopped.checkpoint.step, 0)
     assert (end.interruptions, end.failures) == ((), 0)
 
@@ -255,9 +254,9 @@ def fixed(name: str) -> Job:
     return Job(name, OURS, 2, 2, elastic=False)
 
 
-def trains_again(found: JobStatus, after: int) -> JobStatus | None:
-    """The status of a job of two workers once a later group than `after` has made a step."""
-    return found if trains(found, 2) and found.generation > after else None
+def trains_again(found: JobStatus, workers: int, after: int) -> JobStatus | None:
+    """The status of a job once a group of that many, later than `after`, has made a step."""
+    return found if trains(found, workers) and found.generations[-1].generation > after else None
 
 
 def is_pending(api: Connection, job: str) -> bool:
