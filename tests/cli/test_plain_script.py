@@ -74,7 +74,7 @@ def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_p
     assert "plain.py saves no checkpoints: after each loss and each scaling it starts at step 0" in submitted.err
     assert "from elasticctl_train import Run" in submitted.err
     wait_until(lambda: groups(2) == 2, PATIENCE_S)
-    assert "No step has been reported" in said("explain")
+    wait_until(lambda: "No step has been reported" in said("explain"), PATIENCE_S)  # once it is in the status
     assert "running" in said("status").lower()
     assert "no interruptions" in said("history")
 
