@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from elasticctl_train.checkpoint import shares, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import servers
 from tests.support.gate import Fault, Seen
+from tests.support.interrupting import die_at_change
 from tests.support.storage_soak.places import QUICK
 from tests.support.storage_soak.states import local_of, state_of
 from tests.support.storage_soak.world import World, expect
@@ -181,21 +182,3 @@ def save_until_killed(url: str, notes: str, number: int, keep: int, at: int, key
             checkpoints.settle()
     except TrainError:
         os._exit(3)
-
-
-def die_at_change(at: int) -> None:
-    """SIGKILL this process just before its so many-th change of the file system."""
-    changes = 0
-
-    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            nonlocal changes
-            changes += 1
-            if changes == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
-
-        return wrapped
-
-    for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, deadly(getattr(os, name)))

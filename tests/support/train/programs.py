@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from elasticctl_train import Run, SavePolicy
 from elasticctl_train.checkpoint import parts, shares, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import join
+from tests.support.interrupting import die_at_change
 
 torch.set_num_threads(1)
 boto3.client("s3", "us-east-1")  # parses S3's model, once for all processes
@@ -88,20 +89,7 @@ def save(storage: Storage, acknowledged: str, saves: int) -> None:
 
 def save_and_die(root: str, acknowledged: str, die_at: int) -> None:
     """Save five steps into a folder; SIGKILL oneself just before the `die_at`-th change of the file system."""
-    changes = 0
-
-    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            nonlocal changes
-            changes += 1
-            if changes == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
-
-        return wrapped
-
-    for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
-        setattr(os, name, deadly(getattr(os, name)))
+    die_at_change(die_at)
     save(LocalStorage(Path(root)), acknowledged, saves=5)
 
 
