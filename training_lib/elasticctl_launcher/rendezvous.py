@@ -64,12 +64,12 @@ class GroupFinished(RendezvousGracefulExitError):
 class RanksWanted(RendezvousGracefulExitError):
     """The group does not wait for this worker, which must start its ranks before it joins.
 
-    `others` is the number of ranks on the other workers.
+    `others` is the number of ranks on the other workers, and `examples` what they call their model with, if known.
     """
 
-    def __init__(self, others: int) -> None:
+    def __init__(self, others: int, examples: str = "") -> None:
         super().__init__("the ranks of this worker have to be started first")
-        self.others = others
+        self.others, self.examples = others, examples
 
 
 class WorkerRemoved(RendezvousClosedError):
@@ -226,7 +226,7 @@ class ServiceRendezvous(RendezvousHandler):
             if answer.get("state") == "formed":
                 return answer
             if answer.get("state") == "prepare":
-                raise RanksWanted(int(answer["ranks"]))
+                raise RanksWanted(int(answer["ranks"]), str(answer.get("examples", "")))
         raise RendezvousTimeoutError(f"the group did not form within {self._join_timeout_s:.0f} s (--join-timeout)")
 
     def _is_final(self, refusal: ServiceRefused, refused_s: float) -> bool:

@@ -96,7 +96,7 @@ class Agent(TorchAgent):
         self._sigterm_raises = False
         self._verdicts = Verdicts(self._service)
         handler.failed = self._verdicts.counted
-        self._others, self._is_prepared = 0, False
+        self._wanted, self._is_prepared = RanksWanted(0), False
         self._leaving = Leaving(self._service, limits.grace_s)
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
@@ -201,7 +201,7 @@ class Agent(TorchAgent):
         try:
             self._rendezvous(self._worker_group)
         except RanksWanted as wanted:
-            self._others = wanted.others
+            self._wanted = wanted
             event = LauncherEvent.RANKS_WANTED
         except GroupFinished:
             event = LauncherEvent.GROUP_FINISHED
@@ -221,7 +221,9 @@ class Agent(TorchAgent):
         if self._got_sigterm:
             return LauncherEvent.SIGTERM
         spec = self._worker_group.spec
-        self._ranks.prepare(self._others, spec.local_world_size, self._handler.get_run_id())
+        self._ranks.prepare(
+            self._wanted.others, spec.local_world_size, self._handler.get_run_id(), self._wanted.examples
+        )
         self._is_prepared = True
         self._sigterm_raises = False
         return LauncherEvent.RANKS_PREPARED

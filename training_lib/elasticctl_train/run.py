@@ -97,7 +97,7 @@ class Run:
         self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
         obstacle = self._obstacle_to_staying(optimizer)
         self._stay = None if obstacle else InPlace.open(self._parts)
-        handed = None if self._stay is None else self._stay.enter()
+        handed = None if self._stay is None else self._stay.enter(model)
         world = dist.join() if self._stay is None else self._stay.group.world
         self.device = world.device
         if self._stay is None and (url or os.environ.get(STORAGE_VARIABLE)):
@@ -283,6 +283,8 @@ class Run:
     def _end_step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
         self._applied.compare(self._session.world, cursor.step)
         self._session.step(cursor, samples, loss)
+        if self._stay is not None and self.is_main and (examples := self._stay.examples.take()):
+            self._session.report_inputs(examples)
 
     def _all_reduce_s(self) -> float | None:
         if self.world_size == 1:

@@ -212,6 +212,10 @@ class Session:
         self.progress.send(self.cursor)
         self.losses.heed(self.cursor)
 
+    def report_inputs(self, examples: str) -> None:
+        """Report what the model is called with, for newcomers (see `inplace.warmup`)."""
+        self._reporter.send("inputs", step=self.cursor.step, examples=examples)
+
     def finish(self) -> None:
         """Commit the end of training and wait for it; a second call does nothing. Raises SaveError."""
         if self._finished:

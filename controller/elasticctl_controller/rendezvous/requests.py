@@ -31,6 +31,7 @@ MAX_RANKS = 100_000
 MAX_GPUS = 32
 MAX_FAILURES = 8
 MAX_PLACE = 80
+MAX_EXAMPLES = 8000
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
 MAX_AGE_S = 366 * 86_400.0
@@ -201,15 +202,23 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     elif kind == "copied":
         lack = _clean(str(message.get("lack") or "")[:MAX_TEXT])
         group.history.note_copied(generation, _whole(message.get("every_steps")) or 0, lack)
+    elif kind == "inputs":
+        group.examples = _examples(message.get("examples"))
+        return False
     elif kind == "committed":
-        number = _whole(message.get("committed"))
-        if number is None:
-            return False
-        url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
-        duration_s = _finite(message.get("duration_s")) or 0.0
-        group.note_commit(generation, number, step, url, size_bytes, duration_s, now)
+        return _note_commit(group, generation, step, message, now)
     else:
         return False
+    return True
+
+
+def _note_commit(group: Group, generation: int, step: int, message: Mapping[str, Any], now: float) -> bool:
+    number = _whole(message.get("committed"))
+    if number is None:
+        return False
+    url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
+    duration_s = _finite(message.get("duration_s")) or 0.0
+    group.note_commit(generation, number, step, url, size_bytes, duration_s, now)
     return True
 
 
@@ -226,6 +235,17 @@ def _note_resumed(group: Group, generation: int, step: int, message: Mapping[str
         why_not,
         _clean(str(message.get("source_because") or "")[:MAX_TEXT]),
     )
+
+
+def _examples(told: object) -> str:
+    """The text of a JSON list that tells what ranks call their model with; newcomers find it in their environment."""
+    if not isinstance(told, str) or len(told) > MAX_EXAMPLES:
+        return ""
+    try:
+        found = json.loads(told)
+    except (ValueError, RecursionError):
+        return ""
+    return json.dumps(found) if isinstance(found, list) else ""
 
 
 def _note_usage(group: Group, message: Mapping[str, Any], now: float) -> bool:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from elasticctl_controller.core.group.group_states import GroupState, GroupWorld
+from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.rendezvous.bodies import Bodies
@@ -72,7 +72,7 @@ class Verbs:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
             recall_failures(group, body, member.uid, generation, now)
             if unprepared and group.has_to_prepare(member, generation, now):
-                return {"state": "prepare", "ranks": group.ranks_of_others(member)}
+                return _prepare(group, member)
             serves_commands = body.get("serves_commands") is True
             group.join(member, generation, now, stay=body.get("stays") is True, serves_commands=serves_commands)
             note_sign(group, body, now)
@@ -91,7 +91,7 @@ class Verbs:
         if formed == "prepare":
             self._groups.settle(caller.key, moved=True)
             with self._groups.lock:
-                return {"state": formed, "ranks": self._groups.of(caller).ranks_of_others(member)}
+                return _prepare(self._groups.of(caller), member)
         if not isinstance(formed, GroupWorld):
             return {"state": formed or "waiting"}
         self._groups.note_change(caller.key)
@@ -224,6 +224,11 @@ class Verbs:
                 )  # newcomers wait for a first step; ranks that stand still, for a lost one
             self._groups.note_change(caller.key)
         return {"every_s": every_s}
+
+
+def _prepare(group: Group, member: Member) -> dict[str, Any]:
+    """The answer for an agent that has to start its ranks before it joins."""
+    return {"state": "prepare", "ranks": group.ranks_of_others(member), "examples": group.examples}
 
 
 def _watch_answer(group: Group, uid: str, generation: int, *, draining: bool) -> dict[str, Any] | None:

@@ -180,6 +180,25 @@ def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> 
     assert (again.resumed_from, again.copied_every_steps, again.copies_lack) == ("copies", 7, "")
 
 
+@given(JSON)
+def test_newcomers_are_told_what_the_others_call_their_model_with_if_it_is_a_list(told: Any) -> None:
+    group = Group("j", generation=2, examples="[1]")
+    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
+    assert group.examples == ""
+    text = json.dumps([told, "\0\ud800"])
+    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": text}, NOW)
+    assert group.examples == (text if len(text) <= 8000 else "")
+    assert group.examples.isascii()
+    assert group.examples.isprintable()
+
+
+@pytest.mark.parametrize("told", ["[" * 7000, "[NaN", "{}", "1", "[" + " " * 8000 + "]"])
+def test_what_is_no_short_list_is_not_told_to_newcomers(told: str) -> None:
+    group = Group("j", generation=2, examples="[1]")
+    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
+    assert group.examples == ""
+
+
 def usage_of(message: Any) -> JobUsage | None:
     group = Group("j", alive={"u0": "digits-worker-0"})
     note_report(group, {"kind": "usage", "uid": "u0", **message}, NOW)

@@ -419,7 +419,7 @@ def test_a_restarted_service_hears_from_members_that_their_ranks_stay(lab: Lab, 
         watching = pool.submit(client.call, "watch", watch, 30)
         wait_until(lambda: lab.site.service.view(KEY, JOB_UID).generations)
         newcomer = agent("a-2", 0) | {"prepared": False}
-        assert client.call("join", newcomer, 30) == {"state": "prepare", "ranks": 2}
+        assert client.call("join", newcomer, 30) == {"state": "prepare", "ranks": 2, "examples": ""}
         lab.site.service.report_loss(KEY, "uid-a-1")
         assert watching.result(5)["state"] == "stale"
 
@@ -580,7 +580,7 @@ def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_
         answer = pool.submit(client.call, "join", {**agent("b-0"), "prepared": False}, 30)
         wait_until(lambda: "uid-b-0" in group.joined, 10.0)
         client.call("report", {"messages": [{"kind": "resumed", "generation": 1, "step": 0, "stays": True}]})
-        assert answer.result(15) == {"state": "prepare", "ranks": 2}
+        assert answer.result(15) == {"state": "prepare", "ranks": 2, "examples": ""}
     assert not group.joined
     assert group.world is not None, "the others train on"
 

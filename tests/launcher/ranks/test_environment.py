@@ -24,8 +24,9 @@ def test_a_run_keeps_its_id_and_counts_its_attempts(monkeypatch: pytest.MonkeyPa
         ((rank, found),) = rank_environments(group, "ns.job", generation, REPORTS)
         assert rank == 0
         assert (found["ELASTICCTL_RUN_ID"], found["ELASTICCTL_ATTEMPT"]) == ("the-uid", str(generation))
-    ((_, early),) = provisional_environments(2, 1, "ns.job", REPORTS)
+    ((_, early),) = provisional_environments(2, 1, "ns.job", REPORTS, "[]")
     assert early["ELASTICCTL_RUN_ID"] == "the-uid"
+    assert early["ELASTICCTL_EXAMPLE_INPUTS"] == "[]"
 
 
 def test_without_a_job_the_run_is_called_as_torch_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,10 @@ from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish
 
-SCRIPT, EVERY_KIND, IN_STAGES = (
-    Path(__file__).with_name(name) for name in ("unbroken.py", "every_kind.py", "in_stages.py")
+SCRIPT, EVERY_KIND, IN_STAGES, COMPILED = (
+    Path(__file__).with_name(name) for name in ("unbroken.py", "every_kind.py", "in_stages.py", "compiled.py")
 )
-SAMPLES = {SCRIPT: 240, EVERY_KIND: 250}
+SAMPLES = {SCRIPT: 240, EVERY_KIND: 250, COMPILED: 240}
 ENDLESS = 100_000
 ROOT = Path(__file__).resolve().parents[3]
 PER_JOB = 25

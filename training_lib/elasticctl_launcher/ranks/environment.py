@@ -45,9 +45,12 @@ def run_identity(run_id: str, generation: int) -> Mapping[str, str]:
 
 
 def provisional_environments(
-    others: int, local_world_size: int, run_id: str, reports: RankReports
+    others: int, local_world_size: int, run_id: str, reports: RankReports, examples: str = ""
 ) -> Sequence[tuple[int, Mapping[str, str]]]:
-    """Return the same for ranks that are started before they have a place, numbered after the `others`."""
+    """Return the same for ranks that are started before they have a place, numbered after the `others`.
+
+    `examples` is what those call their model with, if known.
+    """
     numbers = range(others, others + local_world_size)
     workers = [
         Worker(number - others, number, number, others + local_world_size, others + local_world_size)
@@ -65,6 +68,7 @@ def provisional_environments(
         **run_identity(run_id, 0),
         "ELASTICCTL_AGENT_SOCKET": reports.path,
         PLACE_VARIABLE: LATER,
+        "ELASTICCTL_EXAMPLE_INPUTS": examples,
     }
     return [(worker.global_rank, {**common, **_of_rank(worker, 0, reports)}) for worker in workers]
 

@@ -142,13 +142,13 @@ class LocalRanks:
         """True once all ranks have committed the step that they agreed on."""
         return self.drain.is_done(rank.rank for rank in self._group.ranks)
 
-    def prepare(self, others: int, local_world_size: int, run_id: str) -> bool:
+    def prepare(self, others: int, local_world_size: int, run_id: str, examples: str) -> bool:
         """Start the ranks before they have a place, and wait until they need one; return False if one ends before that.
 
-        `others` is the number of ranks on other workers. Must be called from the main thread. Raises OSError.
+        `others` and `examples` are as in `RanksWanted`. Must be called from the main thread. Raises OSError.
         """
         self._generation = 0
-        self._start_processes(provisional_environments(others, local_world_size, run_id, self.reports))
+        self._start_processes(provisional_environments(others, local_world_size, run_id, self.reports, examples))
         while not self.can_stay():
             if any(rank.code is not None for rank in self._group.ranks):
                 self.stop()

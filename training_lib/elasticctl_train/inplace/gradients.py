@@ -19,6 +19,7 @@ from torch.futures import Future
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish, finish_on_gpu
 from elasticctl_train.inplace import releases
+from elasticctl_train.inplace.example_inputs import ExampleInputs
 from elasticctl_train.inplace.waits import ReduceWaits
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory", "DataLoader worker")
@@ -110,8 +111,10 @@ class ElasticDataParallel(ResumableDataParallel):
     """DistributedDataParallel over the watch's group, and over another group after each `reform`.
 
     Rank 0's buffers are broadcast at the end of a step, not at the beginning of the next. So they survive the loss of
-    rank 0, and an evaluation needs no communication.
+    rank 0, and an evaluation needs no communication. `examples` records what it is called with in training, if set.
     """
+
+    examples: ExampleInputs | None = None
 
     _watch: PeerWatch
     _shared: frozenset[str]
@@ -144,6 +147,10 @@ class ElasticDataParallel(ResumableDataParallel):
         self.__init__(self.module, self._watch, init_sync=False)  # type: ignore[misc]
         self.training = was_training
         self._has_buffers_of_rank_0 = False
+
+    def release(self) -> None:
+        """Let go of the parameters, whose gradients would still come here; this object cannot be used any more."""
+        del self.reducer, self.logger
 
     def settle(self) -> None:
         """Rebuild the buckets for the parameters as they are now. All ranks must call this."""
@@ -193,6 +200,8 @@ class ElasticDataParallel(ResumableDataParallel):
         return not has_them and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.examples is not None and self.training and torch.is_grad_enabled():
+            self.examples.note(inputs, kwargs)
         if not self._watch.lost:
             had_settled = self._has_rebuilt_buckets
             try:

@@ -7,10 +7,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
+
+from torch._C._distributed_c10d import HashStore
 
 from elasticctl_store.errors import StateError
 from elasticctl_train import dist
@@ -47,7 +50,6 @@ class ElasticGroup:
         self.on_loss: Callable[[], None] = lambda: None
         self.has_state = False
         link.on_over = self._cut
-        link.attach()
         if self.world.device.type == "cuda":
             threading.Thread(target=self._watch_gpus, name="elasticctl-nccl", daemon=True).start()
 
@@ -67,15 +69,36 @@ class ElasticGroup:
         """The newest generation in which this process has a place."""
         return self._link.generation
 
+    @contextmanager
+    def alone(self) -> Iterator[PeerWatch]:
+        """Form a group of this process alone, before `enter`; yield the group's watch, which raises all errors."""
+        self.world = dist.rejoin(self.world, HashStore(), {"RANK": "0", "WORLD_SIZE": "1"})
+        watch = PeerWatch(1, lambda error: None, self.world.channel)
+        watch.survives = False
+        try:
+            yield watch
+        finally:
+            dist.leave(self.world)
+
     def enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        """Join the other ranks of this generation, or of a later one, without a time limit.
+        """Tell the launcher that this process stays, and join the other ranks, without a time limit.
 
         Returns how the ranks arrived at one state, and that state if this rank had to take it over, else None.
         `state()` returns the state that this rank gives to others. Raises StateError if it fails, ConnectionError if
         the launcher hangs up, and RuntimeError for errors of this process itself (`is_own`).
         """
+        self._link.attach()
         if os.environ.pop(PLACE_VARIABLE, ""):
             os.environ.update(self._link.wait_for_place())
+        return self._join(standing, state)
+
+    def enter_next(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
+        """Wait for a place in the next generation, and enter it. See `enter`."""
+        os.environ.update(self._link.wait_for_place())
+        return self._join(standing, state)
+
+    def _join(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
+        """Enter this generation, or a later one if it ends meanwhile."""
         while True:
             try:
                 return self._enter(standing, state)
@@ -86,11 +109,6 @@ class ElasticGroup:
                 self._connections.settle()
                 self._cut()
                 os.environ.update(self._link.wait_for_place())
-
-    def enter_next(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
-        """Wait for a place in the next generation, and enter it. See `enter`."""
-        os.environ.update(self._link.wait_for_place())
-        return self.enter(standing, state)
 
     def decline(self, why: str) -> NoReturn:
         """Make the launcher replace this process, and wait to be stopped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +14,13 @@ from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.data_parallel import Buckets
 from elasticctl_train.dist import GroupOver
+from elasticctl_train.inplace import example_inputs
 from elasticctl_train.inplace.agreement import Agreement, Standing
+from elasticctl_train.inplace.example_inputs import ExampleInputs
 from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.group import ElasticGroup
 from elasticctl_train.inplace.steps import LastStep, StepGate
+from elasticctl_train.inplace.warmup import is_compiled, warm_up
 
 State = dict[str, Any]
 
@@ -73,6 +77,7 @@ class InPlace:
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
         self._own = OwnCollectives()
+        self.examples = ExampleInputs(os.environ.pop(example_inputs.VARIABLE, ""))
         group.on_loss = self._last.keep
 
     @classmethod
@@ -120,11 +125,19 @@ class InPlace:
         if self._model is None:
             self.group.watch.buckets = self.group.watch.buckets or buckets
             self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
+            self._model.examples = self.examples if is_compiled(model) else None
             self._last.take_over()
         return self._model
 
-    def enter(self) -> State | None:
-        """Enter this process's first group; return the state of its ranks, or None if they have none."""
+    def enter(self, model: torch.nn.Module) -> State | None:
+        """Enter this process's first group; return the state of its ranks, or None if they have none.
+
+        `model` is the model to call. If the ranks train already, it is moved to this rank's device and compiled first.
+        """
+        if self.examples.calls and is_compiled(model):
+            with self.group.alone() as watch:
+                model.to(self.group.world.device)
+                warm_up(model, self.examples, watch)
         agreement, taken = self.group.enter(Standing(), dict)
         self._note(agreement)
         return taken
@@ -175,5 +188,6 @@ class InPlace:
 
     def _note(self, agreement: Agreement) -> None:
         self._own.enter_group()
+        self.examples.enter_group()
         self.group.has_state = agreement.source is not None
         self._is_equal |= self.group.has_state

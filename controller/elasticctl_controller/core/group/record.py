@@ -106,8 +106,9 @@ class GroupRecord:
     was no service.
 
     With `stays`, ranks stay in their processes when the group changes, so workers that have to start their ranks do
-    that first (`preparing`) while the others train. With `serves_commands`, workers have no ranks, but run what a
-    launcher program on the first of them asks for: a change of the group stops nothing.
+    that first (`preparing`) while the others train. `examples` tells them what the others call their model with, for
+    them to compile theirs. With `serves_commands`, workers have no ranks, but run what a launcher program on the first
+    of them asks for: a change of the group stops nothing.
     """
 
     job_uid: str
@@ -146,6 +147,7 @@ class GroupRecord:
     places: dict[int, RankPlace] = field(default_factory=dict)
     stays: bool = False
     preparing: set[str] = field(default_factory=set)
+    examples: str = ""
     serves_commands: bool = False
     notices: Notices = field(default_factory=Notices)
     usage: UsageReports = field(default_factory=UsageReports)

@@ -1,0 +1,144 @@
+"""A newcomer's compiled model is compiled before it joins, and nothing else of it changes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from elasticctl_train.dist import Channel
+from elasticctl_train.inplace import warmup
+from elasticctl_train.inplace.example_inputs import ExampleInputs
+from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
+from elasticctl_train.inplace.warmup import is_compiled, warm_up
+from tests.support.launcher_lab import Lab
+from tests.support.train.unbroken_workers import COMPILED, ENDLESS, Workers
+
+
+class Recorder:
+    """A compiler that counts."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.compiled += 1
+        return graph.forward
+
+
+@pytest.fixture
+def watch() -> Iterator[PeerWatch]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield PeerWatch(1, lambda error: pytest.fail(str(error)), Channel(training=dist.group.WORLD))
+    dist.destroy_process_group()
+    torch.compiler.reset()
+
+
+def examples_of(*batches: torch.Tensor) -> ExampleInputs:
+    examples = ExampleInputs()
+    for batch in batches:
+        examples.note((batch,), {})
+    return ExampleInputs(examples.take() or "")
+
+
+def test_the_first_step_compiles_nothing_any_more_and_the_model_is_as_it_was(watch: PeerWatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compiler = Recorder()
+    compiled: Any = torch.compile(model, backend=compiler)
+    warm_up(compiled, examples_of(torch.randn(8, 4), torch.randn(6, 4)), watch)
+    assert compiler.compiled == 2
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    wrapped = ElasticDataParallel(compiled, watch, init_sync=False)
+    for size in (8, 6, 7):
+        wrapped(torch.randn(size, 4)).sum().backward()
+    assert compiler.compiled == 2
+
+
+def test_random_numbers_are_drawn_as_without(watch: PeerWatch) -> None:
+    compiled: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), backend="eager")
+    examples = examples_of(torch.randn(8, 4))
+    before = torch.get_rng_state()
+    warm_up(compiled, examples, watch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_gradients_do_not_go_to_the_group_that_was_formed_for_it(
+    watch: PeerWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reducers: list[weakref.ref[Any]] = []
+
+    class Observed(ElasticDataParallel):
+        def release(self) -> None:
+            reducers.append(weakref.ref(self.reducer))
+            super().release()
+
+    monkeypatch.setattr(warmup, "ElasticDataParallel", Observed)
+    gc.disable()
+    try:
+        warm_up(torch.compile(nn.Linear(4, 1), backend="eager"), examples_of(torch.randn(8, 4)), watch)  # type: ignore[arg-type]
+        assert [reducer() for reducer in reducers] == [None]
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_accepts_no_zeros_is_compiled_later(watch: PeerWatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Particular(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 1)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            if not batch.any():
+                raise ValueError("an empty picture")
+            out: torch.Tensor = self.last(batch)
+            return out
+
+    model: Any = torch.compile(Particular(), backend="eager")
+    with caplog.at_level(logging.WARNING):
+        warm_up(model, examples_of(torch.randn(8, 4)), watch)
+    assert "does not accept zeros: ValueError: an empty picture" in caplog.text
+    ElasticDataParallel(model, watch, init_sync=False)(torch.ones(8, 4)).sum().backward()
+
+
+def test_a_model_is_compiled_as_a_whole_or_in_part() -> None:
+    assert not is_compiled(nn.Sequential(nn.Linear(1, 1)))
+    whole: Any = torch.compile(nn.Linear(1, 1), backend="eager")
+    assert is_compiled(whole)
+    assert is_compiled(nn.Sequential(whole))
+    in_part = nn.Sequential(nn.Linear(1, 1))
+    in_part[0].compile(backend="eager")
+    assert is_compiled(in_part)
+
+
+@pytest.mark.timeout(600)
+def test_nobody_waits_while_a_newcomer_compiles(lab: Lab) -> None:
+    """Two sizes have been seen when it comes, so that torch compiles for any, and the group has another one then."""
+    workers = Workers(lab, 3, ENDLESS, COMPILED, SLOW="w3")
+    workers.begin(5)
+    workers.lose("w1")
+    lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
+    lab.add("w3")
+    workers.start("w3")
+    workers.names.append("w3")
+    lab.until((lab.folder / "compiled-w3").exists)
+    workers.train_to(workers.ledger().furthest + 20)
+    assert all(row["of"] == 2 for row in workers.ledger().made[-10:])
+    (lab.folder / "go-on").touch()
+    lab.until(lambda: any(row["worker"] == "w3" for row in workers.ledger().made))
+    workers.train_to(workers.ledger().furthest + 20)
+    workers.end_soon()
+    workers.finish()
+    workers.check_samples()
+    assert set((lab.folder / "compiled-w3").read_text().split()) == {"0"}, "it compiled when it had joined"
+    assert workers.ledger().redone() == 0
