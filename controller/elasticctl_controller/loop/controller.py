@@ -287,31 +287,26 @@ class Controller:
             raise
 
     def _observe(self, job: ElasticJob) -> Observed:
-        pods = self._explain_ends(job, self._pods(job))
-        given = self._scheduling.allotment(job)
+        now, memory = self._clock(), self._memory(job)
         observed = Observed(
-            pods=pods,
+            pods=self._explain_ends(job, self._pods(job)),
             lost_nodes=self._workload.lost_nodes(),
-            share=given.share if given is not None else None,
-            leave=given.leave if given is not None else frozenset(),
-            moves=given.moves if given is not None else frozenset(),
-            nodes=given.nodes if given is not None else (),
-            refused=self._memory(job).refused,
-            taken={name: at <= self._clock() for name, at in self._memory(job).taken.items()},
+            refused=memory.refused,
+            taken={name: at <= now for name, at in memory.taken.items()},
             told=self._events.of(job.key),
             evidence=self._evidence.of(job),
             costs=self._evidence.costs(job),
-            delivered_token=self._memory(job).delivered_token,
+            delivered_token=memory.delivered_token,
         )
-        if self._rendezvous is None or job.rdzv_endpoint:
+        given = self._scheduling.allotment(job)
+        if given is not None:
+            observed = replace(observed, share=given.share, leave=given.leave, moves=given.moves, nodes=given.nodes)
+        rendezvous = self._rendezvous_of(job)
+        if rendezvous is None:
             return observed
-        view = self._rendezvous.view(job.key, job.uid)
-        nodes, now = self._workload.node_notices(), self._clock()
-        notices = {**{pod.uid: nodes[pod.node] for pod in pods if pod.node in nodes}, **view.notices}
-        closed = observed.lost_nodes | {node for node, notice in nodes.items() if notice.closed}
-        left = {node: until for node, until in self._memory(job).left.items() if until > now}
-        left |= {pod.node: now + AVOID_S for pod in pods if pod.node and pod.uid in notices}
-        self._memory(job).left = left = {node: until for node, until in left.items() if node not in closed}
+        view, nodes = rendezvous.view(job.key, job.uid), self._workload.node_notices()
+        notices = {**_notices_of(observed.pods, nodes), **view.notices}
+        avoid = self._nodes_to_avoid(job, observed, notices, nodes)
         return replace(
             observed,
             progress=view.progress,
@@ -322,9 +317,24 @@ class Controller:
             activity=view.activity,
             usage=view.usage,
             notices=notices if given is None else {},
-            token_every_s=self._rendezvous.token_every_s,
-            avoid=tuple(sorted(left)) if self._workload.nodes_may_be_named() else (),
+            token_every_s=rendezvous.token_every_s,
+            avoid=avoid if self._workload.nodes_may_be_named() else (),
         )
+
+    def _rendezvous_of(self, job: ElasticJob) -> Rendezvous | None:
+        """The rendezvous service, unless the job brings its own."""
+        return None if job.rdzv_endpoint else self._rendezvous
+
+    def _nodes_to_avoid(
+        self, job: ElasticJob, observed: Observed, notices: Mapping[str, Notice], nodes: Mapping[str, Notice]
+    ) -> tuple[str, ...]:
+        """The nodes that workers of the job have to leave, now or until a while ago, and that still accept pods."""
+        now, memory = self._clock(), self._memory(job)
+        closed = observed.lost_nodes | {node for node, notice in nodes.items() if notice.closed}
+        left = {node: until for node, until in memory.left.items() if until > now}
+        left |= {pod.node: now + AVOID_S for pod in observed.pods if pod.node and pod.uid in notices}
+        memory.left = {node: until for node, until in left.items() if node not in closed}
+        return tuple(sorted(memory.left))
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
         """The job's pods; only those that have changed since the last pass are parsed again."""
@@ -369,7 +379,8 @@ class Controller:
 
         A worker that somebody else deletes counts as ended, but stays a member until it is gone.
         """
-        if self._rendezvous is None or job.rdzv_endpoint:
+        rendezvous = self._rendezvous_of(job)
+        if rendezvous is None:
             return
         over = job.deleting or status.phase.terminal
         lost = observed.lost_nodes
@@ -380,14 +391,13 @@ class Controller:
             present = [w for w in present if w.node or w.phase != PodPhase.PENDING]
         alive = {worker.uid: worker.name for worker in present}
         told = {w.uid for w in present if w.removal or job.suspend}
-        nodes = self._workload.node_notices()
-        notices = {pod.uid: nodes[pod.node] for pod in observed.pods if pod.node in nodes}
+        notices = _notices_of(observed.pods, self._workload.node_notices())
         notices |= {pod.uid: _deletion(pod) for pod in observed.pods if pod.deleting}
         unasked = {uid: notice for uid, notice in notices.items() if uid in alive and uid not in told}
         if over and all(pod.ended for pod in observed.pods):
-            self._rendezvous.drop(job.key)  # its token ends with it
+            rendezvous.drop(job.key)  # its token ends with it
             return
-        self._rendezvous.set_group(
+        rendezvous.set_group(
             job.key,
             status=status,
             job_uid=job.uid,
@@ -423,6 +433,11 @@ class Controller:
         """Seconds until a worker of this job that could not be created is tried again."""
         refused = [other for other, memory in list(self._memories.items()) if memory.refused or memory.taken]
         return max(REFUSED_RETRY_S, fair_pause_s(refused, key, REFUSED_PER_S))
+
+
+def _notices_of(pods: Iterable[Pod], nodes: Mapping[str, Notice]) -> dict[str, Notice]:
+    """The notices that pods get from their nodes, by the pods' uids."""
+    return {pod.uid: nodes[pod.node] for pod in pods if pod.node in nodes}
 
 
 def _deletion(pod: Pod) -> Notice:
