@@ -83,7 +83,7 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
         ("status", 0, ""),
         ("scale a", 2, "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
         ("scale a --to 2 --add 1", 2, "no size given. FIX: add one of"),
-        ("wait", 2, "no job is named."),
+        ("wait", 2, "no job given."),
         ("config use-context prod", 3, 'no context "prod"'),
         ("config set-context a,b --provider aws", 2, '"a,b" cannot be the name of a context'),
         ("config set-context prod", 2, "context prod is new. FIX: add --provider aws, gcp or kubernetes"),

@@ -94,7 +94,7 @@ MISTAKES = [
     ("suspend digits-b", 3, "digits-b has ended (Succeeded) and cannot be suspended"),
     ("resume digits-b", 3, "digits-b has ended (Succeeded) and cannot be resumed"),
     ("cancel digits-b", 3, "digits-b has ended (Succeeded) and cannot be cancelled"),
-    ("cancel", 2, "no job is named. FIX: name jobs, or choose them with --label KEY=VALUE"),
+    ("cancel", 2, "no job given. FIX: give the names of jobs, or select them with --label KEY=VALUE"),
     ("delete digits-a", 2, "digits-a is still Running. FIX: add --yes to delete it anyway"),
     ("rerun digits-a --from-checkpoint 3", 2, "digits-a has no storage URL, so it has no checkpoint to start from"),
     (

@@ -116,7 +116,7 @@ def test_a_list_has_no_values(run: Run, private_home: Path) -> None:
         (("set", "hub", "--from-env-file", "-"), f"A=1\n{PLANTED}\n".encode(), 2, "-:2: not of the form KEY=VALUE"),
         (("set", "hub", "--from-env-file", "-"), b"# none\n", 2, "- has no line of KEY=VALUE"),
         (("set", "hub", "--from-env-file", "nowhere"), b"", 2, "cannot read nowhere: No such file"),
-        (("delete", "hub"), b"", 3, 'there is no secret "hub" in namespace "default"'),
+        (("delete", "hub"), b"", 3, 'there is no secret "hub" in namespace "default". FIX: see'),
     ],
 )
 def test_mistakes_are_one_line_without_values(

@@ -134,7 +134,7 @@ def test_a_script_in_a_folder_of_everybodys_is_run_where_it_lies(
     monkeypatch.setenv("HOME", str(tmp_path))
     here = run("submit", str(tmp_path / "train.py"), "--dry-run")
     assert here.code == 0
-    assert f"no files of {tmp_path} are copied (--workspace DIR copies some): each start runs the script" in here.err
+    assert f"nothing is copied from {tmp_path}, which may hold more than one project (--workspace DIR" in here.err
     assert "ELASTICCTL_WORKSPACE" not in here.out
     assert (
         "ELASTICCTL_WORKSPACE"

@@ -100,8 +100,8 @@ def chosen_names(
     Raises UsageError if neither or both are given, NotFoundError if no job has the labels.
     """
     if bool(names) == bool(selectors):
-        what = "job names and --label cannot be used together" if names else "no job is named"
-        raise UsageError(f"{what}. FIX: name jobs, or choose them with --label KEY=VALUE")
+        what = "job names and --label cannot be used together" if names else "no job given"
+        raise UsageError(f"{what}. FIX: give the names of jobs, or select them with --label KEY=VALUE")
     if names:
         return tuple(dict.fromkeys(names))
     with_labels = [job for job in target.cluster.list_jobs(target.namespace) if fits(job, selectors)]

@@ -227,7 +227,7 @@ def _existing_script(script: str) -> Path:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         near = did_you_mean(path.name, (found.name for found in path.parent.glob("*.py")))
-        raise UsageError(f"the script {quote(script)} {what}{near}")
+        raise UsageError(f"the script {quote(script)} {what}{near or '. FIX: correct its path'}")
     return path
 
 

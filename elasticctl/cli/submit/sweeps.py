@@ -66,7 +66,8 @@ def points(axes: Sequence[Axis]) -> list[dict[str, str]]:
     names = [one.name for one in axes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if not axes or twice is not None:
-        raise UsageError(f"--grid: {quote(twice)} is given twice" if twice else "--grid is needed: --grid lr=0.1,0.01")
+        needed = "--grid is needed. FIX: give a parameter and its values: --grid lr=0.1,0.01"
+        raise UsageError(f"--grid: {quote(twice)} is given twice" if twice else needed)
     number = 1
     for one in axes:
         number *= len(one.values)

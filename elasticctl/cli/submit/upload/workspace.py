@@ -109,14 +109,13 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
     if not request.workspace and _is_shared_folder(folder):
         if context.provider == LOCAL:
             say(
-                f"no files of {folder} are copied (--workspace DIR copies some): each start runs the script as it then"
-                " is"
+                f"nothing is copied from {folder}, which may hold more than one project (--workspace DIR copies a"
+                " folder): each start runs the script as it is then"
             )
             return None
         raise UsageError(
-            f"the script is in {folder}, which is too broad for a workspace. FIX: move it to a"
-            " folder of its own, or give"
-            f" --workspace DIR"
+            f"the script is in {folder}, which is too broad for a workspace. FIX: move it to a folder of its own, or"
+            " give --workspace DIR"
         )
     workspace = Workspace(folder, collect_files(folder, request.workspace_limit), _url(request.storage, context))
     if path != beside:

@@ -38,7 +38,7 @@ def move(
     ] = "",
     where: Where,
 ) -> None:
-    """Continue a job in another context, from the very step at which it stops in this one.
+    """Continue a job in another context, from exactly the step at which it stops in this one.
 
     The job's newest checkpoint is copied and verified. Then the job continues in the new context under the same name,
     and never again in the old one. With its current context and --storage, only its state moves. After a failure, run

@@ -158,7 +158,9 @@ def import_contexts(
     missing = [name for name in names if name not in found]
     if missing:
         near = did_you_mean(missing[0], found)
-        raise NotFoundError(f"no context {quote(missing[0])}{near} in {os.pathsep.join(map(str, kubeconfig_paths()))}")
+        paths = os.pathsep.join(map(str, kubeconfig_paths()))
+        fix = "" if near else ". FIX: see `kubectl config get-contexts`"
+        raise NotFoundError(f"no context {quote(missing[0])}{near} in {paths}{fix}")
     there = {context.kube_context for context in known.contexts}
     wanted = [found[name] for name in dict.fromkeys(names or found) if name not in there]
     for each in wanted:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from elasticctl.api.errors import UsageError
+from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.text import plural, quote, span
 from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -88,7 +88,11 @@ def delete(*, names: Annotated[tuple[str, ...], typer.Argument(metavar="NAME..."
     context, namespace = locate(where)
     kept = secrets_of(context)
     for name in names:
-        kept.delete(namespace, name)
+        try:
+            kept.delete(namespace, name)
+        except NotFoundError as e:
+            missing = f"there is no secret {quote(name)} in namespace {quote(namespace)}"
+            raise NotFoundError(f"{missing}. FIX: see `elasticctl secret list`") from e
         say(f"secret {name}: deleted")
 
 
@@ -141,7 +145,8 @@ def _check_key(key: str) -> None:
 
 def _check_value(key: str, value: str) -> str:
     if not value or "\0" in value:
-        raise UsageError(f"the value of {key} is empty" if not value else f"the value of {key} contains a NUL byte")
+        empty = f"the value of {key} is empty. FIX: type it at the prompt, or pipe it in"
+        raise UsageError(f"the value of {key} contains a NUL byte" if value else empty)
     return value
 
 
