@@ -21,7 +21,13 @@ log = logging.getLogger("elasticctl_train")
 
 def is_compiled(model: torch.nn.Module) -> bool:
     """Return whether the first call of this model compiles it, or a part of it."""
-    return any(parts.is_compiled(each) or each._compiled_call_impl is not None for each in model.modules())
+    return any(map(_is_compiled_itself, model.modules()))
+
+
+def _is_compiled_itself(module: torch.nn.Module) -> bool:
+    """True after `torch.compile(module)`, `module.compile()` or `module.forward = torch.compile(module.forward)`."""
+    is_wrapped = parts.is_compiled(module) or module._compiled_call_impl is not None
+    return is_wrapped or hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
 def warm_up(model: torch.nn.Module, examples: ExampleInputs, watch: PeerWatch) -> None:
