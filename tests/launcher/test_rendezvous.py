@@ -88,6 +88,17 @@ def test_the_user_may_limit_the_wait() -> None:
     assert time.monotonic() - began < 20
 
 
+def test_the_service_is_asked_no_longer_than_the_limit() -> None:
+    service = Service({"state": "waiting"})
+    with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
+        handler(service, 1.0).next_rendezvous()
+    asked = [body["within_s"] for body in service.bodies]
+    assert 0 < asked[-1] < asked[0] <= 1.0
+    joined = handler(Service(formed(1)))
+    joined.next_rendezvous()
+    joined.shutdown()
+
+
 def test_a_group_that_is_done_is_not_joined() -> None:
     with pytest.raises(GroupFinished):
         handler(Service({"state": "waiting"}, {"state": "over"})).next_rendezvous()

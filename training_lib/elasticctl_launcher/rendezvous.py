@@ -207,9 +207,10 @@ class ServiceRendezvous(RendezvousHandler):
         deadline = time.monotonic() + (self._join_timeout_s or math.inf)
         refused_since: float | None = None
         backoff = Backoff()
-        while time.monotonic() < deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
+            within = {"within_s": left_s} if self._join_timeout_s else {}
             try:
-                answer = self.poll("join", {**body, "failed": self.failed()})
+                answer = self.poll("join", {**body, **within, "failed": self.failed()})
             except ServiceAway:
                 time.sleep(backoff.next_s())
                 continue

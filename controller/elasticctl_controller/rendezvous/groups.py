@@ -97,8 +97,8 @@ class Groups:
             self.settle(caller.key, moved)
 
     async def poll(self, caller: Caller, ready: Callable[[Group], T | None], within_s: float | None = None) -> T | None:
-        """Wait at most `within_s` seconds, by default `POLL_S`, until `ready` has an answer."""
-        deadline = time.monotonic() + (POLL_S if within_s is None else within_s)
+        """Wait at most `within_s` seconds, by default and at most `POLL_S`, until `ready` has an answer."""
+        deadline = time.monotonic() + (POLL_S if within_s is None else min(within_s, POLL_S))
         while True:
             with self.lock:
                 answer = ready(self.of(caller))

@@ -87,7 +87,7 @@ class Verbs:
             found = group.world
             return found if found and group.is_member(member.uid) and found.generation > generation else None
 
-        formed = await self._groups.poll(caller, world)
+        formed = await self._groups.poll(caller, world, read_seconds(body, "within_s"))
         if formed == "prepare":
             self._groups.settle(caller.key, moved=True)
             with self._groups.lock:

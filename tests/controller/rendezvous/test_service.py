@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, TokenStatus
+from elasticctl_controller.rendezvous.groups import POLL_S
 from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Caller, Limiter, Refused
 from elasticctl_controller.rendezvous.service import GroupView, steady_clock
 from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
@@ -616,3 +617,9 @@ def test_a_report_wakes_nobody_who_has_nothing_to_do(lab: Lab, client: ServiceCl
             client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": step}]})
         assert asked == before
         client.call("leave", {"uid": "uid-a-1", "reason": "the end of the test"})
+
+
+def test_a_worker_says_how_long_it_waits_for_its_group(client: ServiceClient) -> None:
+    began = time.monotonic()
+    assert client.call("join", {**agent("a-0"), "within_s": 0.2}, 30) == {"state": "waiting"}
+    assert time.monotonic() - began < POLL_S / 2
