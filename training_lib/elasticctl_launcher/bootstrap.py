@@ -13,6 +13,7 @@ code. Once it has its assignment, `__main__`, `sys.argv` and `sys.path` are as u
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -42,6 +43,9 @@ COLLECTIVES_VARIABLE = "ELASTICCTL_COLLECTIVES"
 """The folder in which a rank reports its collectives, on a socket, and the signals that it has handled, in a pipe. Both
 are named after its local rank.
 """
+SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""The errors of `accept` for lack of something that the script may give back: file descriptors, memory."""
+ACCEPT_AGAIN_S = 0.5
 DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """The functions that read torch's flight recorders: that of NCCL, and that of gloo."""
 
@@ -130,7 +134,8 @@ def tell_signals(path: str) -> None:
 def tell_collectives(path: str) -> None:
     """Start a thread that reports the pending collectives to every process that connects to `path`.
 
-    The thread sleeps until a process connects. If the socket cannot be created, a hang is reported without numbers.
+    The thread sleeps until a process connects. Without a socket or a thread, a hang is reported
+    without numbers.
     """
     listening = socket.socket(socket.AF_UNIX)
     try:
@@ -141,13 +146,25 @@ def tell_collectives(path: str) -> None:
     except OSError:
         listening.close()
         return
-    threading.Thread(target=answer_questions, args=(listening,), name="elasticctl-collectives", daemon=True).start()
+    answering = threading.Thread(target=answer_questions, args=(listening,), name="elasticctl-collectives", daemon=True)
+    try:
+        answering.start()
+    except RuntimeError:  # the container's limit of threads
+        listening.close()
 
 
 def answer_questions(listening: socket.socket) -> None:
-    """Answer each connection with one line of JSON for each flight recorder that torch has."""
+    """Answer each connection with one line of JSON for each flight recorder of torch, until the socket is closed."""
     while True:
-        connected, _ = listening.accept()
+        try:
+            connected, _ = listening.accept()
+        except ConnectionAbortedError:
+            continue
+        except OSError as error:
+            if error.errno not in SHORT_OF:
+                return  # the script has closed all descriptors that it does not know
+            time.sleep(ACCEPT_AGAIN_S)
+            continue
         c10d = sys.modules.get("torch._C._distributed_c10d")
         with connected, contextlib.suppress(Exception):  # the caller gets no answer then
             for name in DUMPS:

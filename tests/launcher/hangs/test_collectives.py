@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elasticctl_launcher import bootstrap
 from elasticctl_launcher.bootstrap import tell_collectives
 from elasticctl_launcher.hangs.collectives import Collective, parse, read_collective
 from elasticctl_launcher.hangs.places import Kind, Place
@@ -51,6 +53,26 @@ def test_a_rank_that_is_in_none_or_has_gone_tells_nothing(tmp_path: Path) -> Non
     path.write_text("left by the rank before")
     tell_collectives(str(path))
     assert read_collective(path) is None
+
+
+def test_a_rank_that_was_out_of_descriptors_tells_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = [errno.EMFILE, errno.ENFILE]
+    accept = socket.socket.accept
+
+    def fail(listening: socket.socket) -> object:
+        if short:
+            raise OSError(short.pop(), "too many open files")
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", fail)
+    monkeypatch.setattr(bootstrap, "ACCEPT_AGAIN_S", 0.01)
+    tell_collectives(str(tmp_path / "c10d.0"))
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(60)
+        asking.connect(str(tmp_path / "c10d.0"))
+        while asking.recv(1 << 16):
+            pass  # to the end of the answer
+    assert not short
 
 
 def test_what_is_no_json_tells_nothing(tmp_path: Path) -> None:
