@@ -97,21 +97,19 @@ class HeldProcess:
     def start(self, environment: Mapping[str, str]) -> HeldProcess:
         return self
 
-    def wait(self) -> int:
-        self.released.wait(60)
-        return -signal.SIGKILL
+    def code_of_ended(self, *, wait: bool = False) -> int | None:
+        return -signal.SIGKILL if wait and self.released.wait(60) else None
 
     def poll(self) -> None:
         return None
-
-    def send_signal(self, number: int) -> None:
-        self.signals.append(number)
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldProcess]:
     monkeypatch.setattr(rank_processes, "KILL_WAIT_S", 0.2)
+    monkeypatch.setattr(rank_processes, "code_of_ended", HeldProcess.code_of_ended)
     process = HeldProcess()
+    monkeypatch.setattr(os, "kill", lambda pid, number: process.signals.append(number))
     yield process
     process.released.set()
 
@@ -125,6 +123,45 @@ def test_a_rank_that_the_kernel_holds_is_given_up_with_a_word(
     assert held.signals == [signal.SIGTERM, signal.SIGKILL]
     assert (rank.code, group.ranks) == (None, [])
     assert "is still there after SIGKILL" in caplog.text
+
+
+def test_the_number_of_a_rank_that_has_ended_is_no_other_process_until_all_are_killed(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = printed.group("sh", "-c", "exit 3")
+    rank = printed.end()
+    killed: list[tuple[int, str]] = []
+
+    def note(number: int, signal_number: int) -> None:
+        killed.append((signal_number, psutil.Process(number).status()))
+
+    monkeypatch.setattr(os, "killpg", note)
+    assert [rank.code for rank in group.stop(0.0)] == [3]
+    assert (killed, rank.signals) == ([(signal.SIGKILL, psutil.STATUS_ZOMBIE)], ())
+    assert not psutil.pid_exists(rank.process.pid), "and then it is reaped"
+
+
+@pytest.mark.parametrize("thread", ["rank-output", "rank-exit"])
+def test_a_rank_for_which_there_is_no_thread_is_an_error_in_words(
+    printed: Printed, thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, made = threading.Thread.start, list[subprocess.Popen[bytes]]()
+
+    def refuse(starting: threading.Thread) -> None:
+        if starting.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(starting)
+
+    class Starter(RankStarter):
+        def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            made.append(super().start(environment))
+            return made[-1]
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match=r"can't start new thread.*FIX"):
+        printed.group(starter=Starter(["sleep", "1000"], dict(os.environ), []))
+    with made[0] as process:
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_ranks_have_the_time_to_stop_that_they_are_given(printed: Printed) -> None:
@@ -166,11 +203,13 @@ def test_a_rank_that_was_killed_for_memory_is_told_from_one_that_was_killed(prin
     (tmp_path / "memory.events").write_text("oom_kill 1\n")
     (tmp_path / "cgroup").write_text("0::/")
     memory = MemoryKills(tmp_path, tmp_path / "cgroup")
-    printed.group("sh", "-c", "kill -KILL $$", memory=memory)
+    killed = printed.group("sh", "-c", "kill -KILL $$", memory=memory)
     assert not printed.end().exhausted_memory
     script = f"echo oom_kill 2 > {tmp_path}/memory.events; kill -KILL $$"
-    printed.group("sh", "-c", script, memory=memory)
+    exhausted = printed.group("sh", "-c", script, memory=memory)
     assert printed.end().exhausted_memory
+    for group in (killed, exhausted):
+        group.stop(0.0)
 
 
 def test_no_descriptor_is_lost_over_many_generations() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from elasticctl_launcher.ranks.last_words import LastWords
 from elasticctl_launcher.ranks.output import RankOutput
 from elasticctl_launcher.ranks.starter import RankStarter
-from elasticctl_launcher.system import MemoryKills
+from elasticctl_launcher.system import MemoryKills, code_of_ended, start_thread
 
 LAST_LINES = 400
 """How many lines of a rank's output are kept to find out why it ended: C++ prints dozens of frames after the error."""
@@ -90,11 +90,16 @@ class RankGroup:
         self._killed_before = self._memory.count()
         for local_rank, (global_rank, environment) in enumerate(environments):
             rank = Rank(local_rank, global_rank, self._starter.start(environment))
+            try:
+                if rank.process.stdout is not None:
+                    rank.output = RankOutput(rank.process.stdout, self._reader(rank, len(environments) > 1))
+                rank.waiter = start_thread(self._wait_for_exit, rank, name="rank-exit")
+            except OSError:
+                rank.process.kill()
+                if rank.output is not None:
+                    rank.output.close()
+                raise
             self.ranks.append(rank)
-            if rank.process.stdout is not None:
-                rank.output = RankOutput(rank.process.stdout, self._reader(rank, len(environments) > 1))
-            rank.waiter = threading.Thread(target=self._wait_for_exit, args=(rank,), name="rank-exit", daemon=True)
-            rank.waiter.start()
 
     def renumber(self, global_ranks: Sequence[int]) -> None:
         """Give the running processes their global ranks in the next generation, in order of local rank."""
@@ -143,6 +148,7 @@ class RankGroup:
         for rank in self.ranks:
             if rank.output is not None:
                 rank.output.wait_for_last_words()
+            rank.process.poll()  # reaps it, now that nothing in its session is to be signalled any more
         stopped, self.ranks = self.ranks, []
         return sorted(stopped, key=lambda rank: float("inf") if rank.ended_at is None else rank.ended_at)
 
@@ -153,10 +159,10 @@ class RankGroup:
     def _signal(self, number: int) -> None:
         """Send a signal to every running rank; SIGKILL also goes to everything else in the ranks' sessions."""
         for rank in self.ranks:
-            if rank.process.poll() is None:
+            if code_of_ended(rank.process) is None:
                 rank.signals += (number,)
                 with contextlib.suppress(ProcessLookupError):
-                    rank.process.send_signal(number)
+                    os.kill(rank.process.pid, number)
             if number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
@@ -172,7 +178,7 @@ class RankGroup:
         return LastWords(note_line, print_line, reword=self._reword)
 
     def _wait_for_exit(self, rank: Rank) -> None:
-        code = rank.process.wait()
+        code = code_of_ended(rank.process, wait=True)
         rank.ended_at = time.monotonic()
         if rank.output is not None:
             rank.output.drain()  # its last lines are part of the failure

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError
+from elasticctl_launcher.system import start_thread
 
 FLUSH_S = 0.5
 TIMEOUT_S, LAST_TIMEOUT_S = 5.0, 1.0
@@ -68,7 +69,7 @@ class RankReports:
         self._wake = threading.Event()
         self._closed = False
         for work in (self._receive, self._forward):
-            threading.Thread(target=work, name=f"reports{work.__name__}", daemon=True).start()
+            start_thread(work, name=f"reports{work.__name__}")
 
     def error_file(self, generation: int, rank: int) -> str:
         """Return the path of the file in which torch's `@record` stores the exception of a rank."""

@@ -45,6 +45,7 @@ from elasticctl_launcher.service.client import (
 )
 from elasticctl_launcher.service.heartbeat import Doing, Heartbeat
 from elasticctl_launcher.store_connection import connect_to_store
+from elasticctl_launcher.system import start_thread
 
 NOT_A_MEMBER, JOB_OVER = 409, 410
 UNKNOWN_JOB_S = 30.0
@@ -274,7 +275,7 @@ class ServiceRendezvous(RendezvousHandler):
                     self.on_stale(generation)
                 return
 
-        threading.Thread(target=watch, name=f"watch-{generation}", daemon=True).start()
+        start_thread(watch, name=f"watch-{generation}")
 
 
 def create_handler(parameters: RendezvousParameters) -> ServiceRendezvous:

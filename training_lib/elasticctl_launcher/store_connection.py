@@ -21,6 +21,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 from elasticctl_launcher.service.client import Backoff
+from elasticctl_launcher.system import start_thread
 
 CONNECT_S = 0.5
 FIRST_ANSWER_S, LONGEST_ANSWER_S = 2.0, 30.0
@@ -64,7 +65,7 @@ class _Attempt:
         self._store: TCPStore | None = None
         self._error = "no answer"
         self._done = threading.Event()
-        threading.Thread(target=self._run, name="store", daemon=True).start()
+        start_thread(self._run, name="store")
 
     def __str__(self) -> str:
         return self._error

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -59,10 +60,36 @@ def serve_connections(
             connected.close()
             continue
         try:
-            threading.Thread(target=run, args=(connected,), name=name, daemon=True).start()
-        except RuntimeError:  # the container's limit of threads
+            start_thread(run, connected, name=name)
+        except OSError:
             slots.release()
             connected.close()
+
+
+def start_thread(run: Callable[..., None], *arguments: object, name: str) -> threading.Thread:
+    """Start a daemon thread. Raises OSError if the system allows this process no more of them."""
+    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(
+            f"cannot start the thread {name!r}: {error}. FIX: allow this worker more processes and threads"
+            " (`ulimit -u`, the PID limit of the container), or start fewer in the script"
+        ) from error
+    return thread
+
+
+def code_of_ended(process: subprocess.Popen[bytes], *, wait: bool = False) -> int | None:
+    """Return the code of a child as `Popen.returncode` has it, but do not reap it; None if it runs, unless `wait`.
+
+    Until it is reaped, the kernel gives neither its pid nor its process group's number to another process.
+    """
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.wait() if wait else process.poll()
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 class OrphanReaper:
@@ -80,7 +107,7 @@ class OrphanReaper:
     def start(self) -> None:
         """Start a thread, if this is the first process of its namespace; no other process adopts orphans."""
         if os.getpid() == 1 and sys.platform == "linux":
-            threading.Thread(target=self._run, name="orphans", daemon=True).start()
+            start_thread(self._run, name="orphans")
 
     def close(self) -> None:
         """Stop; returns at once."""

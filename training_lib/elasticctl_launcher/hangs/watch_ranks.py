@@ -21,6 +21,7 @@ from elasticctl_launcher.hangs.places import RankPlace, describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
 from elasticctl_launcher.hangs.standstill import Sighting, Track, follow, wakes_by_itself, where_all_are
 from elasticctl_launcher.hangs.vitals import read_vitals
+from elasticctl_launcher.system import start_thread
 
 LOOKS = 8
 """How many times the ranks are inspected in the shortest time that has any consequence."""
@@ -130,7 +131,7 @@ class HangWatch:
         self.pace.begin(time.monotonic())
         group = Peers(store if workers > 1 else None, f"elasticctl/moves/{generation}")
         watch = GenerationWatch(self, generation, tuple(ranks), group)
-        threading.Thread(target=watch.run, args=(self._stop,), name=f"hangs-{generation}", daemon=True).start()
+        start_thread(watch.run, self._stop, name=f"hangs-{generation}")
 
     def end(self) -> None:
         """Stop watching, because the ranks are about to be stopped."""
@@ -155,9 +156,11 @@ class Peers:
         if self._store is None:
             return
         if self._question is None or not self._question.is_alive():
-            arguments = (self._store, int(we_move))
-            self._question = threading.Thread(target=self._ask, args=arguments, name="hangs-peers", daemon=True)
-            self._question.start()
+            try:
+                self._question = start_thread(self._ask, self._store, int(we_move), name="hangs-peers")
+            except OSError as error:
+                log.debug("cannot tell whether other workers' ranks move: %s", error)
+                return
         self._question.join(ANSWER_S)
 
     def _ask(self, store: Store, amount: int) -> None:

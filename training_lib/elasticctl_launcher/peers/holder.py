@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl_launcher.peers.wire import CopiedFile, PeerError, receive_files, send_files
-from elasticctl_launcher.system import serve_connections
+from elasticctl_launcher.system import serve_connections, start_thread
 from elasticctl_store.checkpoints.entries import DATA, save_of
 from elasticctl_store.parallel import CGROUP
 
@@ -69,7 +69,7 @@ class CopyHolder:
             lambda: serve_connections(self._unix, self._answer, "copies-line", MAX_CONNECTIONS),
             self._send_all,
         ):
-            threading.Thread(target=work, name="copies", daemon=True).start()
+            start_thread(work, name="copies")
 
     def join_group(self, find_peer: Callable[[], tuple[str, int] | None]) -> None:
         """Send copies to the address that `find_peer()` returns, from now on.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.system import serve_connections
+from elasticctl_launcher.system import serve_connections, start_thread
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class RankLinks:
         self._server.bind(self.path)
         self._server.listen(1024)
         arguments = self._server, self._listen, "link"
-        threading.Thread(target=serve_connections, args=arguments, name="links", daemon=True).start()
+        start_thread(serve_connections, *arguments, name="links")
 
     def are_attached(self, local_ranks: Iterable[int]) -> bool:
         """True if all of these ranks can stay in their processes."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import IO
 
 from elasticctl_launcher.ranks.last_words import LastWords
+from elasticctl_launcher.system import start_thread
 
 MAX_LINE_BYTES = 16_000
 """Longer lines are split here. Otherwise container runtimes, and our own shim, would split them at 16 KiB."""
@@ -54,8 +55,7 @@ class RankOutput:
         self._closing = self._peers_ended = self._holds = False
         self._lock = threading.Lock()
         os.set_blocking(pipe.fileno(), False)
-        self._thread = threading.Thread(target=self._run, name="rank-output", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="rank-output")
 
     def drain(self) -> None:
         """Wait until the last lines of the rank, which has ended, are passed on; for `PRINT_S` seconds at most."""

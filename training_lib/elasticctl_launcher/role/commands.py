@@ -23,7 +23,7 @@ from typing import IO
 from elasticctl_launcher.peers.wire import PeerError
 from elasticctl_launcher.ranks.starter import BOOTSTRAP
 from elasticctl_launcher.role.line import CHUNK_BYTES, Frame, Line
-from elasticctl_launcher.system import serve_connections
+from elasticctl_launcher.system import serve_connections, start_thread
 
 MAX_CONNECTIONS = 512
 FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -147,7 +147,7 @@ class CommandServer:
         self._server = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
         self.port: int = self._server.getsockname()[1]
         arguments = self._server, self._serve, "command", MAX_CONNECTIONS
-        threading.Thread(target=serve_connections, args=arguments, name="commands", daemon=True).start()
+        start_thread(serve_connections, *arguments, name="commands")
 
     def own_pids(self) -> set[int]:
         """Return the ids of the processes that this server has started and waits for."""

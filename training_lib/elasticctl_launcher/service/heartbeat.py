@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticctl_launcher.service.client import POLL_TIMEOUT_S, ServiceClient, ServiceError
+from elasticctl_launcher.system import start_thread
 
 BEAT_S = 3.0
 SETTLE_S = 0.05
@@ -56,7 +57,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start to send; the first heartbeat reports PREPARING."""
-        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+        start_thread(self._run, name="heartbeat")
 
     def close(self) -> None:
         """Stop sending; return at once."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from elasticctl_launcher.service.client import Backoff, Poll, ServiceAway, ServiceClient, ServiceError, ServiceRefused
 from elasticctl_launcher.spot_notice import SpotNotice
+from elasticctl_launcher.system import start_thread
 
 REJOIN, EXIT, DONE = "rejoin", "exit", "done"
 EXCUSED = "rejoin, excused"
@@ -61,7 +62,7 @@ class Question:
 
     def ask(self, poll: Poll) -> Question:
         """Start to ask; return at once."""
-        threading.Thread(target=self._run, args=(poll,), name=f"ask-{self._verb}", daemon=True).start()
+        start_thread(self._run, poll, name=f"ask-{self._verb}")
         return self
 
     def withdraw(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elasticctl_launcher.system import start_thread
 from elasticctl_launcher.usage.gpus import Gpu, Gpus
 from elasticctl_launcher.usage.machine import Machine, read_machine
 
@@ -32,7 +33,7 @@ class UsageWatch:
 
     def start(self) -> None:
         """Start to measure."""
-        threading.Thread(target=self._run, name="usage", daemon=True).start()
+        start_thread(self._run, name="usage")
 
     def close(self) -> None:
         """Stop; returns at once."""
