@@ -35,6 +35,7 @@ def test_each_rank_of_a_job_is_shown(local_cluster: LocalCluster, run: Run, tmp_
 
     text = str(wait_until(lambda: (out := shown()).count("    stuck_here (") == 4 and out))
     assert text.count("rank 0, stuck-worker-") == text.count("rank 1, stuck-worker-") == 1
+    assert text.count(f"stuck_here ({script}:5)") == 4, "as it was submitted, not the copy that runs"
     assert text.count("  feeder:\n") == text.count("  MainThread:\n") == 2
     one = run("stacks", "stuck", "--rank", "1")
     assert (one.code, one.out.count("rank 1, "), one.out.count("rank 0, ")) == (0, 1, 0)

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
             workspace = unpack_workspace(os.environ, "workspace" if is_alike else "")
             if workspace is not None:
                 stack.enter_context(contextlib.closing(workspace))
-                output.reword = workspace.with_known_paths
+                output.workspace = workspace
                 command = workspace.enter(command, os.environ)
             folder = workspace.folder if workspace is not None else Path.cwd()
             setup = set_up(os.environ, folder, output.print_message)

@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
+from elasticctl_launcher.workspace import UnpackedWorkspace
 from elasticctl_store import stored_logs, stored_metrics
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Patience, Storage
@@ -62,18 +63,26 @@ log = logging.getLogger(__name__)
 class WorkerOutput:
     """The worker's stdout and stderr.
 
-    `on_line` and `on_metrics`, if set, receive each line and each row of metrics. `reword` changes each line of a rank
-    before it is printed or stored.
+    `on_line` and `on_metrics`, if set, receive each line and each row of metrics. `workspace`, if set, is the copy that
+    the ranks run.
     """
 
     def __init__(self) -> None:
-        self.reword: Callable[[str], str] = str
+        self.workspace: UnpackedWorkspace | None = None
         self.on_line: LineSink | None = None
         self.on_metrics: LineSink | None = None
         self._lock = threading.Lock()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # $PYTHONIOENCODING or the locale may lack a character
+
+    def reword(self, line: str) -> str:
+        """Return what is printed and stored instead of a line of a rank: it names files as they were submitted."""
+        return line if self.workspace is None else self.workspace.with_known_paths(line)
+
+    def known_path(self, path: str) -> str:
+        """Return the path of a rank's file as it was submitted."""
+        return path if self.workspace is None else self.workspace.known_path(path)
 
     def print_rank_line(self, rank: int, text: str) -> None:
         """Print a line of a rank to stdout."""

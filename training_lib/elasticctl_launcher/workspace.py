@@ -160,14 +160,16 @@ class UnpackedWorkspace:
 
         Other lines do not change: a script that names a file it has written has written to the copy.
         """
-        copy = str(self.folder)
-        if self.source is None or copy not in line:
+        if self.source is None or str(self.folder) not in line:
             return line
         found = _CODE_LINE.match(line)
-        if found is None or not found["path"].startswith(f"{copy}/"):
+        if found is None:
             return line
-        path = f"{self.source}{found['path'][len(copy) :]}"
-        return f"{line[: found.start('path')]}{path}{line[found.end('path') :]}"
+        return f"{line[: found.start('path')]}{self.known_path(found['path'])}{line[found.end('path') :]}"
+
+    def known_path(self, path: str) -> str:
+        """Return the path in `source` of a file of the copy; another path as it is."""
+        return path_in_source(path, str(self.folder), str(self.source or ""))
 
     def _relocate(self, command: Sequence[str]) -> list[str] | None:
         """The command with the copy's script in place of the script in `source`; None if it names no such script."""
@@ -194,6 +196,11 @@ class UnpackedWorkspace:
             return None
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self.folder), environ.get("PYTHONPATH"))))
         return [command[0], "-P", *command[1:]]
+
+
+def path_in_source(path: str, copy: str, source: str) -> str:
+    """Return the path in `source` of a file below `copy`; another path, or if one of them is empty, as it is."""
+    return f"{source}{path[len(copy) :]}" if copy and source and path.startswith(f"{copy}/") else path
 
 
 def _is_same(path: str | Path, other: str | Path) -> bool:

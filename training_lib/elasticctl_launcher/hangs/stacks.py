@@ -13,7 +13,7 @@ import logging
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -137,10 +137,13 @@ def main_thread(stacks: Stacks) -> ThreadStack | None:
     return next(iter(named or first), None)
 
 
-def to_lines(stacks: Stacks) -> Iterator[str]:
-    """Yield a block of lines per thread, innermost call first; threads of descendants show their process id."""
+def to_lines(stacks: Stacks, known_path: Callable[[str], str] = str) -> Iterator[str]:
+    """Yield a block of lines per thread, innermost call first; threads of descendants show their process id.
+
+    `known_path(path)` returns the path that is shown of a file.
+    """
     for stack in stacks:
         process = "" if stack.pid == stacks[0].pid else f" of process {stack.pid}"
         yield f"{stack.thread}{process}:"
         for frame in stack.frames:
-            yield f"    {frame.function} ({frame.file}:{frame.line})"
+            yield f"    {frame.function} ({known_path(frame.file)}:{frame.line})"

@@ -35,6 +35,7 @@ GROUP_HANGS = "the group hangs"
 """The first words of a hang's error, by which the controller recognizes it."""
 STACK_LINES = 20
 """How many lines of the blamed rank's stack a failure includes; the log has all of them."""
+UNREADABLE = "no Python stack can be read"
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class HangWatch:
     Calls these functions, all from its own thread: `print_line(rank, text)` for lines of stacks, `report(message)` for
     messages to the service, `on_still(generation, still)` when the ranks have stood still for a while or move again,
     and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `Pace`. `collective_of(local_rank)` returns
-    the collective that a rank is in, if it is known.
+    the collective that a rank is in, if it is known, and `known_path(path)` the path by which people know a file.
     """
 
     def __init__(
@@ -106,10 +107,12 @@ class HangWatch:
         on_still: Callable[[int, bool], None],
         on_hang: Callable[[Hang], None],
         collective_of: Callable[[int], Collective | None],
+        known_path: Callable[[str], str] = str,
     ) -> None:
         self.pace = Pace(timeout_s)
         self.print_line, self.report = print_line, report
         self.on_still, self.on_hang, self.collective_of = on_still, on_hang, collective_of
+        self.known_path = known_path
         self.reader = StackReader()
         self.reported_at_s, self.step = time.monotonic(), 0
         self.lines: dict[int, int] = {}
@@ -243,7 +246,8 @@ class GenerationWatch:
         log.warning("generation %d: nothing has moved for %.0f s: %s", hang.generation, still_s, describe(hang.places))
         for rank in self._ranks:
             if rank.rank in self._tracks:
-                for line in _stack_lines(self._parent.reader.read_all(rank.process.pid)):
+                stacks = self._parent.reader.read_all(rank.process.pid)
+                for line in to_lines(stacks, self._parent.known_path) if stacks else (UNREADABLE,):
                     self._parent.print_line(rank.rank, f"[rank{rank.rank}] {line}")
         places = [
             {"rank": place.rank, "where": place.where, "for_s": round(place.for_s, 1), "waits": place.waits}
@@ -280,16 +284,12 @@ class GenerationWatch:
     def _hang(self, still_s: float) -> Hang:
         places = where_all_are(self._with_numbers(), time.monotonic())
         culprit = next((place.rank for place in places if not place.waits), None)
-        stack = () if culprit is None else _innermost_lines(self._tracks[culprit].seen.stacks)
+        stack = () if culprit is None else self._innermost_lines(self._tracks[culprit].seen.stacks)
         of_peers = culprit is None and self._peers.are_there
         return Hang(self._generation, still_s, places, of_peers, culprit, stack)
 
-
-def _innermost_lines(stacks: Stacks | None) -> tuple[str, ...]:
-    """The main thread's stack with the innermost call last, as Python prints it, because its end is what is shown."""
-    main = main_thread(stacks) if stacks else None
-    return () if main is None else tuple(reversed(list(to_lines((main,)))[1 : STACK_LINES + 1]))
-
-
-def _stack_lines(stacks: Stacks | None) -> list[str]:
-    return list(to_lines(stacks)) if stacks else ["no Python stack can be read"]
+    def _innermost_lines(self, stacks: Stacks | None) -> tuple[str, ...]:
+        """The main thread's stack, the innermost call last, as Python prints it, because its end is what is shown."""
+        main = main_thread(stacks) if stacks else None
+        lines = () if main is None else to_lines((main,), self._parent.known_path)
+        return tuple(reversed(list(lines)[1 : STACK_LINES + 1]))

@@ -88,6 +88,7 @@ class LocalRanks:
             on_still=lambda generation, still: notify(RanksStandStill(generation, still)),
             on_hang=lambda hang: notify(RanksHung(hang)),
             collective_of=lambda local_rank: read_collective(self._folder.path / f"c10d.{local_rank}"),
+            known_path=output.known_path,
         )
         self.reports.on_report = self._hangs.note_report
         self.reports.on_metrics = output.store_metrics
@@ -128,7 +129,8 @@ class LocalRanks:
             self.stop()
             self._note_start(is_first=group.group_rank == 0)
             self._start_processes(places)
-        note_ranks(self._folder.path, {rank.rank: rank.process.pid for rank in self._group.ranks})
+        pids = {rank.rank: rank.process.pid for rank in self._group.ranks}
+        note_ranks(self._folder.path, pids, self._output.workspace)
         store: Any = group.store  # not in torch's annotations
         if self._copies is not None:
             self._copies.join_group(peer_of(self._copies, members, group.group_rank or 0, store))
