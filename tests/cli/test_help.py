@@ -169,6 +169,7 @@ def test_completion_scripts(run: Run, shell: str) -> None:
         ("elasticctl submit --restart-policy O", ["OnFailure"]),
         ("elasticctl submit --gpu-type a1", ["a10g", "a100"]),
         ("elasticctl status ", []),
+        ("elasticctl logs digits --worker ", []),
     ],
 )
 def test_completions(

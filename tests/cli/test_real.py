@@ -243,6 +243,8 @@ def test_completion_knows_jobs_and_contexts(
     submit("digits", 1)
     monkeypatch.setenv("_ELASTICCTL_COMPLETE", "complete_bash")
     wanted = {"elasticctl status d": "digits", "elasticctl list --context l": "local", "elasticctl su": "submit"}
+    wanted |= {f"elasticctl {verb} digits --worker d": "digits-worker-0" for verb in ("logs", "exec", "preempt")}
+    wanted |= {"elasticctl scale digits --remove-worker ": "digits-worker-0"}
     for words, found in wanted.items():
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))

@@ -10,6 +10,8 @@ import typer
 from elasticctl.api.errors import ElasticctlError
 
 if TYPE_CHECKING:
+    from elasticctl.api.codec import Manifest
+    from elasticctl.cluster.base import Cluster
     from elasticctl.settings.contexts import Config
 
 
@@ -50,23 +52,43 @@ def complete_gpu_type(incomplete: str) -> list[str]:
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
     """The jobs whose names have this prefix; none if the cluster does not answer."""
     try:
-        names = _job_names(ctx.params.get("context") or "", ctx.params.get("namespace") or "")
-        return [name for name in names if name.startswith(incomplete)]
+        cluster, namespace = _place(ctx)
+        jobs = cluster.list_jobs(namespace) if cluster is not None else []
     except ElasticctlError:
         return []
+    return _names(jobs, incomplete)
 
 
-def _job_names(context_name: str, namespace: str) -> list[str]:
-    """The names of the jobs; none if the local cluster is not running, as completion does not start it."""
+def complete_worker(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The workers of the job that is named before whose names have this prefix; none if the cluster does not answer."""
+    try:
+        cluster, namespace = _place(ctx)
+        # While the value of an option is missing, Click leaves arguments here, and not in `params`.
+        pods = cluster.list_pods(namespace, ctx.args[0]) if cluster is not None and ctx.args else []
+    except ElasticctlError:
+        return []
+    return _names(pods, incomplete)
+
+
+def _names(objects: list[Manifest], incomplete: str) -> list[str]:
+    names = [str(found["metadata"]["name"]) for found in objects]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _place(ctx: typer.Context) -> tuple[Cluster | None, str]:
+    """The cluster that the options name, and the namespace; None if it is the local one and does not run.
+
+    Completion does not start it.
+    """
     from elasticctl.cluster import connect
     from elasticctl.settings.contexts import LOCAL, check_namespace
 
-    context = contexts().context(context_name)
+    context = contexts().context(ctx.params.get("context") or "")
+    namespace = check_namespace(ctx.params.get("namespace") or context.namespace)
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
         from elasticctl.cluster.local.supervisor import supervisor_info
 
         if supervisor_info(local_paths()) is None:
-            return []
-    jobs = connect(context).list_jobs(check_namespace(namespace or context.namespace))
-    return [job["metadata"]["name"] for job in jobs]
+            return None, namespace
+    return connect(context), namespace

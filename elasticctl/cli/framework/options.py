@@ -11,7 +11,7 @@ import typer
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import quote
-from elasticctl.cli.framework.contexts import complete_context, complete_job
+from elasticctl.cli.framework.contexts import complete_context, complete_job, complete_worker
 
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _BYTES = re.compile(r"([0-9]{1,9})([kMGT]?)(i?)B?")
@@ -132,6 +132,11 @@ def assignments(flag: str, form: str, about: str) -> Any:
 def text(about: str, letter: str = "NAME") -> Any:
     """An option that takes any text and is empty by default, which its help does not show."""
     return typer.Option(metavar=letter, help=about, show_default=False)
+
+
+def worker(about: str, flag: str = "--worker") -> Any:
+    """An option that names a worker of the job."""
+    return typer.Option(flag, metavar="NAME", help=about, show_default=False, autocompletion=complete_worker)
 
 
 def namespace(about: str) -> Any:

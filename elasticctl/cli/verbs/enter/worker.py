@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class WhichWorker:
     """The selected worker; without either, the one that runs rank 0."""
 
-    worker: Annotated[str, options.text("The worker, by name or number; by default that of rank 0.")] = ""
+    worker: Annotated[str, options.worker("The worker, by name or number; by default that of rank 0.")] = ""
     rank: Annotated[int | None, options.count("The worker that runs rank N.", low=0)] = None
 
     def check(self) -> None:

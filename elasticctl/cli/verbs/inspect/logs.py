@@ -45,9 +45,7 @@ class LogFlags:
         bool,
         typer.Option("-f", "--follow", help="Follow the output until the job ends, including that of new workers."),
     ] = False
-    worker: Annotated[
-        tuple[str, ...], typer.Option("--worker", metavar="NAME", help="Only this worker: its name or number.")
-    ] = ()
+    worker: Annotated[tuple[str, ...], options.worker("Only this worker: its name or number.")] = ()
     rank: Annotated[int | None, options.count("Only the output of rank N, on the worker that runs it.", low=0)] = None
     tail: Annotated[int | None, options.count("Only the last N lines of each worker.", low=0)] = None
     since: Annotated[int | None, options.time("Only lines of the last 90s, 10m, 2h.")] = None

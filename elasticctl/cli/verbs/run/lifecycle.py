@@ -219,7 +219,7 @@ def parse_notice(text: str) -> int:
 def preempt(
     *,
     job: options.Job,
-    worker: Annotated[str, options.text("The worker, by name or number.")] = "",
+    worker: Annotated[str, options.worker("The worker, by name or number.")] = "",
     rank: Annotated[int | None, options.count("The worker that runs rank N.", low=0)] = None,
     notice_s: Annotated[
         int,

@@ -269,7 +269,7 @@ class ScaleFlags(ChangedGoal):
     )
     remove_worker: Annotated[
         tuple[str, ...],
-        typer.Option("--remove-worker", metavar="NAME", help="Remove this worker, by name or number."),
+        options.worker("Remove this worker, by name or number.", "--remove-worker"),
     ] = ()
 
     def with_bare_number(self) -> ScaleFlags:
