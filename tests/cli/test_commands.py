@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "pkg").mkdir(parents=True)
     (folder / "train.py").write_text("print('hello')\n")
     (folder / "pkg/__init__.py").touch()
+    (folder / "pkg/digits.py").touch()
     (folder / "pkg/train.py").write_text("import sys\nprint('module', sys.argv[1:], flush=True)\n")
     (folder / "train.sh").write_text('echo "shell $* of $RANK"\npython -m pkg.train inner\n')
     monkeypatch.chdir(folder)
@@ -215,6 +217,38 @@ def test_a_program_that_is_not_there(run: Run, folder: Path) -> None:
         2,
         'error: there is no program "trainer". FIX: give a script, or a command after `--`\n',
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-m", "nopkg.train"), 'there is no module "nopkg.train" in {folder}, nor in the environment of {python}'),
+        (("-m", "pkg.trian"), 'there is no module "pkg.trian" in {folder} (did you mean "pkg.train"?)'),
+        (("--", "torchrun", "-m", "pkgs"), 'there is no module "pkgs" in {folder}, nor in the environment of {python}'),
+        (("--setup", "pip install x", "-m", "pkg.x.y"), 'there is no module "pkg.x.y" in {folder}'),
+    ],
+)
+def test_a_module_that_is_not_there(run: Run, folder: Path, words: tuple[str, ...], said: str) -> None:
+    done = run("submit", "--dry-run", *words)
+    assert (done.code, done.out) == (2, "")
+    assert said.format(folder=folder, python=sys.executable) in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "json.tool"),
+        ("-m", "parts.train"),
+        ("--setup", "pip install nopkg", "-m", "nopkg.train"),
+        ("--env", "PYTHONPATH=src", "-m", "nopkg"),
+        ("--", "python", "-W", "ignore", "-m", "nopkg"),
+        ("--", "python", "train.py", "-m", "nopkg"),
+    ],
+)
+def test_a_module_that_may_be_there(run: Run, folder: Path, words: tuple[str, ...]) -> None:
+    """It is installed, or will be, or is a part of a package whose other parts are elsewhere."""
+    (folder / "parts").mkdir()
+    assert run("submit", "--dry-run", *words).code == 0
 
 
 def test_a_command_is_kept_in_a_job_file(run: Run, folder: Path) -> None:

@@ -25,6 +25,7 @@ from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit import plan
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.settings import Settings, with_settings
+from elasticctl.cli.submit.modules import check_module
 from elasticctl.cluster.base import Manifest
 from elasticctl.settings.contexts import LOCAL, Context
 
@@ -73,6 +74,9 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
         command = dataclasses.replace(command, notes=(*command.notes, *lacks))
     workspace = _plan_workspace(command, request, context)
     spec = dataclasses.replace(spec, command=_words(command, context, workspace))
+    if not command.script and "PYTHONPATH" not in spec.env and (workspace is not None or context.provider == LOCAL):
+        folder = workspace.folder if workspace is not None else Path.cwd()
+        check_module(spec.command, folder, on_this_python=context.provider == LOCAL and not request.setup)
     if workspace is not None:
         spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
     doubt = plan.doubt_of(size, request)
