@@ -66,6 +66,10 @@ class ReadLines:
         self._count += 1
         self._last.append((at, text[:KEY_CHARS]))
 
+    def note_gap(self) -> None:
+        """Note that lines are missing between those that have been read and the next: numbers say nothing any more."""
+        self._whole = False
+
     def rest(self, copy: Sequence[NumberedLine]) -> Sequence[NumberedLine]:
         """Return the lines of the copy that have not been read. `copy` begins at `needs_since` or earlier."""
         if not self._last or not copy:

@@ -4,7 +4,8 @@ Run as `python -I shim.py POD_DIR`, by path and with the standard library alone,
 POD_DIR holds `start.json` (argv, cwd); the worker's environment, which may hold secrets, comes as JSON on stdin and is
 written nowhere. The shim leaves in POD_DIR:
 
-    log            the worker's stdout and stderr, each line after its time (RFC 3339, UTC)
+    log            the worker's stdout and stderr, each line after its time (RFC 3339, UTC); what does not fit goes to
+                   log.1, log.2, ..., of which the last are kept
     started.json   once the worker runs: its pid and when
     exit.json      once nothing of the worker is left: exit code, signal, time, termination message
 
@@ -28,6 +29,10 @@ from typing import Any
 
 READ_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 14
+MAX_LOG_BYTES, LOG_FILES = 10 << 20, 5
+"""The size of a file of the log, and how many are kept, as the kubelet has them. The kubelet keeps the last ones; the
+first one is kept here as well, because it says how the job began.
+"""
 MAX_MESSAGE_BYTES = 4096
 RESERVED_BYTES = 8 * MAX_MESSAGE_BYTES
 """Disk space reserved for each report before the worker starts: a full disk must not turn a success into a loss."""
@@ -73,7 +78,8 @@ class Log:
     """Appends lines with their times. While the disk is full it drops them, and reports that later."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path, self._number = path, 0
+        self._file, self._size = _open_log(path), 0
         self._rest = b""
         self._dropped = 0
         self._torn = False
@@ -98,17 +104,38 @@ class Log:
         text = stamp + lines.replace(b"\n", b"\n" + stamp) + b"\n"
         if self._dropped:
             text = stamp + b"elasticctl: %d lines were lost because the disk was full\n" % self._dropped + text
+        if self._size + len(text) > MAX_LOG_BYTES:
+            self._go_on_in_next_file()
         if self._torn:
             text = b"\n" + text
         try:
             written = os.write(self._file, text)
         except OSError:
             written = 0
+        self._size += written
         if written == len(text):
             self._dropped, self._torn = 0, False
         else:
             self._dropped += lines.count(b"\n") + 1
             self._torn = self._torn or written > 0
+
+    def _go_on_in_next_file(self) -> None:
+        """Begin another file, and delete the oldest but the first."""
+        try:
+            file = _open_log(f"{self._path}.{self._number + 1}")
+        except OSError:
+            return  # for now, this one becomes longer
+        os.close(self._file)
+        self._file, self._size, self._torn = file, 0, False
+        self._number += 1
+        oldest = self._number - LOG_FILES + 1
+        if oldest > 0:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._path}.{oldest}")
+
+
+def _open_log(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def prctl(option: int, value: int) -> None:

@@ -1,7 +1,7 @@
-"""Reads the workers' log files: merged by time, or as they grow.
+"""Reads the workers' logs: merged by time, or as they grow.
 
-Each line of a file is `<RFC 3339 time> <text>`. A worker may have had several incarnations, each with its own file. If
-a file is gone, the job's storage may have a copy.
+Each line of a file is `<RFC 3339 time> <text>`. A worker may have had several incarnations, each with its own log. If
+a log is gone, the job's storage may have a copy.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import LogLine, LogQuery
+from elasticctl.cluster.local.log_files import BLOCK_BYTES, Place, file_of, first_time, numbers_of, start_of
 from elasticctl.cluster.stored_logs import ReadLines
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 LIST_EVERY_S = 0.4
-BLOCK_BYTES = 1 << 16
+GAP = (
+    "elasticctl: lines are missing here: of a worker's log on the local cluster, the first 10 MiB and the last 30 to 40"
+    " MiB are kept"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,44 +114,63 @@ def _follow_logs(
 
 
 class Tail:
-    """A position in one worker's file; `read` yields what has been added. `ended`: nothing more will be."""
+    """A position in one worker's log; `read` yields what has been added. `ended`: nothing more will be."""
 
     def __init__(self, file: LogFile, path: Path, query: LogQuery, stored: StoredLogs | None) -> None:
-        self._file, self._path, self._query, self._stored = file, path, query, stored
+        self._file, self._log, self._query, self._stored = file, path, query, stored
         self._read = ReadLines(whole=query.tail is None and query.since is None)
-        self._offset: int | None = None
+        self._place: Place | None = None
         self._torn = b""
         self.ended = file.ended
 
     def read(self) -> Iterator[LogLine]:
         """Yield the complete lines that have been added.
 
-        The file is open only while a block is read: a job may have had more workers than a process may open files. A
-        missing file does not exist yet or, once its worker has ended, does not exist any more: then its lines are read
+        A file is open only while a block is read: a job may have had more workers than a process may open files. A log
+        without files does not exist yet or, once its worker has ended, does not exist any more: then its lines are read
         from the storage, once.
         """
         try:
-            while block := self._next_block():
-                *lines, self._torn = (self._torn + block).split(b"\n")
-                yield from self._parse(lines)
+            if self._place is None:
+                self._place = start_of(self._log, self._query.tail, self._query.since)
+            while True:
+                # Listed before read: a file that has a later one is complete.
+                later = next((number for number in numbers_of(self._log) if number > self._place[0]), None)
+                block = self._next_block(*self._place, is_needed=later is None)
+                if block:
+                    *lines, self._torn = (self._torn + block).split(b"\n")
+                    yield from self._parse(lines)
+                elif later is None:
+                    return
+                else:
+                    yield from self._go_on(later, is_whole=block is not None and later == self._place[0] + 1)
         except FileNotFoundError:
             if self.ended and self._stored is not None:
                 stored, self._stored = self._stored, None
                 yield from stored.rest(self._file.worker, self._file.uid, self._read, self._query)
 
-    def _next_block(self) -> bytes:
-        with self._path.open("rb") as file:
-            if self._offset is None:
-                self._offset = self._start_offset(file)
-            file.seek(self._offset)
-            block = file.read(BLOCK_BYTES)
-        self._offset += len(block)
+    def _next_block(self, number: int, offset: int, *, is_needed: bool) -> bytes | None:
+        """Read on in a file; None if it is gone, unless it `is_needed`, which raises FileNotFoundError then."""
+        try:
+            with file_of(self._log, number).open("rb") as file:
+                file.seek(offset)
+                block = file.read(BLOCK_BYTES)
+        except FileNotFoundError:
+            if is_needed:
+                raise
+            return None
+        self._place = number, offset + len(block)
         return block
 
-    def _start_offset(self, file: BinaryIO) -> int:
-        by_tail = 0 if self._query.tail is None else tail_offset(file, self._query.tail)
-        by_time = 0 if self._query.since is None else time_offset(file, self._query.since)
-        return max(by_tail, by_time)
+    def _go_on(self, later: int, *, is_whole: bool) -> Iterator[LogLine]:
+        """Go on with a later file; `is_whole`: no lines between here and there have been deleted."""
+        torn, self._torn, self._place = self._torn, b"", (later, 0)
+        yield from self._parse([torn])
+        if not is_whole:
+            self._read.note_gap()
+            at, since = first_time(self._log, later) or time.time(), self._query.since
+            if since is None or at >= since:
+                yield LogLine(self._file.worker, at, GAP)
 
     def _parse(self, lines: list[bytes]) -> Iterator[LogLine]:
         since = self._query.since
@@ -159,39 +182,3 @@ class Tail:
             self._read.note(at, text)
             if since is None or at >= since:
                 yield LogLine(self._file.worker, at, text)
-
-
-def tail_offset(file: BinaryIO, lines: int) -> int:
-    """Return the offset of the last `lines` lines of a file, which is read from its end."""
-    size = file.seek(0, 2)
-    if lines == 0:
-        return size
-    wanted, end = lines + 1, size  # the file ends with a newline of its own
-    while end > 0:
-        start = max(0, end - BLOCK_BYTES)
-        file.seek(start)
-        block = file.read(end - start)
-        count = block.count(b"\n")
-        if count >= wanted:
-            position = len(block)
-            for _ in range(wanted):
-                position = block.rfind(b"\n", 0, position)
-            return start + position + 1
-        wanted, end = wanted - count, start
-    return 0
-
-
-def time_offset(file: BinaryIO, since: float) -> int:
-    """Return the offset of a line that is older than `since`, by less than a block or by one line, or 0."""
-    low, high = 0, file.seek(0, 2)
-    while high - low > BLOCK_BYTES:
-        middle = (low + high) // 2
-        file.seek(middle)
-        file.readline()  # the rest of a line
-        start, stamp = file.tell(), file.readline().partition(b" ")[0]
-        at = from_rfc3339(stamp.decode("ascii", "replace"))
-        if at is None or at >= since or start >= high:
-            high = middle
-        else:
-            low = start
-    return low

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.cluster.base import LogQuery
-from elasticctl.cluster.local.logs import LogFile, Tail
+from elasticctl.cluster.local.logs import GAP, LogFile, Tail
 from elasticctl_controller.local import shim
 from tests.support.waiting import wait_until
 
@@ -170,6 +171,60 @@ def test_lost_lines_are_counted_once_there_is_room_again(pod_dir: Path, monkeypa
     log.add(b"four\n")
     log.add(b"five\n")
     assert lines(pod_dir) == ["elasticctl: 3 lines were lost because the disk was full", "four", "five"]
+
+
+@pytest.fixture
+def chatty(pod_dir: Path, monkeypatch: pytest.MonkeyPatch) -> shim.Log:
+    """A log whose files have four lines each."""
+    monkeypatch.setattr(shim, "MAX_LOG_BYTES", 4 * len("2026-01-01T00:00:00.000000Z 1000\n"))
+    return shim.Log(str(pod_dir / "log"))
+
+
+def test_a_long_log_keeps_its_beginning_and_its_end(pod_dir: Path, chatty: shim.Log) -> None:
+    tail = Tail(LogFile("w", "u", True), pod_dir / "log", LogQuery(), None)
+    for number in range(1000, 1041):
+        chatty.add(b"%d\n" % number)
+    kept = [str(number) for number in (*range(1000, 1004), *range(1028, 1041))]
+    assert [line.text for line in tail.read()] == [*kept[:4], GAP, *kept[4:]]
+    assert sorted(path.name for path in pod_dir.glob("log*")) == ["log", "log.10", "log.7", "log.8", "log.9"]
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 40])
+def test_a_reader_follows_from_file_to_file(pod_dir: Path, chatty: shim.Log, every: int) -> None:
+    """It loses lines only if it is slower than five files, and says so."""
+    tail, seen = Tail(LogFile("w", "u", False), pod_dir / "log", LogQuery(), None), list[str]()
+    for number in range(1000, 1041):
+        chatty.add(b"%d\n" % number)
+        if number % every == 0:
+            seen += [line.text for line in tail.read()]
+    seen += [line.text for line in tail.read()]
+    assert (GAP in seen) == (every == 40)
+    assert seen[-13:] == [str(number) for number in range(1028, 1041)]
+    if every < 40:
+        assert seen == [str(number) for number in range(1000, 1041)]
+
+
+@pytest.mark.parametrize("tail", [0, 1, 2, 5, 12, 13, 15, 100])
+def test_the_last_lines_are_in_several_files(pod_dir: Path, chatty: shim.Log, tail: int) -> None:
+    for number in range(1000, 1041):
+        chatty.add(b"%d\n" % number)
+    kept = [str(number) for number in (*range(1000, 1004), *range(1028, 1041))]
+    found = [line.text for line in Tail(LogFile("w", "u", True), pod_dir / "log", LogQuery(tail=tail), None).read()]
+    assert [text for text in found if text != GAP] == kept[len(kept) - min(tail, len(kept)) :]
+    assert (GAP in found) == (tail > 13)
+
+
+def test_a_moment_is_found_in_several_files(pod_dir: Path, chatty: shim.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        for number in range(1000, 1041):
+            patch.setattr(time, "time", lambda at=number: float(at))
+            chatty.add(b"%d\n" % number)
+    for since in (990.0, 1002.0, 1020.0, 1030.0, 1040.0, 2000.0):
+        query = LogQuery(since=since)
+        found = [line.text for line in Tail(LogFile("w", "u", True), pod_dir / "log", query, None).read()]
+        kept = [str(number) for number in (*range(1000, 1004), *range(1028, 1041)) if number >= since]
+        assert [text for text in found if text != GAP] == kept
+        assert (GAP in found) == (since < 1028)
 
 
 @pytest.fixture(autouse=True)
