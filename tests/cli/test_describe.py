@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import GroupGeneration, JobStatus
+from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
 from elasticctl.cli.framework.output import Table, fit_table, format_aligned
 from elasticctl.cli.views.description import describe_job, format_sections, protection, public
 from elasticctl.cli.views.job import on_a_loss
@@ -169,6 +169,14 @@ def test_a_real_job_described_and_its_events_followed(
 def test_it_says_beforehand_what_the_loss_of_a_worker_costs(known: dict[str, Any], said: str) -> None:
     group = GroupGeneration(1, ("w-0",), stays=False, restarts_because="sharded", **known)
     assert protection(JobStatus(generations=(group,))) == said
+
+
+@pytest.mark.parametrize(("saved", "back"), [(None, 40), (0, 40), (70, 30), (100, 0), (101, 0)])
+def test_a_loss_costs_no_more_than_the_steps_since_the_last_checkpoint(saved: int | None, back: int) -> None:
+    group = GroupGeneration(1, ("w-0",), stays=False, copied_every_steps=40)
+    status = JobStatus(generations=(group,), progress=ProgressStatus(step=100), checkpoint=CheckpointStatus(step=saved))
+    assert f"about {back} steps back" in protection(status)
+    assert f"about {back} steps back" in on_a_loss(status)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
 """How many names of workers all generations that are kept may have together, because the status has to fit in an object
 and a group may have 2,000 members, and how many generations are kept in any case."""
 MEMORY, COPIES, STORAGE = "memory", "copies", "storage"
+NOT_YET_AGAIN = "no copy has been made since the last loss"
+"""Until the next copy, some shares may be in the memory of one worker only."""
 """Where a generation's state came from."""
 MAX_METRICS = 64
 """The newest metrics that are kept: a script that makes up a name for each step must not fill the job's status."""
@@ -148,13 +150,21 @@ class TrainingHistory:
         if self.newest is not None and self.newest.generation == generation:
             source = self.newest.resumed_from if self.newest.resumed_from == MEMORY else source
             self.generations[-1] = replace(
-                self.newest,
+                self._with_former_copies(self.newest) if source == COPIES else self.newest,
                 resumed_step=step,
                 resumed_from=source,
                 resumed_because="" if source == MEMORY else source_because,
                 stays=stays,
                 restarts_because=why_not,
             )
+
+    def _with_former_copies(self, newest: GroupGeneration) -> GroupGeneration:
+        """The newest generation with the copies that it was restored from, until it reports its own."""
+        if newest.copied_every_steps is not None or newest.copies_lack:
+            return newest
+        former = (each.copied_every_steps for each in reversed(self.generations[:-1]))
+        every_steps = next((steps for steps in former if steps is not None), None)
+        return replace(newest, copied_every_steps=every_steps, copies_lack=NOT_YET_AGAIN if every_steps else "")
 
     def note_copied(self, generation: int, every_steps: int, lack: str) -> None:
         """Ranks copy their state to the memory of launchers every `every_steps` steps (0: unknown, or not any more)."""

@@ -162,10 +162,11 @@ def protection(status: JobStatus) -> str:
         return "the others go on in their processes, from the step they are in"
     because = f": {newest.restarts_because}" if newest.restarts_because else ""
     lack = newest.copies_lack
-    if newest.copied_every_steps is None:
+    steps_back = views.copied_steps_back(status)
+    if steps_back is None:
         missing = f"; no copies in workers' memory: {lack}" if lack else ""
         return f"all ranks start again from the last checkpoint{because}{missing}"
-    where = f"from copies in workers' memory, about {plural(newest.copied_every_steps, 'step')} back"
+    where = f"from copies in workers' memory, about {plural(steps_back, 'step')} back"
     if lack:
         return f"all ranks start again {where} unless its memory is lost as well ({lack}){because}"
     return f"all ranks start again {where}{because}"

@@ -131,10 +131,23 @@ def on_a_loss(status: JobStatus) -> str:
         return ""
     if newest.stays:
         return "others go on in their processes, no step is lost"
-    if newest.copied_every_steps is None:
+    steps_back = copied_steps_back(status)
+    if steps_back is None:
         return "all ranks restart from the last checkpoint"
     unless = ", if those are not lost as well" if newest.copies_lack else ""
-    return f"all ranks restart from copies in memory, about {plural(newest.copied_every_steps, 'step')} back{unless}"
+    return f"all ranks restart from copies in memory, about {plural(steps_back, 'step')} back{unless}"
+
+
+def copied_steps_back(status: JobStatus) -> int | None:
+    """About how many steps a loss costs with the copies in workers' memory; None if there are none.
+
+    No more than since the last checkpoint: if that is newer than the copies, it is used.
+    """
+    every_steps = status.generations[-1].copied_every_steps if status.generations else None
+    step, saved = status.progress.step, status.checkpoint.step
+    if every_steps is None or step is None or saved is None:
+        return every_steps
+    return min(every_steps, max(0, step - saved))
 
 
 def redone_text(status: JobStatus) -> str:

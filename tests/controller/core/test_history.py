@@ -29,6 +29,7 @@ from elasticctl.api.status import (
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import (
     MAX_GENERATIONS,
+    NOT_YET_AGAIN,
     TrainingHistory,
     close_recovered,
     fold_reports,
@@ -309,3 +310,19 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
         assert len(status.generations) <= MAX_GENERATIONS
         counted |= stepped
         assert fold(status, generations=told) == status
+
+
+def test_after_a_loss_the_copies_that_training_resumed_from_still_protect_it() -> None:
+    history = TrainingHistory()
+    history.add(GroupGeneration(1))
+    history.note_copied(1, 7, "")
+    history.add(GroupGeneration(2))
+    history.note_resumed(2, 30, "copies", stays=False)
+    assert history.newest is not None
+    assert (history.newest.copied_every_steps, history.newest.copies_lack) == (7, NOT_YET_AGAIN)
+    history.note_copied(2, 9, "")
+    history.note_resumed(2, 30, "copies", stays=True)
+    assert (history.newest.copied_every_steps, history.newest.copies_lack) == (9, "")
+    history.add(GroupGeneration(3))
+    history.note_resumed(3, 20, "storage", stays=False)
+    assert history.newest.copied_every_steps is None
