@@ -111,6 +111,23 @@ def test_a_disk_full_of_checkpoints_can_be_taken_over(tmp_path: Path) -> None:
     assert same(restored.state, state_of(3))
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_start_deletes_no_more_where_that_makes_no_room(tmp_path: Path, tells: bool) -> None:
+    """Others fill the disk as fast, or a quota counts late."""
+    disk = Disk(tmp_path, 5_500_000)
+    first = Checkpointer(disk, keep=Retention(5))
+    assert all(save(first, step) for step in range(1, 6))
+
+    class Shared(Disk):
+        def delete(self, keys: Sequence[str]) -> None:
+            super().delete(keys)
+            self.capacity_bytes = self.used_bytes()
+
+    with pytest.raises(FullError):
+        Checkpointer(Shared(tmp_path, disk.used_bytes(), tells=tells), keep=Retention(5))
+    assert steps(disk) == [5, 4, 3, 2]
+
+
 def test_a_disk_full_of_one_checkpoint_is_said_to_be_full(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 3_500_000)
     first = Checkpointer(disk, keep=Retention(3))

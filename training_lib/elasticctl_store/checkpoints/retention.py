@@ -24,14 +24,27 @@ def take_over(storage: Storage) -> CommitWriter:
     """Take over like `CommitWriter.take_over`, even if the storage is too full for a single entry.
 
     In that case interrupted saves are deleted first. One that is still being written belongs to a run that is about to
-    be fenced. If that makes no room, the oldest checkpoints are deleted, as long as a newer one is intact.
+    be fenced. If that makes no room, the oldest checkpoints are deleted, as long as a newer one is intact, and as long
+    as that makes room: if others fill the disk meanwhile, or if a quota counts late, no more are lost to it.
     """
+    grows = True
     while True:
         try:
             return CommitWriter.take_over(storage)
         except FullError:
-            if not _make_room_for_entry(storage):
+            before_bytes, count = _free_bytes(storage), len(list(read_entries(storage)))
+            if not grows or not _make_room_for_entry(storage):
                 raise
+            after_bytes = _free_bytes(storage)
+            if before_bytes is not None and after_bytes is not None:
+                grows = after_bytes > before_bytes
+            else:  # one checkpoint has more room than an entry needs
+                grows = len(list(read_entries(storage))) == count
+
+
+def _free_bytes(storage: Storage) -> int | None:
+    """Return the free space of a folder's disk; None if it is unknown."""
+    return storage.free_bytes() if isinstance(storage, LocalStorage) else None
 
 
 def _make_room_for_entry(storage: Storage) -> bool:
@@ -214,11 +227,11 @@ class Keeper:
         return [key for key in strays if entries.folder_of(key) not in newer]
 
     def _is_short(self, needed_bytes: int) -> bool:
-        free_bytes = self._storage.free_bytes() if isinstance(self._storage, LocalStorage) else None
+        free_bytes = _free_bytes(self._storage)
         return free_bytes is not None and free_bytes < needed_bytes
 
     def _need(self, needed_bytes: int) -> str:
-        free_bytes = self._storage.free_bytes() if isinstance(self._storage, LocalStorage) else None
+        free_bytes = _free_bytes(self._storage)
         needs = f"a save needs {needed_bytes / 1e6:.1f} MB"
         return needs if free_bytes is None else f"{needs}, {free_bytes / 1e6:.1f} MB are free"
 
