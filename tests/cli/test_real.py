@@ -236,11 +236,16 @@ def test_the_local_cluster_can_be_asked_and_ended(run: Run, submit: Callable[...
     assert "not running" in run("local", "status").out
 
 
-def test_completion_knows_jobs_and_contexts(
-    submit: Callable[..., str], gate: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+def test_completion_knows_jobs_workers_and_contexts(
+    local_cluster: LocalCluster,
+    submit: Callable[..., str],
+    gate: Path,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate.touch()
     submit("digits", 1)
+    wait_until(lambda: worker_names(local_cluster, "digits"))
     monkeypatch.setenv("_ELASTICCTL_COMPLETE", "complete_bash")
     wanted = {"elasticctl status d": "digits", "elasticctl list --context l": "local", "elasticctl su": "submit"}
     wanted |= {f"elasticctl {verb} digits --worker d": "digits-worker-0" for verb in ("logs", "exec", "preempt")}
