@@ -212,8 +212,9 @@ class ElasticJob:
 
     Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
     `desired` is the wanted number of workers; for a job of automatic size, the largest number allowed. `bounded`: `max`
-    was set by the user; otherwise the job can be scaled beyond it. `contradiction` describes numbers that had to be
-    clamped, which a server without CEL lets pass. `queue` is the Kueue queue that has to admit the job,
+    was set by the user; otherwise the job can be scaled beyond it. `deleting`: the object is deleted and finalizers
+    keep it; `orphaning`: one of them is that of a deletion without the workers. `contradiction` describes numbers that
+    had to be clamped, which a server without CEL lets pass. `queue` is the Kueue queue that has to admit the job,
     `priority_class` its priority there, and `admitted` the Workload that started it. `user` submitted the job. `pools`
     is None where a goal or Kueue chooses them. `held`, `over_limit` and `node_types` are in no object: the first two
     are why the job is kept suspended although its owner wants it to run (a queue has not admitted it; its project's
@@ -227,6 +228,7 @@ class ElasticJob:
     generation: int = 0
     created_at: Timestamp | None = None
     deleting: bool = False
+    orphaning: bool = False
     desired: int = 0
     min: int = 0
     max: int = 0
@@ -297,6 +299,7 @@ class ElasticJob:
             generation=_count(meta.get("generation"), 0),
             created_at=from_rfc3339(meta.get("creationTimestamp")),
             deleting=meta.get("deletionTimestamp") is not None,
+            orphaning="orphan" in as_list(meta.get("finalizers")),
             desired=top if sharing.automatic else min(max(replicas, low), top),
             min=low,
             max=top,

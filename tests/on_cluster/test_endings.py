@@ -9,10 +9,11 @@ import pytest
 
 from benchmarks.replicas import Replicas
 from elasticctl.api.errors import NotFoundError
+from elasticctl.api.spec import API_VERSION, PLURAL
 from elasticctl.api.status import Cause, Phase
-from elasticctl.kubeapi.connection import Connection
+from elasticctl.kubeapi.connection import Connection, resource_path
 from tests.on_cluster.commands import elasticctl
-from tests.on_cluster.trainer import Trainer
+from tests.on_cluster.trainer import NAMESPACE, Trainer
 from tests.on_cluster.waiting import wait_until
 
 HUNGRY = Path(__file__).with_name("hungry.py")
@@ -83,3 +84,19 @@ def test_a_job_that_is_cancelled_saves_and_leaves_no_worker(trainer: Trainer) ->
     status = trainer.job().status
     assert (status.failures, status.interruptions) == (0, ())
     wait_until(lambda: "ElasticJobCancelled" in trainer.reasons(), 10)
+
+
+def test_a_job_whose_deletion_a_finalizer_holds_up_leaves_no_worker(trainer: Trainer, api: Connection) -> None:
+    trainer.submit_script(["-c", "import time; time.sleep(3600)"], 2)
+    wait_until(lambda: trainer.job().status.phase is Phase.RUNNING, 120)
+    trainer.patch({"metadata": {"finalizers": ["test.elasticctl.dev/held"]}})
+    try:
+        path = resource_path(API_VERSION, NAMESPACE, PLURAL, trainer.name)
+        api.request("DELETE", path, {"propagationPolicy": "Background"})
+        wait_until(lambda: not trainer.pods(), 60)
+        status = trainer.job().status
+        assert (status.phase, status.message) == (Phase.CANCELLED, "the job is being deleted")
+        assert (status.failures, status.interruptions) == (0, ())
+    finally:
+        trainer.patch({"metadata": {"finalizers": None}})
+    wait_until(trainer.is_gone, 60)

@@ -107,7 +107,8 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     share, the plan for a goal, and the number of running workers.
     """
     if job.cancel:
-        return PhaseDecision(Phase.CANCELLED, "Cancelled", "cancelled on request")
+        said = "the job is being deleted" if job.deleting else "cancelled on request"
+        return PhaseDecision(Phase.CANCELLED, "Cancelled", said)
     done_at = completed_at(roster.workers)
     if done_at is not None:
         return _finish(job, status, roster, done_at, now)

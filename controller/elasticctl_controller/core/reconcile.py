@@ -66,8 +66,10 @@ MAX_CREATES = 500  # per pass, to keep passes short
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, whatever the job contains."""
-    if job.deleting:
-        return Decision(job.status)  # the cluster removes what the job owns
+    if job.deleting and job.orphaning:
+        return Decision(job.status)  # its workers are to stay
+    if job.deleting:  # and somebody's finalizer still keeps its object: until then the cluster removes nothing of it
+        job = replace(job, cancel=True, ttl_s=None)
     job, observed, plan = plan_workers(job, observed, now)
     job = apply_share(job, observed.share)
     observed, pools = follow_order(job, observed, now)

@@ -112,9 +112,17 @@ class TestMakingWorkers:
         decision = a_step(replace(job, max=2), [a_pod(5), a_pod(6)])[1]
         assert decision.actions == ()
 
-    def test_a_job_that_is_being_deleted_is_left_to_the_cluster(self):
-        job = replace(a_running_job(), deleting=True)
-        decision = a_step(job, [])[1]
+    def test_a_job_whose_deletion_a_finalizer_holds_up_stops_its_workers(self):
+        job, decision = a_step(replace(a_running_job(), deleting=True, ttl_s=0.0), THREE)
+        assert (decision.status.phase, decision.status.message) == (Phase.CANCELLED, "the job is being deleted")
+        job, decision = a_step(job, THREE)
+        assert deleted(decision) == ["digits-worker-0", "digits-worker-1", "digits-worker-2"]
+        job, decision = a_step(job, [])
+        assert (decision.actions, decision.requeue_s, job.status.restarts) == ((), None, {})
+
+    def test_a_job_that_is_deleted_without_its_workers_is_left_alone(self):
+        job = replace(a_running_job(), deleting=True, orphaning=True)
+        decision = a_step(job, THREE)[1]
         assert (decision.status, decision.actions, decision.requeue_s) == (job.status, (), None)
 
 
