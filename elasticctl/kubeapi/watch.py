@@ -1,8 +1,11 @@
 """Watches: a `Reflector` keeps an `ObjectStore` in step with one resource of the API server, in a thread.
 
-Objects stay raw JSON. The list is read in pages. The watch starts at the list's version and asks for bookmarks, so that
-after a disconnect it resumes where it stopped; if the server no longer keeps that version (410), everything is listed
-again and compared. A silent connection is closed: the server ends each watch by itself before that.
+Objects stay raw JSON. The list is streamed, one object at a time, because a page of large objects could take more
+memory than there is. Servers that stream no lists, such as 1.33, are asked for pages
+(https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists). The watch starts at the list's version
+and asks for bookmarks, so that after a disconnect it resumes where it stopped; if the server no longer keeps that
+version (410), everything is listed again and compared. A silent connection is closed: the server ends each watch by
+itself before that.
 
 Three things keep the store true. A relist is compared with what is stored, so that subscribers see only real changes.
 Of two states of an object the one with the higher resourceVersion wins, so that a late event does no harm. And what
@@ -21,10 +24,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import BusyError, ClusterError, ElasticctlError, ExpiredError, ForbiddenError
+from elasticctl.api.errors import (
+    BusyError,
+    ClusterError,
+    ElasticctlError,
+    ExpiredError,
+    ForbiddenError,
+    SpecError,
+)
 from elasticctl.kubeapi.connection import Requests, Stream, list_pages
 from elasticctl.kubeapi.refusals import NoSuchApiError, refusal
 
@@ -32,6 +43,10 @@ WATCH_S = 60.0
 """After this time the server ends a watch; the next one resumes where it stopped."""
 SILENCE_S = 15.0
 """How much longer than WATCH_S a connection may be silent before it counts as dead."""
+LIST_S = 300
+"""A list that is not over by then is asked for in pages. Kubernetes gives a list in pages 60 s for each."""
+_LIST_ENDS = "k8s.io/initial-events-end"
+"""The annotation of the bookmark after the last object."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 
 log = logging.getLogger(__name__)
@@ -244,7 +259,7 @@ class Reflector:
         self.store, self.relists, self._optional, self.refused = store, 0, optional, False
         self._api, self._resource = api, resource
         self._synced, self._stopping = threading.Event(), threading.Event()
-        self._state = _State()
+        self._state, self._streams = _State(), True
         self._thread = threading.Thread(target=self._run, name=f"watch{resource.path.replace('/', '-')}", daemon=True)
 
     def start(self) -> None:
@@ -293,15 +308,44 @@ class Reflector:
                 self._stopping.wait(MAX_PAUSE_S)
 
     def _list(self) -> str:
-        """Read the whole list, page by page, and return its version."""
+        """Read the whole list, and return its version."""
         self.relists += 1
-        started, items, version = time.monotonic(), [], ""
-        for page in list_pages(self._api, self._resource.path, self._resource.params()):
-            items += self.store.prune_page(page.get("items") or [])
-            version = str(page.get("metadata", {}).get("resourceVersion", ""))
+        started = time.monotonic()
+        items, version = (self._stream_list() if self._streams else None) or self._list_pages()
         self.store.replace(items, version)
         log.info("%s: %d objects listed in %.1f s", self._resource.path, len(items), time.monotonic() - started)
         return version
+
+    def _stream_list(self) -> tuple[list[Manifest], str] | None:
+        """The list, streamed, and its version; None from a server that does not do that, which is asked only once."""
+        params = self._resource.params(
+            watch="true",
+            sendInitialEvents="true",
+            resourceVersionMatch="NotOlderThan",
+            allowWatchBookmarks="true",
+            timeoutSeconds=str(LIST_S),
+        )
+        found: dict[str, list[Manifest]] = {}
+        try:
+            with closing(self._api.stream(self._resource.path, params, timeout_s=WATCH_S)) as stream:
+                self._state.stream = stream
+                for kind, item in _events(stream, self._resource.path):
+                    if kind != "BOOKMARK":  # what changes meanwhile may come before the end, too
+                        found[object_key(item)] = self.store.prune_page([item] if kind != "DELETED" else [])
+                    elif _LIST_ENDS in (item["metadata"].get("annotations") or {}):
+                        return list(chain.from_iterable(found.values())), str(item["metadata"]["resourceVersion"])
+        except SpecError as e:
+            log.info("%s: the server does not stream lists: %s", self._resource.path, e)
+        self._streams = False
+        return None
+
+    def _list_pages(self) -> tuple[list[Manifest], str]:
+        """The list, page by page, and its version."""
+        items, version = [], ""
+        for page in list_pages(self._api, self._resource.path, self._resource.params()):
+            items += self.store.prune_page(page.get("items") or [])
+            version = str(page.get("metadata", {}).get("resourceVersion", ""))
+        return items, version
 
     def _watch(self) -> None:
         """Apply changes until the server ends the watch; raises what interrupted it."""

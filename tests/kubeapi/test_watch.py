@@ -58,6 +58,20 @@ def test_everything_is_listed_in_pages_and_then_followed(control: ControlApi, wa
     assert watched.relists == 1
 
 
+@pytest.mark.parametrize(("cut", "pages"), [(False, 0), (True, 1)])
+def test_a_list_is_streamed_where_the_server_can(
+    control: ControlApi, watched: Reflector, cut: bool, pages: int
+) -> None:
+    control.streams_lists, control.cut_lists = True, cut
+    for number in range(3):
+        put(control, pod(f"p{number}"))
+    put(control, {"metadata": {"namespace": "ns", "name": "other"}})
+    begun(control, watched)
+    put(control, pod("new"))
+    wait_until(lambda: names(watched) == ["new", "p0", "p1", "p2"])
+    assert sum("limit" in request.params for request in control.requests) == pages
+
+
 def test_a_watch_that_was_cut_off_goes_on_where_it_stood(
     control: ControlApi, watched: Reflector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

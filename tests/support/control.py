@@ -24,6 +24,7 @@ class ControlApi(FakeApi):
 
     def __init__(self) -> None:
         self.silent, self.cuts, self.watches, self.page_objects, self.expired_below = False, 0, 0, 0, 0
+        self.cut_lists = False
         self.served: set[str] = set()
         self.resources: dict[str, list[Object]] = {}
         self._faults: list[tuple[str, str, int, dict[str, str]]] = []
@@ -96,6 +97,9 @@ class ControlApi(FakeApi):
             raise ConnectionAbortedError
         while self.silent and not self._closed:
             time.sleep(0.02)
+        if "sendInitialEvents" in request.params:
+            yield from self._whole_list(request)
+            return
         since = int(request.params["resourceVersion"])
         until = time.monotonic() + float(request.params["timeoutSeconds"])
         path = request.path
@@ -119,6 +123,18 @@ class ControlApi(FakeApi):
             with self.changed:
                 if self._newest() == since and self.expired_below <= since:
                     self.changed.wait(0.05)
+
+    def _whole_list(self, request: Request) -> Iterator[Any]:
+        """The list, one object at a time; with `cut_lists`, without its end. The last object goes away meanwhile."""
+        with self.changed:
+            listed = [item for path, item in self.objects.items() if is_in(path, request.path)]
+            version = str(self._newest())
+        yield from ({"type": "ADDED", "object": item} for item in listed if selects(request.params, item))
+        going = {"metadata": {"namespace": "ns", "name": "going", "resourceVersion": version}}
+        yield from ({"type": kind, "object": going} for kind in ("ADDED", "MODIFIED", "DELETED"))
+        end = {"resourceVersion": version, "annotations": {"k8s.io/initial-events-end": "true"}}
+        if not self.cut_lists:
+            yield {"type": "BOOKMARK", "object": {"metadata": end}}
 
     def _newest(self) -> int:
         return self._changes[-1][0] if self._changes else FIRST_VERSION - 1

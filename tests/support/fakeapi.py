@@ -60,6 +60,7 @@ class FakeApi:
         self.requests: list[Request] = []
         self.refuse: Callable[[Request], tuple[int, Any, dict[str, str]] | None] = lambda request: None
         self.streams = 0
+        self.streams_lists = False
         self.user = "maria@example.org"
         self._changes: list[tuple[int, str, Object]] = []
         self._versions = itertools.count(1)
@@ -260,6 +261,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
         request = Request(self.command, url.path, dict(parse_qsl(url.query)), dict(self.headers), body)
+        if "sendInitialEvents" in request.params and not api.streams_lists:
+            self._send(422, {"message": "sendInitialEvents is forbidden"}, {})
+            return
         api.requests.append(request)
         refused = api.refuse(request)
         if refused is not None:

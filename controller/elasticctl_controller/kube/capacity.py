@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from elasticctl.api.codec import Manifest
@@ -21,7 +21,7 @@ from elasticctl.api.spec import GROUP, LABEL_GROUP
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pods import is_placed, is_worker
-from elasticctl_controller.kube.pruning import prune_holder
+from elasticctl_controller.kube.pruning import prune_holder, unfold_job
 from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload
 
@@ -77,9 +77,9 @@ class KubeCapacity:
         for reflector in self.reflectors:
             reflector.stop()
 
-    def all_jobs(self) -> list[Manifest]:
-        """Return every job."""
-        return self._workload.jobs.items()
+    def all_jobs(self) -> Iterator[Manifest]:
+        """Return every job, one at a time: they may be large."""
+        return map(unfold_job, self._workload.jobs.items())
 
     def healthy_nodes(self) -> list[Manifest]:
         """Return the nodes that are not lost; `status.held` is what other pods hold of one."""

@@ -120,7 +120,7 @@ class Manager:
             functools.partial(derive_token, key),
             self._reported,
             may_act=self._election.holds,
-            find_job=self._workload.get_job,
+            find_job=self._workload.jobs.get,
             token_every_s=flags.rotate_tokens_s,
         )
         urls = kube_webhook_urls(api) if flags.has(Feature.NOTIFICATIONS) else no_webhook_urls

@@ -1,10 +1,13 @@
 """Reduces objects to the few fields that the controller reads, so that thousands of pods fit in its memory. Pure.
 
-An ElasticJob only loses its managedFields, because pods are built from its template.
+An ElasticJob only loses its managedFields, because pods are built from its template. One that is large is kept
+compressed: a template of 1.3 MB takes 18 MB as Python objects, and who may create jobs may create many.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from sys import intern
 from typing import Any
@@ -28,21 +31,29 @@ _CONDITIONS = ("DisruptionTarget", "PodScheduled", "Ready")
 _WAITING = ("reason", "message")
 _TRUE_CONDITION = ("type", "status", "reason")
 _NODE_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))
+_MOST = 8
+"""So many finalizers, scheduling gates and owners of a pod are kept: whoever creates one may give it thousands."""
+_MOST_CONTAINERS = 128
+"""An ElasticJob's template has 100 at most."""
+FOLD_CHARS = 65_536
+"""A job whose metadata and spec are longer than this as JSON is folded."""
+_FOLDED = "folded"
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 
 
 def prune_pod(pod: Manifest) -> Manifest:
     """A pod as `elasticctl.api.observed.workers.Pod` reads it, and the `gpus` it holds; some 2 KB instead of 15."""
     metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
-    fields = _pick(metadata, _METADATA + _DELETION)
+    fields = _shorten(_pick(metadata, _METADATA + _DELETION))
     fields["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
     fields["annotations"] = _pick(as_mapping(metadata.get("annotations")), _ANNOTATIONS)
-    fields["ownerReferences"] = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
-    containers = [_pick(as_mapping(item), ("name",)) for item in as_list(spec.get("containers"))]
+    owners = map(as_mapping, as_list(metadata.get("ownerReferences")))
+    fields["ownerReferences"] = [_pick(ref, _OWNER) for ref in sorted(owners, key=_is_other)[:_MOST]]
+    containers = [_pick(as_mapping(item), ("name",)) for item in as_list(spec.get("containers"))[:_MOST_CONTAINERS]]
     statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]
     return {
         "metadata": fields,
-        "spec": {**_pick(spec, _POD_SPEC), "containers": containers},
+        "spec": {**_shorten(_pick(spec, _POD_SPEC)), "containers": containers},
         "gpus": _gpus(spec),
         "status": {
             **_pick(status, _POD_STATUS),
@@ -100,9 +111,27 @@ def prune_flavor(flavor: Manifest) -> Manifest:
 
 
 def prune_job(job: Manifest) -> Manifest:
-    """An ElasticJob without its managedFields, which may be as large as all other fields."""
+    """An ElasticJob without its managedFields, which may be as large as all other fields; a large one is folded.
+
+    A folded job still has its status, its identity and versions, and whether it is being deleted. `unfold_job` returns
+    the rest.
+    """
     metadata = {name: value for name, value in as_mapping(job.get("metadata")).items() if name != "managedFields"}
-    return {**job, "metadata": metadata}
+    kept = _pick(metadata, (*_METADATA, "generation", "deletionTimestamp"))
+    text = json.dumps({"metadata": {**metadata, "resourceVersion": ""}, "spec": job.get("spec")})
+    if len(text) <= FOLD_CHARS:
+        return {**job, "metadata": metadata}
+    rest = {name: value for name, value in job.items() if name != "spec"}
+    return {**rest, "metadata": kept, _FOLDED: zlib.compress(text.encode(), level=1)}
+
+
+def unfold_job(job: Manifest) -> Manifest:
+    """The job as it was before `prune_job` folded it."""
+    if _FOLDED not in job:
+        return job
+    found = json.loads(zlib.decompress(job[_FOLDED]))
+    rest = {name: value for name, value in job.items() if name != _FOLDED}
+    return {**rest, "metadata": {**found["metadata"], **job["metadata"]}, "spec": found["spec"]}
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
@@ -160,6 +189,16 @@ def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manif
         for item in found
         if item.get("type") in types
     ]
+
+
+def _is_other(owner: Mapping[str, Any]) -> bool:
+    """Sorts last the owners that do not control the object."""
+    return owner.get("controller") is not True
+
+
+def _shorten(fields: Manifest) -> Manifest:
+    """The fields, with lists of the first few items."""
+    return {name: value[:_MOST] if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def _pick(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:

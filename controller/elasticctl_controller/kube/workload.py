@@ -25,7 +25,7 @@ from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
 from elasticctl_controller.kube.notifications import EventRecorder
 from elasticctl_controller.kube.pods import FinishPod, KubePods, OwnedObjects, delete_options, job_key_of
-from elasticctl_controller.kube.pruning import prune_job, prune_node
+from elasticctl_controller.kube.pruning import prune_job, prune_node, unfold_job
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,8 @@ class KubeWorkload:
 
     def get_job(self, key: str) -> Manifest | None:
         """Return the job's manifest, or None when it is gone."""
-        return self.jobs.get(key)
+        found = self.jobs.get(key)
+        return None if found is None else unfold_job(found)
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
         """See `KubePods.list_pods`."""
@@ -168,7 +169,7 @@ class KubeWorkload:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": metadata | {"resourceVersion": job.resource_version},
-            "spec": (self.jobs.get(job.key) or {}).get("spec", {}),  # not changed here, but validated as well
+            "spec": (self.get_job(job.key) or {}).get("spec", {}),  # not changed here, but validated as well
             "status": without_empty(to_json(status)),
         }
         try:

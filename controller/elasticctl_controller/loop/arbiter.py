@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -72,7 +72,7 @@ class _Decided:
 class SharedCluster(Protocol):
     """The cluster whose slots are shared. Thread-safe; all methods may raise ElasticctlError."""
 
-    def all_jobs(self) -> list[Manifest]:
+    def all_jobs(self) -> Iterable[Manifest]:
         """Return every job."""
 
     def healthy_nodes(self) -> list[Manifest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.kube.nodes import NodeHealth
-from elasticctl_controller.kube.pruning import prune_holder, prune_job, prune_node, prune_pod
+from elasticctl_controller.kube.pruning import prune_holder, prune_job, prune_node, prune_pod, unfold_job
 from tests.support.jobs import shell_job
 
 CONDITIONS = [
@@ -139,3 +140,33 @@ def test_objects_of_any_content_are_taken(item: dict[str, Any]) -> None:
     prune_node(item)
     prune_job(item)
     assert prune_holder(item)["gpus"] == 0
+
+
+def test_a_large_job_is_kept_small_and_comes_back_whole():
+    env = [{"name": f"A{number}"} for number in range(10_000)]
+    metadata = {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "7", "annotations": {"x": "y"}}
+    job = {
+        "apiVersion": "v1",
+        "metadata": metadata,
+        "spec": {"replicaSpecs": {"Worker": {"template": {"spec": {"containers": [{"env": env}]}}}}},
+        "status": {"phase": "Running"},
+    }
+    kept = prune_job({**job, "metadata": {**metadata, "managedFields": [{}]}})
+    assert len(pickle.dumps(kept)) < len(json.dumps(job)) / 3
+    assert (kept["status"], kept["metadata"]["uid"], kept["metadata"]["resourceVersion"]) == (job["status"], "u", "7")
+    assert unfold_job(kept) == job
+    later = prune_job({**job, "metadata": {**metadata, "resourceVersion": "8"}})
+    assert unfold_job(later)["metadata"]["resourceVersion"] == "8"
+    small = {**job, "spec": {}}
+    assert unfold_job(prune_job(small)) == prune_job(small) == small
+
+
+def test_a_pod_with_thousands_of_everything_is_kept_small():
+    many = [{"name": f"x{number}", "kind": "ConfigMap", "uid": f"u{number}"} for number in range(5_000)]
+    owner = {"kind": "ElasticJob", "name": "digits", "uid": "job", "controller": True}
+    pod = a_pod()
+    pod["metadata"] |= {"ownerReferences": [*many, owner], "finalizers": [f"a.dev/{n}" for n in range(5_000)]}
+    pod["spec"] |= {"schedulingGates": many, "containers": [*pod["spec"]["containers"], *many]}
+    kept = prune_pod(pod)
+    assert len(json.dumps(kept)) < 20_000
+    assert (Pod.from_manifest(kept).owner_uid, Pod.from_manifest(kept).finalizer) == ("job", "a.dev/0")

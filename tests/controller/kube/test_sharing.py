@@ -118,14 +118,14 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
     try:
         job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
         wait_until(lambda: told)
-        wait_until(lambda: floor.all_jobs())
+        wait_until(lambda: list(floor.all_jobs()))
 
         def write(**fields: Any) -> bool:
             """Write a status; True once it was news."""
             told.clear()
             written = control.put(f"{jobs('a')}/job", {**job, "metadata": dict(job["metadata"]), "status": fields})
             version = written["metadata"]["resourceVersion"]
-            wait_until(lambda: floor.all_jobs()[0]["metadata"]["resourceVersion"] == version)
+            wait_until(lambda: next(iter(floor.all_jobs()))["metadata"]["resourceVersion"] == version)
             return bool(told)
 
         assert write(phase="Running")
