@@ -179,6 +179,33 @@ finally:
     assert time.monotonic() - began < 30, lab.output("a-0")
 
 
+def test_ranks_whose_group_is_over_have_the_grace_period_of_their_pod(lab: Lab) -> None:
+    """The service tells of the end of a job before the cluster sends SIGTERM to its pods."""
+    script = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(os.environ["LAB"])
+def clean_up(*_):
+    (folder / "told").touch()
+    time.sleep(7)
+    (folder / "cleaned").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, clean_up)
+(folder / "runs").touch()
+while True:
+    time.sleep(0.1)
+"""
+    lab.add("a-0")
+    more = {"ELASTICCTL_GRACE_S": "60", "ELASTICCTL_STOP_GRACE_S": "5"}
+    lab.start("a-0", sys.executable, "-c", script, LAB=str(lab.folder), **more)
+    lab.until((lab.folder / "runs").exists)
+    lab.alive.clear()
+    lab.tell()
+    lab.until((lab.folder / "told").exists)
+    lab.workers["a-0"].terminate()
+    assert lab.wait("a-0") == 143
+    assert (lab.folder / "cleaned").exists(), lab.output("a-0")
+
+
 def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None:
     before = pids(pair, "a-0") + pids(pair, "a-1")
     pair.restart_service(JobStatus(generation=1))

@@ -121,19 +121,20 @@ class RankGroup:
             stopped = [(rank, stop) for rank, stop in stopped if _stop_of(rank.process.pid) == stop]
         return [rank for rank, _ in stopped]
 
-    def stop(self, grace_s: float, *, peers_ended: bool = False) -> list[Rank]:
+    def stop(
+        self, grace_s: float, *, peers_ended: bool = False, more_s: Callable[[], float] = lambda: 0.0
+    ) -> list[Rank]:
         """Send SIGTERM to every rank, and SIGKILL to their sessions after `grace_s`; return once all have ended.
 
+        `more_s()`, asked after that time, is how many more seconds the ranks may take before SIGKILL.
         Returns the ranks in the order in which they ended. A rank that does not end within `KILL_WAIT_S` of SIGKILL is
         left behind with a warning, and its `code` stays None. If `peers_ended` is set, an error about broken
         connections is logged in one line instead of a traceback.
         """
-        if self.suspended():
-            grace_s = 0.0  # a stopped process does not handle SIGTERM
+        suspended = bool(self.suspended())  # a stopped process does not handle SIGTERM
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
-        for rank in self.ranks:
-            _wait(rank, deadline - time.monotonic())
+        if not suspended and not self._wait_for_all(grace_s):
+            self._wait_for_all(more_s())
         self._signal(signal.SIGKILL)
         deadline = time.monotonic() + KILL_WAIT_S
         for rank in self.ranks:
@@ -151,6 +152,11 @@ class RankGroup:
             rank.process.poll()  # reaps it, now that nothing in its session is to be signalled any more
         stopped, self.ranks = self.ranks, []
         return sorted(stopped, key=lambda rank: float("inf") if rank.ended_at is None else rank.ended_at)
+
+    def _wait_for_all(self, timeout_s: float) -> bool:
+        """Wait for the ranks to end; True once they have."""
+        deadline = time.monotonic() + timeout_s
+        return all(_wait(rank, deadline - time.monotonic()) for rank in self.ranks)
 
     def own_pids(self) -> set[int]:
         """Return the process ids of the ranks."""

@@ -293,7 +293,8 @@ class Agent(TorchAgent):
             log.info("generation %d is over (%s)", self._handler.generation, why)
         if not self._got_sigterm and self._ranks.release():
             return LauncherEvent.RANKS_STOPPED
-        failure = WorkerFailure.of_stopped(*self._place(), self._ranks.stop(peers_ended=True))
+        stopped = self._ranks.stop(peers_ended=True, more_s=self._more_grace_s)
+        failure = WorkerFailure.of_stopped(*self._place(), stopped)
         if failure is None or self._got_sigterm:
             return LauncherEvent.RANKS_STOPPED
         self.failure = failure
@@ -309,10 +310,17 @@ class Agent(TorchAgent):
         if self.failure is not None and not self._verdicts.has_reported(self.failure):
             self._verdicts.ask(self.failure)  # the verdict no longer matters
         self._service.tell("leave", self._leaving.why)
-        self._ranks.stop(grace_s=self._limits.last_grace_s(self._leaving.left_s()))
+        self._ranks.stop(grace_s=self._limits.last_grace_s(self._leaving.left_s()), more_s=self._more_grace_s)
         why = self._leaving.why
         self.failure = WorkerFailure.of_sigterm(*self._place(), "" if why == BY_SIGNAL else why)
         return LauncherEvent.RANKS_STOPPED
+
+    def _more_grace_s(self) -> float:
+        """How much longer ranks may take to stop: nobody waits for those of a worker that has got SIGTERM meanwhile.
+
+        The service says that a group is over before a deleted pod is sent SIGTERM.
+        """
+        return self._limits.last_grace_s(self._leaving.left_s()) if self._got_sigterm else 0.0
 
     def _fail(self) -> LauncherEvent:
         self._ranks.stop()

@@ -194,18 +194,24 @@ class LocalRanks:
         alive = bool(ranks) and all(rank.code is None for rank in ranks)
         return alive and not self._group.suspended() and self._links.are_attached(rank.local_rank for rank in ranks)
 
-    def stop(self, *, grace_s: float | None = None, peers_ended: bool = False) -> list[Rank]:
+    def stop(
+        self,
+        *,
+        grace_s: float | None = None,
+        peers_ended: bool = False,
+        more_s: Callable[[], float] = lambda: 0.0,
+    ) -> list[Rank]:
         """Stop the ranks; return them in the order in which they ended.
 
         `grace_s` is the time between SIGTERM and SIGKILL. The default is the usual one, or 0 for ranks that have
-        drained, because others wait for them. `peers_ended` is as in `RankGroup.stop`.
+        drained, because others wait for them. `peers_ended` and `more_s` are as in `RankGroup.stop`.
         """
         self._hangs.end()
         if self._began is not None:
             self._unreported_s, self._began = self._unreported_s + time.monotonic() - self._began, None
         if grace_s is None:
             grace_s = 0.0 if self.have_drained() else self._limits.stop_grace_s
-        stopped = self._group.stop(grace_s, peers_ended=peers_ended)
+        stopped = self._group.stop(grace_s, peers_ended=peers_ended, more_s=more_s)
         self.reports.flush()
         return stopped
 
