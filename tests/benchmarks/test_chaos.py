@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chaos import main
 from benchmarks.upsets.events import SHARES
 from benchmarks.upsets.proof import Record, Resume, Step, Task, differing_weights, lost_commits, misused_samples
 from elasticctl_store.checkpoints.entries import Commit, Entry, Generation, ObjectRef
@@ -165,6 +166,11 @@ def test_a_job_that_everything_happens_to_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_group_of_fixed_size_ends_with_the_very_same_weights(tmp_path: Path) -> None:
-    result = chaos(tmp_path, "--events", "2", "--workers", "2", "--fixed-size", "--seed", "6")
-    assert any("equal, world size 2" in what for what in result["proofs"])
+@pytest.mark.usefixtures("forked_workers")
+def test_a_group_of_fixed_size_ends_with_the_very_same_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tmp_path / "chaos.json"
+    options = ("--events", "2", "--workers", "2", "--fixed-size", "--seed", "6", "--json", str(found))
+    assert main(options) == 0, capsys.readouterr()
+    assert any("equal, world size 2" in what for what in json.loads(found.read_text())["proofs"])

@@ -14,6 +14,7 @@ from tests.support.walk import Place, Walk, training
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("forked_workers")
 def test_everything_once_through(
     home: Path, local_cluster: LocalCluster, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
