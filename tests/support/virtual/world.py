@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elasticctl.api.codec import Manifest
 from elasticctl.api.goal import PoolOrder
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
@@ -82,6 +83,7 @@ class World:
         self._outages: dict[str, float] = {}
         self._cut_until: dict[str, float] = {}
         self.key, self.job_uid = f"default/{NAME}", "uid-1"
+        self._read: tuple[Manifest, ElasticJob] | None = None
 
     def run(self, until_s: float) -> None:
         """Let time pass until then."""
@@ -116,7 +118,11 @@ class World:
 
     @property
     def job(self) -> ElasticJob:
-        return ElasticJob.from_manifest(self.cluster.jobs[self.key])
+        """The job as it is stored; read again only after a write, which puts a manifest in the place of the former."""
+        stored = self.cluster.jobs[self.key]
+        if self._read is None or self._read[0] is not stored:
+            self._read = stored, ElasticJob.from_manifest(stored)
+        return self._read[1]
 
     @property
     def status(self) -> JobStatus:
