@@ -80,6 +80,7 @@ def move(world: GoalWorld, goal: Goal) -> None:
     world.pass_at = world.now
 
 
+@pytest.mark.slow  # takes seconds
 def test_a_budget_suspends_it_with_a_checkpoint_and_a_larger_one_goes_on() -> None:
     world = a_world(Goal(budget=1.0), [4])
     world.run(in_hours(1.5))
@@ -156,6 +157,7 @@ def test_never_late_when_promised_and_never_over_budget(
         assert world.finished_at <= in_hours(limit_h)
 
 
+@pytest.mark.slow  # takes seconds
 @settings(max_examples=3)
 @given(there=st.integers(0, 3), launch_s=st.floats(20, 80), slack=st.floats(2.2, 4.5), said=st.booleans())
 @example(there=1, launch_s=34.0, slack=3.2, said=True)

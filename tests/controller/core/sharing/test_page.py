@@ -19,7 +19,7 @@ from tests.support.controller.sharing_page import Page
 NOW = 1e6
 """Long after everything: nobody's patience lasts, and every size has settled."""
 STORIES, EVENTS = 2000, 12
-PARTS = 4
+PARTS, QUICK = 4, 1
 
 quotas = st.none() | st.integers(0, 7)
 jobs = st.tuples(
@@ -59,7 +59,9 @@ def build_project(name: str, guaranteed: int | None, limit: int | None, weight: 
     return Project(name, weight, *({} if slots is None else {"t4": slots} for slots in (guaranteed, limit)))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= QUICK else []) for part in range(PARTS)]
+)
 def test_stories_go_as_the_page_says(part: int) -> None:
     """Jobs, nodes and quotas come and go in virtual time, and each division is the page's.
 
