@@ -10,6 +10,9 @@ HERE   := -m "not cluster and not browser and not packaging"
 # Many tests measure time: in CI, on a machine that nobody knows, what has failed is tried once more, alone.
 tests   = $(PYTEST) $(2) $(1) || { [ $$? -eq 1 ] && [ -n "$(CI)" ] && echo "again, alone:" && $(PYTEST) --last-failed $(1); }
 
+# What is worth making faster: tests/on_cluster run one after the other.
+SLOWEST := --durations 30 --durations-min 5
+
 # Where images go, and what builds and pushes them: docker, podman or buildah.
 BUILD  ?= docker
 TAG    ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -71,7 +74,7 @@ test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, eac
 	$(PYTEST) -m packaging tests/test_packaging.py
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
-	$(call tests,tests/on_cluster)
+	$(call tests,tests/on_cluster $(SLOWEST))
 
 test-cluster-short: $(VENV)/.dev  ## those of them that show what depends on the release of Kubernetes: two minutes
 	$(call tests,tests/on_cluster -m each_release)
