@@ -31,7 +31,8 @@ from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.policy import SavePolicy
-from elasticctl_train.session import STORAGE_VARIABLE, Session, Snapshot
+from elasticctl_train.session import Session, Snapshot
+from elasticctl_train.start import STORAGE_VARIABLE
 
 log = logging.getLogger("elasticctl_train")
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -20,8 +20,7 @@ import torch
 
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.checkpoints.rollbacks import Rollback
-from elasticctl_store.errors import StorageError, TrainError
+from elasticctl_store.errors import TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
 from elasticctl_train.checkpoint.memory.copies import Copies
@@ -31,13 +30,11 @@ from elasticctl_train.interruptions import Hazard, Interruptions, this_machine, 
 from elasticctl_train.not_finite import LossGuard
 from elasticctl_train.policy import Cadence, SavePolicy
 from elasticctl_train.progress import Notice, Progress, Reporter
+from elasticctl_train.start import STORAGE_VARIABLE, Start, find_start
 from elasticctl_train.watch import Watch
 
 log = logging.getLogger("elasticctl_train")
 
-STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
-START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
-"""`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
 USED_URLS: set[str] = set()
 """The storage URLs to which sessions of this process have saved."""
 _ABANDON_GRACE_S = _NOTE_GRACE_S = 2.0
@@ -62,9 +59,8 @@ class Snapshot:
 class Session:
     """One incarnation of a training run on this rank. All ranks must make the same calls in the same order.
 
-    `cursor` is how far training is; the user sets it. `restored` is the checkpoint that was found, until the first step
-    is done. `losses` watches for losses that are not finite. `is_place_shared`: after a step, all ranks must be at the
-    same position in the data; otherwise the script is wrong.
+    `cursor` is how far training is; the user sets it. `losses` watches for losses that are not finite.
+    `is_place_shared`: after a step, all ranks must be at the same position in the data; otherwise the script is wrong.
     """
 
     def __init__(
@@ -98,21 +94,20 @@ class Session:
         self._waits = storage.Waits()
         self._checkpoints: Checkpointer | None = None
         self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle, self.progress.tell_rest)
-        self._origin = ""
+        self._start = Start()
         self._said_of_copies = "", 0
         self._resumed: dict[str, Any] = {}
         self._group, self._restarts_because = group, "" if group is not None else restarts_because
         self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
-        self.restored: Restored | None = None
         self._is_open = False
         self.is_place_shared = False
         self.losses = LossGuard(self.progress)
-        self._back: Rollback | None = None
         if group is None or not group.has_state:
             with self._watch.standing_still(nothing_to_save=True):
                 self._checkpoints, self._is_open = self._take_over(self._given_url), True
-                self.restored = self._restore(like)
-            self._note_group(work_lost=self.restored is None or not self.restored.is_copy)
+                goes_back = self.losses.goes_back
+                self._start = find_start(self._checkpoints, like, self._waits, goes_back=goes_back)
+            self._note_group(work_lost=not self._start.is_copy)
         if self.restored is not None:
             self.progress.metrics.restore(self.restored.commit.step, self.restored.commit.metrics)
 
@@ -127,10 +122,15 @@ class Session:
         return self._checkpoints.generation if self._checkpoints else 0
 
     @property
+    def restored(self) -> Restored | None:
+        """The checkpoint that was found, until the first step is done."""
+        return self._start.restored
+
+    @property
     def skip_to(self) -> Mapping[str, Any] | None:
         """The position in the data from which training continues instead of the checkpoint's, if this run has gone
         back."""
-        return None if self._back is None else self._back.skip_to
+        return None if self._start.back is None else self._start.back.skip_to
 
     @property
     def busy(self) -> bool:
@@ -140,10 +140,10 @@ class Session:
     def begin(self, cursor: Cursor) -> None:
         """Start or resume training here. Call it once, after the state has been restored."""
         self.cursor = cursor
-        is_copy = self.restored is not None and self.restored.is_copy
-        self._saved = Cursor() if self._origin or is_copy else cursor  # a state from elsewhere is not saved here yet
+        is_elsewhere = self._start.origin or self._start.is_copy
+        self._saved = Cursor() if is_elsewhere else cursor  # what comes from elsewhere is not saved here yet
         if self.world.rank == 0:
-            self._say_where()
+            self._start.log_place(cursor, self._checkpoints.url if self._checkpoints else "", self.world.size)
         self._cadence = Cadence(
             self._policy, cursor.step, notice_possible=self._notice.possible, hazard=self._expected_hazard
         )
@@ -179,8 +179,9 @@ class Session:
     def _report_resumed(self) -> None:
         source = "memory" if self._group is not None and self._group.has_state else None
         if source is None and self.restored is not None:
-            source = "copies" if self.restored.is_copy else "storage"
-        why = self._checkpoints.why_storage if self._checkpoints and source == "storage" and not self._origin else None
+            source = "copies" if self._start.is_copy else "storage"
+        is_own = source == "storage" and not self._start.origin
+        why = self._checkpoints.why_storage if self._checkpoints and is_own else None
         self._resumed = {"step": self.cursor.step, "source": source, "source_because": why or None}
         self._report_protection()
 
@@ -286,46 +287,10 @@ class Session:
     def _expected_hazard(self) -> Hazard:
         return unknown_hazard() if self._interruptions is None else self._interruptions.hazard()
 
-    def _restore(self, like: Like | None) -> Restored | None:
-        """Read the newest checkpoint or, while this run has none, the one of another run that it is to start from."""
-        if self._checkpoints and self.losses.goes_back:
-            self._back = self._checkpoints.rollback()
-        restored = self._checkpoints.restore(like, self._back) if self._checkpoints else None
-        if restored is None and self._back is not None:
-            before = f"this run is to go back, but the checkpoints from before step {self._back.step} are gone"
-            raise StorageError(f"{self.url}: {before}. FIX: submit it again, under another URL")
-        wanted = os.environ.get(START_FROM_VARIABLE, "")
-        if restored is not None or not wanted:
-            return restored
-        url, separator, step = wanted.rpartition("#")
-        if not (separator and url and (step == "latest" or (step.isascii() and step.isdigit()))):
-            raise TrainError(f"${START_FROM_VARIABLE}={wanted} is invalid. FIX: set it to URL#STEP or URL#latest")
-        if self._checkpoints is None:
-            raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL for this run. FIX: set ${STORAGE_VARIABLE}")
-        self._origin = url
-        return self._checkpoints.start_from(
-            storage.open(url, waits=self._waits), None if step == "latest" else int(step), like
-        )
-
-    def _say_where(self) -> None:
-        if self.restored is not None and self.restored.is_copy:
-            log.info("resumed from step %d, epoch %d, from workers' memory", self.cursor.step, self.cursor.epoch)
-        elif self.restored is not None and self._origin:
-            log.info("started from step %d, epoch %d of %s", self.cursor.step, self.cursor.epoch, self._origin)
-        elif self.restored is not None and self._back is not None:
-            said = "went back to step %d, continuing from epoch %d, sample %d: the loss was %s at step %d"
-            cursor, back = self.cursor, self._back
-            log.warning(said, cursor.step, cursor.epoch, cursor.position, back.value, back.step)
-        elif self.restored is not None:
-            ranks = f"{len(self.restored.commit.shares)} -> {self.world.size} ranks"
-            log.info("resumed from step %d, epoch %d (%s, %s)", self.cursor.step, self.cursor.epoch, self.url, ranks)
-        elif self._checkpoints is not None:
-            log.info("no checkpoint at %s yet: starting at step 0", self.url)
-
     def _prepare(self) -> None:
         """Get ready to save, after the first step, which has given the optimizer its state."""
         self._prepared = True
-        self.restored = None  # free it: everything has been loaded
+        self._start = replace(self._start, restored=None)  # free it: everything has been loaded
         if self._checkpoints is not None:
             first = self._snapshot()
             self._checkpoints.prepare(first.state, local=first.local, rank_0_only=first.rank_0_only)
