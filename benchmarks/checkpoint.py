@@ -169,8 +169,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--busy-s", type=float, default=1.0, metavar="S", help="seconds of uploads beside training (1)")
     parser.add_argument("--settle-s", type=float, default=5.0, metavar="S", help="seconds of training before saves (5)")
     parser.add_argument("--no-listing", action="store_false", dest="listing", help=f"leave out the {COMMITS} commits")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the medians there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to this file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the medians into this file")
     args = parser.parse_args(argv)
     if args.svg and find_spec("matplotlib") is None:
         parser.error("--svg needs matplotlib: pip install matplotlib")

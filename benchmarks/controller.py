@@ -283,12 +283,14 @@ def as_json(figures: Sequence[Figure], parameters: dict[str, Any], began_at: flo
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return 1 if an aim was missed or something did not happen, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=count, default=1000, metavar="N", help="of the large job")
-    parser.add_argument("--held", type=count, default=5000, metavar="N", help="pods in all, at rest")
+    parser.add_argument("--workers", type=count, default=1000, metavar="N", help="workers of the large job")
+    parser.add_argument("--held", type=count, default=5000, metavar="N", help="pods that exist while nothing changes")
     parser.add_argument("--losses", type=count, default=200, metavar="N", help="pods that are lost one by one")
     parser.add_argument("--repeats", type=count, default=3, metavar="N")
-    parser.add_argument("--lab-home", type=Path, default=Path("/tmp/kubelab"), metavar="FOLDER", help="the lab's state")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    parser.add_argument(
+        "--lab-home", type=Path, default=Path("/tmp/kubelab"), metavar="FOLDER", help="the folder of the lab"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to this file")
     args = parser.parse_args(argv)
     end_as_by_ctrl_c()
     began_at, say, code = time.time(), Console(stderr=True, highlight=False), 0

@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", nargs="*", choices=[*NAMES, []], metavar="ATTACK", help=", ".join(NAMES))
     parser.add_argument("--joins", type=int, default=200, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     args = parser.parse_args(argv)
     found = run(args.attacks or NAMES, args.joins)
     calm = found[""]

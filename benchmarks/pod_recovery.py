@@ -149,9 +149,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return 1 if the aim was missed or something did not happen, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=count, default=20, metavar="N")
-    parser.add_argument("--settle-s", type=float, default=15.0, metavar="S", help="training before each loss")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/kubelab-host"), help="one that all nodes share")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    parser.add_argument(
+        "--settle-s", type=float, default=15.0, metavar="S", help="seconds of training before each loss"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/kubelab-host"), help="a folder that all nodes share")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to this file")
     args = parser.parse_args(argv)
     end_as_by_ctrl_c()
     began_at, say, code = time.time(), Console(stderr=True, highlight=False), 0

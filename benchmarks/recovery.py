@@ -167,18 +167,20 @@ def _line(measurement: Measurement) -> str:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="these only (may be repeated)")
-    parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="these only (may be repeated)")
+    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="repeatable")
+    parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="repeatable")
     parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
     parser.add_argument("--quick", action="store_true", help=f"once each, by default: {', '.join(QUICK)}")
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, metavar="S", help="seconds of training before each")
-    parser.add_argument("--step-s", type=float, default=STEP_S, metavar="S", help="how long each step takes at least")
     parser.add_argument(
-        "--limit-s", type=float, metavar="S", help="how long a trial is watched after its event at most"
+        "--step-s", type=float, default=STEP_S, metavar="S", help="the least that a step takes, in seconds"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, metavar="S", help="the longest that a trial is watched after its event, in seconds"
     )
     parser.add_argument("--phases", action="store_true", help="show where the time to the first step goes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the medians there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to this file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the medians into this file")
     parser.add_argument("--keep", action="store_true", help="keep the recorded steps and the workers' logs")
     args = parser.parse_args(argv)
     if args.svg and find_spec("matplotlib") is None:

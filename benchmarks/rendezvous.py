@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=512, metavar="N")
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to this file")
     args = parser.parse_args(argv)
     began_at = time.time()
     context = multiprocessing.get_context("spawn")

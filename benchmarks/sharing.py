@@ -94,15 +94,19 @@ def gpu_usd_per_h() -> float:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--load", action="append", type=float, metavar="X", help="GPU hours asked for, over those there are (repeats)"
+        "--load",
+        action="append",
+        type=float,
+        metavar="X",
+        help="GPU hours requested over GPU hours available; repeatable",
     )
     parser.add_argument("--seeds", type=count, default=5, metavar="N", help="weeks of each load (5)")
     parser.add_argument("--jobs", type=count, default=200, metavar="N", help="jobs in a week, on average (200)")
     parser.add_argument("--days", type=float, default=7.0, metavar="D", help="length of the week (7)")
     parser.add_argument("--scale", action="store_true", help=f"time the core with {JOBS} jobs, {WORKERS} workers")
     parser.add_argument("--scale-jobs", type=count, default=JOBS, metavar="N", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the means there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the means into this file")
     args = parser.parse_args(argv)
     if args.svg and find_spec("matplotlib") is None:
         parser.error("--svg needs matplotlib: pip install matplotlib")

@@ -35,8 +35,14 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=300, help="the state's size")
     parser.add_argument("--rounds", type=int, default=10, help="saves of each kind")
     parser.add_argument("--folder", help="where to save")
-    parser.add_argument("--steps-for", type=float, metavar="S", help="train for so many seconds instead")
-    parser.add_argument("--every", type=float, default=30.0, metavar="S", help="and save that often, half of the time")
+    parser.add_argument("--steps-for", type=float, metavar="S", help="train for this long instead, in seconds")
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="with --steps-for: seconds between saves, in half of that time",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.steps_for:

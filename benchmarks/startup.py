@@ -49,7 +49,7 @@ def elasticctl() -> str:
     """Return the path of the installed script beside this interpreter."""
     found = Path(sys.executable).parent / "elasticctl"
     if not found.exists():
-        raise SystemExit(f"{found} is not there: install elasticctl into this environment first (pip install -e .)")
+        raise SystemExit(f"{found} does not exist. FIX: install elasticctl into this environment: pip install -e .")
     return str(found)
 
 

@@ -116,8 +116,8 @@ def main() -> None:
     """Start the launchers of a job in a folder of their own, and print what rank 0 measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=40, help=f"of {STEPS_OF_BLOCK} steps, of each")
-    parser.add_argument("--step-s", type=float, default=0.01, help="how long each step takes at least")
+    parser.add_argument("--blocks", type=int, default=40, help=f"blocks of {STEPS_OF_BLOCK} steps, of each kind")
+    parser.add_argument("--step-s", type=float, default=0.01, help="the least that a step takes, in seconds")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as folder:
         environment = {**os.environ, "ELASTICCTL_HOME": folder}

@@ -133,7 +133,7 @@ class Session:
             committed = self.job.last_committed_step()
             strike = self._strike(kind)
             if strike is None:
-                self.say.print(f"{kind}: there was nobody to strike", markup=False)
+                self.say.print(f"{kind}: found no target; skipped", markup=False)
                 continue
             try:
                 whole_s = self._await_whole(strike)
@@ -341,11 +341,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if something was not proven, 130 after Ctrl-C."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=benchmarks.interruptions.__doc__, formatter_class=formatter)
-    parser.add_argument("--for-s", type=float, default=3600.0, metavar="S", help="how long events happen")
-    parser.add_argument("--calm-s", type=float, default=240.0, metavar="S", help="undisturbed before that")
-    parser.add_argument("--seed", type=int, default=0, help="of the dice, and of the training")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every event there")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the controllers' logs and the record there")
+    parser.add_argument("--for-s", type=float, default=3600.0, metavar="S", help="seconds with events")
+    parser.add_argument(
+        "--calm-s", type=float, default=240.0, metavar="S", help="seconds of undisturbed training before that"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the events, and of the training")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every event to this file")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the controllers' logs and the record in this folder"
+    )
     options = parser.parse_args(argv)
     end_as_by_ctrl_c()
     say = Console(stderr=True, highlight=False)

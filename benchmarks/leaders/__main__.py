@@ -227,7 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=count, default=20, metavar="N", help="leaders (20)")
     parser.add_argument("--freeze-s", type=float, nargs="*", default=[3.0, 8.0, 20.0], metavar="S", help="(3 8 20)")
     parser.add_argument("--flood", type=int, default=64, metavar="N", help="clients (64)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     args = parser.parse_args(argv)
     end_as_by_ctrl_c()
     say, code, began_at, session = Console(stderr=True, highlight=False), 0, time.time(), None

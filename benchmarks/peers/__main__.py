@@ -37,12 +37,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=benchmarks.peers.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--contender", action="append", choices=CONTENDERS, help="(repeats; all)")
-    parser.add_argument("--event", action="append", choices=EVENTS, help="(repeats; all)")
-    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="of each event (5)")
-    parser.add_argument("--settle-s", type=float, default=8.0, metavar="S", help="training before each event (8)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="show what these runs have found")
+    parser.add_argument("--contender", action="append", choices=CONTENDERS, help="repeatable; all by default")
+    parser.add_argument("--event", action="append", choices=EVENTS, help="repeatable; all by default")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="trials of each event (5)")
+    parser.add_argument(
+        "--settle-s", type=float, default=8.0, metavar="S", help="seconds of training before each event (8)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing: show the results in these files"
+    )
     args = parser.parse_args(argv)
     if args.merge:
         Console(width=160).print(table([one for path in args.merge for one in _read(path)]))

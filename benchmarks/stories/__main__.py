@@ -35,12 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=benchmarks.stories.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arrangement", action="append", choices=ARRANGEMENTS, required=True, help="(repeats)")
-    parser.add_argument("--stories", type=count, default=20, metavar="N", help="how many (20)")
-    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one's seed (0)")
-    parser.add_argument("--events", type=count, default=EVENTS, metavar="N", help=f"in each story ({EVENTS})")
-    parser.add_argument("--train", action="store_true", help="workers make steps, which may be done again")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    parser.add_argument("--arrangement", action="append", choices=ARRANGEMENTS, required=True, help="repeatable")
+    parser.add_argument("--stories", type=count, default=20, metavar="N", help="stories to tell (20)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the seed of the first story (0)")
+    parser.add_argument("--events", type=count, default=EVENTS, metavar="N", help=f"events in each story ({EVENTS})")
+    parser.add_argument("--train", action="store_true", help="have workers train, and count repeated steps")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
     args = parser.parse_args(argv)
     end_as_by_ctrl_c()
     say, code, began_at = Console(stderr=True, highlight=False), 0, time.time()
