@@ -133,10 +133,21 @@ def lightning_until_notice(url: str, folder: str) -> None:
 
 
 def transformers_train(
-    url: str, folder: str, see: Callable[[list[float]], None], *, stop_at: int = -1, epochs: int = 3
+    url: str,
+    folder: str,
+    see: Callable[[list[float]], None],
+    *,
+    stop_at: int = -1,
+    epochs: int = 3,
+    patience: int = 0,
+    **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """Train with transformers' Trainer, saving every step; returns the weights."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    """Train with transformers' Trainer, saving every step; returns the weights. `options` are `TrainingArguments`'.
+
+    With `patience`, training ends early, after so many evaluations and one: no loss is better by enough. `see` is told
+    the losses, too.
+    """
+    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
     from elasticctl_train.hooks.transformers import ElasticCallback
 
@@ -146,13 +157,17 @@ def transformers_train(
             self.network = network()
 
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-            see(x[:, 0].tolist())
+            if self.training:
+                see(x[:, 0].tolist())
             out = self.network(x)
             return {"loss": out.square().mean(), "logits": out}
 
     class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             stop_when_saved(hook._session, state.global_step, stop_at)
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            see([kwargs["metrics"]["eval_loss"]])
 
     model, hook = Model(), ElasticCallback(url, save=EVERY_STEP)
     args = TrainingArguments(
@@ -164,9 +179,10 @@ def transformers_train(
         use_cpu=True,
         disable_tqdm=True,
         logging_steps=2,
-        lr_scheduler_type="linear",
+        **options,
     )
-    trainer = Trainer(model, args, train_dataset=Samples(), callbacks=[hook, Stop()])
+    callbacks = [hook, Stop(), *([EarlyStoppingCallback(patience, 1e9)] if patience else [])]
+    trainer = Trainer(model, args, train_dataset=Samples(), eval_dataset=Samples(), callbacks=callbacks)
     try:
         trainer.train(resume_from_checkpoint=hook.resume(trainer))
     except StopHere:

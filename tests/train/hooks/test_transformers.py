@@ -39,6 +39,31 @@ def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> No
         assert all(torch.equal(found[name], weights[name]) for name in weights)
 
 
+@pytest.mark.parametrize("when", ["steps", "epoch"])
+def test_evaluations_and_what_depends_on_them_are_those_of_a_run_that_was_not_stopped(
+    tmp_path: Path, when: str
+) -> None:
+    """Early stopping counts evaluations, the scheduler waits for one that is no better, and each draws a number."""
+    options: dict[str, Any] = {
+        "epochs": 6,
+        "patience": 3,
+        "eval_strategy": when,
+        "eval_steps": 2,
+        "learning_rate": 3.0,
+        "metric_for_best_model": "eval_loss",
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"patience": 0},
+    }
+    seen, weights = train(tmp_path, "", **options)
+    steps = sum(len(each) > 1 for each in seen)
+    assert steps == (8 if when == "steps" else 16), "training ended early"
+    for stop_at in (3, 4, steps - 2, steps - 1):
+        before, _ = train(tmp_path, str(stop_at), stop_at=stop_at, **options)
+        after, found = train(tmp_path, str(stop_at), **options)
+        assert before + after == seen
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
 def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) -> None:
     _, weights = train(tmp_path, "state")
     seen, found = train(tmp_path, "state")
@@ -46,8 +71,11 @@ def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) 
     assert all(torch.equal(found[name], weights[name]) for name in weights)
     seen, _ = train(tmp_path, "state", epochs=4)
     assert len(seen) == 4
+    seen, _ = train(tmp_path, "state", max_steps=18)
+    assert len(seen) == 2
+    assert train(tmp_path, "state", max_steps=18)[0] == []
     newest = next(read_commits(LocalStorage(tmp_path / "state")))
-    assert newest.step == 16
+    assert newest.step == 18
     assert newest.metrics["loss"] > 0
 
 
@@ -83,7 +111,7 @@ def test_a_callback_that_was_not_asked_to_resume_says_how() -> None:
     from elasticctl_train.hooks.transformers import ElasticCallback  # else each process that collects tests imports it
 
     with pytest.raises(TrainError, match=r"FIX: trainer\.train\(resume_from_checkpoint=hook\.resume\(trainer\)\)"):
-        ElasticCallback().on_step_end(None, None, None)  # type: ignore[arg-type]
+        ElasticCallback().on_train_begin(None, None, None)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_before_training_is_none_of_the_callbacks_business() -> None:

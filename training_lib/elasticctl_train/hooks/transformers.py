@@ -7,6 +7,10 @@
 Trainer resumes from a folder, and calls callbacks too late for that. So `resume` creates a folder that contains only
 the trainer's progress, in JSON. On this one object, it replaces the three methods by which Trainer reads everything
 else from files with ones that read from the checkpoint. Trainer then resumes at the right batch by itself.
+
+Trainer evaluates behind a step, and once more at the end of an epoch, and would do neither when it resumes there. So a
+step counts only after that, and `resume` also wraps the method that does it. Trainer would make one step too many where
+its last step was made in the middle of an epoch, so `resume` wraps the method that trains for an epoch, too.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from elasticctl_store.errors import TrainError
@@ -55,6 +59,7 @@ class ElasticCallback(TrainerCallback):
         self._clean_up: Callable[[], object] = lambda: None
         self._free_since_s: float | None = None
         self._samples_before = 0
+        self._is_epoch_over = False
 
     def resume(self, trainer: Trainer) -> str | None:
         """Take over the URL; return the value for `resume_from_checkpoint` of `trainer.train`: None, or a folder.
@@ -65,6 +70,10 @@ class ElasticCallback(TrainerCallback):
         fit = partial(fitting.check, {"model": self._parts()["model"]})
         self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
         self._session.losses.refuse_rollback("the Trainer chooses the batches")
+        own: Any = trainer
+        own._maybe_log_save_evaluate = partial(self._end_step, own._maybe_log_save_evaluate)
+        if hasattr(own, "_run_epoch"):  # not every release 5 has it
+            own._run_epoch = partial(self._run_epoch, own._run_epoch)
         restored = self._session.restored
         if restored is None:
             return None
@@ -76,7 +85,6 @@ class ElasticCallback(TrainerCallback):
                 progress["batch"],
                 _samples_per_step(trainer),
             )
-        own: Any = trainer
         own._load_from_checkpoint = self._load_model
         own._load_optimizer_and_scheduler = self._load_optimizer_and_scheduler
         own._load_rng_state = self._load_rng_state
@@ -94,23 +102,22 @@ class ElasticCallback(TrainerCallback):
         self._clean_up()
         parts.check(self._parts())
         session.progress.count_samples_from(self._samples_before)
+        self._restore_callbacks()
         session.begin(_cursor(state))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count an optimizer step, report, and save when it is time, or stop after notice; see `Session.step`."""
-        self._running().step(_cursor(state), _samples_per_step(self._trainer))
-        self._free_since_s = time.monotonic()
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let the last step of the epoch count once Trainer has done what is due at its end."""
+        self._is_epoch_over = True
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Record that the batches of a step have been fetched."""
+        self._is_epoch_over = False
         if self._free_since_s is not None:
             self._running().progress.times.add_data(time.monotonic() - self._free_since_s)
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Exclude evaluation from the time spent fetching batches."""
-        self._free_since_s = time.monotonic()
 
     def on_log(
         self,
@@ -133,6 +140,41 @@ class ElasticCallback(TrainerCallback):
         session.cursor = _cursor(state)
         session.finish()
 
+    def _run_epoch(self, run_epoch: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Train for an epoch, unless all steps have been made."""
+        trainer: Any = self._trainer
+        if trainer.state.global_step < trainer.state.max_steps:
+            run_epoch(*args, **options)
+        else:
+            trainer.control.should_training_stop = True
+
+    def _end_step(self, log_save_evaluate: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Log and evaluate as Trainer does. Then count the optimizer step, report, and save when it is time, or stop
+        after notice; see `Session.step`."""
+        log_save_evaluate(*args, **options)
+        session = self._running()
+        trainer: Any = self._trainer
+        cursor, is_whole_epoch = _cursor(trainer.state), float(trainer.state.epoch or 0).is_integer()
+        if cursor.step > session.cursor.step and (self._is_epoch_over or not is_whole_epoch):
+            session.step(cursor, _samples_per_step(trainer), hold=trainer.control.should_training_stop)
+        self._free_since_s = time.monotonic()
+
+    def _exportable(self) -> dict[str, list[ExportableState]]:
+        """Return the callbacks whose state Trainer would save, such as that of early stopping, by class name."""
+        trainer: Any = self._trainer
+        found: dict[str, list[ExportableState]] = {}
+        for each in trainer.callback_handler.callbacks:
+            if isinstance(each, ExportableState):
+                found.setdefault(type(each).__name__, []).append(each)
+        return found
+
+    def _restore_callbacks(self) -> None:
+        restored = self._running().restored
+        known = {} if restored is None else restored.state[_PROGRESS].get("callbacks", {})
+        for name, callbacks in self._exportable().items():
+            for callback, state in zip(callbacks, known.get(name, []), strict=False):
+                vars(callback).update(state.get("attributes", {}))
+
     def _running(self) -> Session:
         if self._session is None:
             raise TrainError("resume was not called. FIX: trainer.train(resume_from_checkpoint=hook.resume(trainer))")
@@ -150,7 +192,9 @@ class ElasticCallback(TrainerCallback):
         state: dict[str, Any] = {name: part.state_dict() for name, part in found.items()}
         progress = json.loads(json.dumps(dataclasses.asdict(trainer.state)))
         samples = self._running().progress.samples_at(self._running().cursor)
-        state[_PROGRESS] = {"state": progress, "batch": _samples_per_step(trainer), "samples": samples}
+        callbacks = {name: [each.state() for each in found] for name, found in self._exportable().items()}
+        own = {"batch": _samples_per_step(trainer), "samples": samples, "callbacks": json.loads(json.dumps(callbacks))}
+        state[_PROGRESS] = {"state": progress, **own}
         return Snapshot(state, {"rng": rng.capture()}, {_PROGRESS} | parts.rank_0_only(found))
 
     def _load_model(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
