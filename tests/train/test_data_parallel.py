@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms import Join
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
+from elasticctl_store.errors import TrainError
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data_parallel import ResumableDataParallel
 from elasticctl_train.dist import Channel
@@ -53,6 +57,35 @@ def freeze_and_thaw(stays: bool) -> None:
 @pytest.mark.parametrize("stays", [False, True])
 def test_gradients_are_means_of_all_ranks_whatever_is_thawed_by_then(stays: bool) -> None:
     assert ranks.run(freeze_and_thaw, 2, stays, timeout_s=120) == [0, 0]
+
+
+def join_and_hook(stays: bool) -> None:
+    """A pass before rank 1 enters `join`, as a newcomer, and one after it; then what a model of `Run` does not take."""
+    dist.init_process_group("gloo")
+    module, rank = nn.Linear(2, 1), dist.get_rank()
+    watch = PeerWatch(2, lambda error: pytest.fail(str(error)), Channel(training=dist.group.WORLD))
+    model: Any = ElasticDataParallel(module, watch, init_sync=True) if stays else ResumableDataParallel(module)
+    with ExitStack() as stack:
+        for entering in range(2):
+            if rank == entering:
+                stack.enter_context(model.join())
+            module.zero_grad()
+            model(torch.full((1, 2), rank + 1.0)).sum().backward()
+            assert torch.equal(module.weight.grad, torch.tensor([[1.5, 1.5]]))
+            if stays:
+                model.reform()
+    with pytest.raises(TrainError, match=r"run\.loader gives all ranks the same number"), Join([model]):
+        pass
+    if stays:
+        with pytest.raises(TrainError, match="pass Run the model in DistributedDataParallel with your hook"):
+            model.register_comm_hook(None, fp16_compress_hook)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_join_does_nothing_and_what_cannot_work_says_so(stays: bool) -> None:
+    """In torch's own `join`, ranks that stay and newcomers would wait for each other in different collectives."""
+    assert ranks.run(join_and_hook, 2, stays, timeout_s=240) == [0, 0]
 
 
 def leave_one_out() -> None:

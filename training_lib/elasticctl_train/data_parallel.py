@@ -10,12 +10,15 @@ position in a bucket, so a resumed training has to start with the buckets that i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from elasticctl_store.errors import TrainError
 
 Buckets = list[list[int]]
 """The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
@@ -53,6 +56,17 @@ class ResumableDataParallel(DistributedDataParallel):
     def settle(self) -> None:
         """Adopt the parameters as they are now. All ranks must call."""
         self.__init__(self.module, init_sync=False)  # type: ignore[misc]
+
+    def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        """Return a context that does nothing: the ranks of a run make the same steps, so none runs out of batches."""
+        return nullcontext()
+
+    def join_hook(self, **_: Any) -> NoReturn:
+        """Raise TrainError in `torch.distributed.algorithms.Join`, for the same reason."""
+        raise TrainError(
+            "run.model cannot be in torch.distributed.algorithms.Join, which is for ranks with different numbers of "
+            "batches: run.loader gives all ranks the same number. FIX: remove it"
+        )
 
     def reduced(self) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients are reduced, in the order in which buckets number them."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
 
+from elasticctl_store.errors import TrainError
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish, finish_on_gpu
 from elasticctl_train.inplace import releases
@@ -130,7 +131,7 @@ class ElasticDataParallel(ResumableDataParallel):
         if init_sync and watch.size > 1 and next(module.parameters()).is_cuda:
             finish_on_gpu(watch.channel)
         numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self.reduced())}
-        self.register_comm_hook(Means(watch, numbers), Means.hand_in)
+        super().register_comm_hook(Means(watch, numbers), Means.hand_in)
 
     @property
     def known_buckets(self) -> Buckets | None:  # type: ignore[override]
@@ -140,6 +141,14 @@ class ElasticDataParallel(ResumableDataParallel):
     def buckets(self) -> Buckets | None:
         """Return the buckets as they were recorded."""
         return self._watch.buckets
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
+        """Raise TrainError: DistributedDataParallel takes one communication hook, which is in use here."""
+        raise TrainError(
+            "run.model has a communication hook already, which keeps this process when a peer is lost. FIX: call "
+            "init_process_group yourself, and pass Run the model in DistributedDataParallel with your hook; ranks then "
+            "restart when the group changes"
+        )
 
     def reform(self) -> None:
         """Continue over the current group; the parameters must be equal on all its ranks."""
