@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
@@ -17,27 +19,36 @@ from tests.support.train import ranks
 from tests.support.waiting import wait_until
 
 
-def wait_for_frozen_peer(port: int) -> None:
-    """Rank 0 waits for a rank that is frozen, and ends with code 3 once that is noticed."""
+def wait_for_frozen_peer(port: int, in_main: bool) -> None:
+    """Rank 0 waits for a rank that is frozen, in its main thread or another; it ends with 3 once that is noticed."""
     dist.init_process_group("gloo")
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     if os.environ["RANK"] == "1":
         store.set("frozen", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    def watch() -> None:
-        wait_until(is_stuck)
+    def watch(thread: int) -> None:
+        wait_until(partial(is_stuck, thread))
         os.kill(int(store.get("frozen")), signal.SIGKILL)
         os._exit(3)
 
-    threading.Thread(target=watch, daemon=True).start()
-    dist.all_reduce(torch.ones(1))
+    def train() -> None:
+        threading.Thread(target=watch, args=(threading.get_ident(),), daemon=True).start()
+        dist.all_reduce(torch.ones(1))
+
+    if in_main:
+        train()
+    else:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
 
 
 def seen_meanwhile(what: str) -> bool:
     """Is the main thread taken for stuck while it does this?"""
     found: list[bool] = []
-    looking = threading.Thread(target=lambda: found.append(is_stuck()))
+    here = threading.get_ident()
+    looking = threading.Thread(target=lambda: found.append(is_stuck(here)))
     looking.start()
     weights = torch.ones(400, 400, requires_grad=True)
     while looking.is_alive():
@@ -50,10 +61,11 @@ def seen_meanwhile(what: str) -> bool:
     return found[0]
 
 
-def test_who_waits_for_a_peer_that_does_nothing_is_stuck() -> None:
+@pytest.mark.parametrize("in_main", [True, False])
+def test_who_waits_for_a_peer_that_does_nothing_is_stuck(in_main: bool) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     server.set_timeout(timedelta(seconds=240))
-    assert ranks.run(wait_for_frozen_peer, 2, server.port) == [3, -signal.SIGKILL]
+    assert ranks.run(wait_for_frozen_peer, 2, server.port, in_main) == [3, -signal.SIGKILL]
 
 
 def test_who_computes_sleeps_or_reads_is_not() -> None:

@@ -39,6 +39,7 @@ class ElasticGroup:
 
     `world` is its place in the newest generation, and `watch` tracks whether a peer is lost. `on_loss()` is called when
     a loss is noticed, from any thread. `has_state`: one of the ranks of the newest generation had a state at its start.
+    `thread` is the identifier of the thread that trains.
     """
 
     def __init__(self, link: Link) -> None:
@@ -49,6 +50,7 @@ class ElasticGroup:
         self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections), channel)
         self.on_loss: Callable[[], None] = lambda: None
         self.has_state = False
+        self.thread = threading.get_ident()
         link.on_over = self._cut
         if self.world.device.type == "cuda":
             threading.Thread(target=self._watch_gpus, name="elasticctl-nccl", daemon=True).start()
@@ -169,7 +171,7 @@ class ElasticGroup:
     def _free(self, connections: Connections) -> None:
         """Give up this process if its script still waits on connections on which nothing will ever arrive."""
         while connections is self._connections and self.world.device.type == "cpu":  # NCCL has aborted
-            if is_stuck() and connections is self._connections:
+            if is_stuck(self.thread) and connections is self._connections:
                 self._link.decline("a collective with a lost peer never ends")
                 return
 

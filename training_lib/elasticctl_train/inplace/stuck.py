@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from types import FrameType
 
@@ -19,16 +18,19 @@ _IDLE = 0.2
 """A process that uses less than this share of one core does not compute."""
 
 
-def is_stuck() -> bool:
-    """Observe the main thread for two seconds; return False if it moves, computes, or is not in such a call."""
-    before, used_s = _where(), time.process_time()
+def is_stuck(thread: int) -> bool:
+    """Observe the thread with this identifier for two seconds; return False if it moves or is not in such a call.
+
+    Also return False if the process computes.
+    """
+    before, used_s = _where(thread), time.process_time()
     time.sleep(_LONG_S)
-    return before is not None and before == _where() and time.process_time() - used_s < _IDLE * _LONG_S
+    return before is not None and before == _where(thread) and time.process_time() - used_s < _IDLE * _LONG_S
 
 
-def _where() -> tuple[FrameType, int] | None:
-    """The main thread's frame and position in a call that may wait for peers; None if it is in no such call."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def _where(thread: int) -> tuple[FrameType, int] | None:
+    """The thread's frame and position in a call that may wait for peers; None if it is in no such call, or over."""
+    frame = sys._current_frames().get(thread)
     if frame is None or not frame.f_code.co_filename.startswith(_WAITS):
         return None
     return frame, frame.f_lasti

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,7 @@ class InPlace:
     def begin_step(self, is_first: bool) -> None:
         """Record that the first batch of a step is about to be fetched; `is_first`: the first step of a pass."""
         is_lost = self.is_lost
+        self.group.thread = threading.get_ident()
         self._own.begin_step(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
         self._last.begin(is_lost=is_lost)
 
