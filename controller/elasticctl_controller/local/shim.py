@@ -48,8 +48,11 @@ def main(pod_dir: str) -> int:
     os.chdir(pod_dir)
     with open("start.json", encoding="utf-8") as file:
         start = {**json.load(file), "env": json.load(sys.stdin)}
-    for name in ("started.tmp", "exit.tmp"):
-        _reserve(name)
+    try:
+        for name in ("started.tmp", "exit.tmp"):
+            _reserve(name)
+    except OSError as e:  # the supervisor tries again later
+        sys.exit(f"{pod_dir}: no room for the worker's reports, so it is not started yet: {e.strerror}")
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signals = _watch_signals()
     log = Log("log")
