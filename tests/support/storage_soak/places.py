@@ -28,7 +28,8 @@ from tests.support.storage_soak.lies import LyingFolder, LyingGate
 from tests.support.waiting import wait_until
 
 KINDS = ("folder", "disk", "s3", "gs")
-QUICK = Patience(tries=12, first_pause_s=0.005, longest_pause_s=0.05, silence_s=1.0)
+QUICK = Patience(tries=12, first_pause_s=0.005, longest_pause_s=0.05, silence_s=30.0)
+"""No story has a server that is silent for ever; one that gets no processor is, for seconds."""
 DISK_BYTES, SERVERS_DISK_BYTES = 600_000, 8_000_000
 
 

@@ -9,18 +9,22 @@ import secrets
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_train.checkpoint import unchanged
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.storage_soak import runs, verbs
 from tests.support.storage_soak.damages import damage_folder, damage_storage
-from tests.support.storage_soak.places import Place, answers
+from tests.support.storage_soak.places import QUICK, Place, answers
+from tests.support.storage_soak.states import local_of, state_of
 from tests.support.storage_soak.world import Broken, World, expect
 from tests.support.waiting import wait_until
 
@@ -41,11 +45,12 @@ def tell(place: Place, seed: int, folder: Path) -> Told:
     """The story of this seed at a place that nobody has used; `folder` is for what is written beside it."""
     world = World(place, random.Random(seed), folder)
     failure = ""
-    with prepared(seed):
+    with prepared(seed), a_neighbor(place.url) as check_neighbor:
         try:
             for event in draw(world):
                 event(world)
             heal(world)
+            check_neighbor()
         except Broken as e:
             failure = str(e)
         except Exception:  # noqa: BLE001 - whatever it is, it is not an error of ours
@@ -64,6 +69,31 @@ def prepared(seed: int) -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def a_neighbor(url: str) -> Iterator[Callable[[], None]]:
+    """Another project's checkpoint in the same bucket or folder, whose name begins like this one's.
+
+    The block may call what it gets, to see that nothing of it has changed.
+    """
+    path, mark, options = url.partition("?")
+    storage = storages.open(f"{path}-2{mark}{options}", QUICK)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1, 0, 0), Label(1), local=local_of(1, 0))
+    expect(checkpoints.settle(), "a neighbor cannot save")
+    before = {key: storage.get(key) for key in all_keys(storage, "")}
+
+    def check() -> None:
+        after = {key: storage.get(key) for key in all_keys(storage, "")}
+        changed = {key for key in before | after if before.get(key) != after.get(key)}
+        expect(not changed, f"another project's objects have changed: {changed}")
+
+    try:
+        yield check
+    finally:
+        with suppress(StorageError):
+            storage.delete(list(before))
 
 
 def draw(world: World) -> Iterator[Event]:
