@@ -5,22 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, NotFoundError
-from elasticctl.api.status import Cause, Interruption, Phase
+from elasticctl.api.status import Cause, GroupGeneration, Interruption, Phase
 from elasticctl.kubeapi.connection import Connection
 from elasticctl_controller.kube.nodes import SETTLE_S
 from tests.on_cluster.commands import elasticctl, frozen, kubectl, lab, need_lab, restart
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
+SHARDED = Path(__file__).parents[1] / "support/train/sharded_worker.py"
 OUTAGE_S = 60.0
 LONGEST_PAUSE_S = 15.0
 """Between two checkpoints, of which there is one a second; a shared machine may be slow."""
+
+
+def keeps_copies(trainer: Trainer, workers: int, after: int = 0) -> GroupGeneration | None:
+    """The newest generation, if it comes after that one, has so many workers and keeps copies on two of them."""
+    newest = trainer.job().status.generations[-1:]
+    if not newest or newest[0].generation <= after or len(newest[0].workers) != workers:
+        return None
+    return newest[0] if newest[0].copied_every_steps and not newest[0].copies_lack else None
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +116,22 @@ def test_a_worker_that_is_killed_costs_no_step_and_no_process_of_another(digits:
     assert last.steps_redone == 0
     assert last.recovery_s is not None  # how long is for a benchmark to say: the lab shares its cores with all else
     print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step, {last.steps_redone} steps redone")
+
+
+def test_sharded_training_goes_on_from_copies_in_memory_on_another_node(api: Connection, replicas: Replicas) -> None:
+    trainer = Trainer(api, "sharded")
+    trainer.delete()
+    try:
+        trainer.submit_script([str(SHARDED)], 3, environment={"LAB": "/state"})
+        copied = wait_until(lambda: keeps_copies(trainer, 3), 240)
+        trainer.kill(1)
+        wait_until(lambda: keeps_copies(trainer, 3, copied.generation), 240)
+        made = [item for item in trainer.job().status.generations if item.generation > copied.generation]
+        assert {item.resumed_from for item in made if item.first_step_at} == {"copies"}
+        assert all((item.resumed_step or 0) > 0 for item in made if item.first_step_at)
+        assert not list((trainer.folder / "checkpoints").glob("data/*/committed")), "nothing was stored"
+    finally:
+        trainer.delete()
 
 
 def test_the_next_controller_takes_over(digits: Trainer, replicas: Replicas) -> None:

@@ -49,9 +49,11 @@ class Trainer:
         *,
         limits: Manifest | None = None,
         pod: Manifest | None = None,
+        environment: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> None:
-        """Create the job with any Python script; `limits` are each worker's, `pod` is more of its template."""
+        """Create the job with any Python script; `limits` and `environment` are each worker's, `pod` is more of its
+        template."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o777)  # workers are nobody in particular
@@ -63,6 +65,7 @@ class Trainer:
             "env": [
                 {"name": "ELASTICCTL_STORAGE", "value": "file:///state"},
                 {"name": "OMP_NUM_THREADS", "value": "1"},
+                *({"name": name, "value": value} for name, value in (environment or {}).items()),
             ],
             "volumeMounts": [{"name": "state", "mountPath": "/state"}],
             "resources": {"limits": limits or {}},
