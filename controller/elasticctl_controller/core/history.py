@@ -36,9 +36,11 @@ MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
 """How many names of workers all generations that are kept may have together, because the status has to fit in an object
 and a group may have 2,000 members, and how many generations are kept in any case."""
 MEMORY, COPIES, STORAGE = "memory", "copies", "storage"
+"""Where a generation's state came from."""
 NOT_YET_AGAIN = "no copy has been made since the last loss"
 """Until the next copy, some shares may be in the memory of one worker only."""
-"""Where a generation's state came from."""
+_REASONS = {"copies_lack": "copied_every_steps", "restarts_because": "stays", "resumed_because": "resumed_from"}
+"""Fields of a generation that explain another one, and are empty if there is nothing to explain."""
 MAX_METRICS = 64
 """The newest metrics that are kept: a script that makes up a name for each step must not fill the job's status."""
 WARMUP_S = 10.0
@@ -287,7 +289,9 @@ def _limit(generations: Sequence[GroupGeneration]) -> tuple[GroupGeneration, ...
 
 def _overlay(known: GroupGeneration, seen: GroupGeneration) -> GroupGeneration:
     """`seen` merged into `known`: fields that the service no longer knows stay, and steps only increase."""
-    kept = {f.name: getattr(known, f.name) for f in fields(GroupGeneration) if getattr(seen, f.name) in (None, "", ())}
+    unknown = {f.name for f in fields(GroupGeneration) if getattr(seen, f.name) in (None, "", ())}
+    unknown -= {reason for reason, of in _REASONS.items() if of not in unknown}
+    kept = {name: getattr(known, name) for name in unknown}
     merged = replace(seen, **kept)
     steps = [step for step in (known.last_step, seen.last_step) if step is not None]
     return replace(merged, last_step=max(steps, default=None))

@@ -312,6 +312,18 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
         assert fold(status, generations=told) == status
 
 
+def test_a_reason_that_no_longer_applies_leaves_the_status() -> None:
+    stored = GroupGeneration(
+        2, resumed_step=3, resumed_from="storage", resumed_because="no copies", stays=False, restarts_because="streams"
+    )
+    status = fold(JobStatus(), generations=(replace(stored, copied_every_steps=7, copies_lack="no room"),))
+    seen = GroupGeneration(2, resumed_step=3, resumed_from="memory", stays=True, copied_every_steps=9)
+    (now,) = fold(status, generations=(seen,)).generations
+    assert (now.copies_lack, now.restarts_because, now.resumed_because) == ("", "", "")
+    (restarted,) = fold(status, generations=(GroupGeneration(2),)).generations
+    assert (restarted.copies_lack, restarted.restarts_because) == ("no room", "streams")
+
+
 def test_after_a_loss_the_copies_that_training_resumed_from_still_protect_it() -> None:
     history = TrainingHistory()
     history.add(GroupGeneration(1))
