@@ -411,6 +411,26 @@ def test_a_run_ends_where_its_journal_was_deleted_and_another_has_begun(storage:
         run.check_fence()
 
 
+def test_a_run_whose_newest_entry_was_lost_by_the_storage_goes_on(storage: Storage) -> None:
+    run = Owner(storage)
+    commit(storage, run, 1)
+    lost = commit(storage, run, 2)
+    storage.delete([entries.key_of(lost.position)])
+    run.check_fence()
+    commit(storage, run, 3)
+    assert steps(storage) == [3, 1]
+
+
+def test_a_newer_run_at_the_position_of_a_lost_entry_still_counts(storage: Storage) -> None:
+    old = Owner(storage)
+    lost = commit(storage, old, 1)
+    storage.delete([entries.key_of(lost.position)])
+    young = Owner(storage)
+    with pytest.raises(FencedError):
+        old.check_fence()
+    commit(storage, young, 2)
+
+
 def test_a_complete_save_stays_while_nothing_newer_is_proven(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     commit(storage, Owner(storage), 1)

@@ -196,15 +196,24 @@ class CommitWriter:
         return True
 
     def _is_followed(self) -> bool:
-        """Return whether there is an entry after this run's last, or whether that has been deleted: then others have
-        started over."""
-        newest = next(positions(self._storage), 0)
-        if newest >= self._tail:
-            return newest > self._tail
+        """Return whether another run has taken over, or has started over after the journal was deleted.
+
+        If only this run's last entries are missing, the storage has lost them.
+        """
+        if next(positions(self._storage), 0) > self._tail:
+            return True
         try:  # a listing may lag behind what was written
             return read_entry(self._storage, self._tail).generation != self._mine.generation
         except (DamagedError, MissingError):
-            return True
+            return not self._is_known()
+
+    def _is_known(self) -> bool:
+        """Return whether the entry with which this run took over is still there."""
+        try:
+            entry = read_entry(self._storage, self._mine.position)
+        except (DamagedError, MissingError):
+            return False
+        return isinstance(entry, Generation) and entry.run_id == self._mine.run_id
 
     def _fenced(self) -> FencedError:
         who = ""
