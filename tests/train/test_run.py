@@ -40,6 +40,25 @@ class Augmented(Dataset[torch.Tensor]):
         return torch.rand(4) + index
 
 
+def test_a_script_that_exits_inside_the_block_is_told_what_is_not_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Linear(1, 1)
+
+    def exit_after(steps: int, code: int | None) -> None:
+        save = SavePolicy(every_s=10_000.0)
+        with Run(str(tmp_path), model=model, optimizer=torch.optim.SGD(model.parameters()), save=save) as run:
+            for _ in range(steps):
+                run.step()
+            raise SystemExit(code)
+
+    for steps, code in ((0, 0), (2, 1), (2, None)):
+        assert "exits inside" not in caplog.text
+        with pytest.raises(SystemExit):
+            exit_after(steps, code)
+    assert "after step 2; the last save is of step 0. FIX: to save the end, leave the block first" in caplog.text
+
+
 def train(url: str | None, epochs: int = 3, stop_at: int = -1) -> tuple[dict[str, Any], list[int]]:
     """Train a network with dropout, saving every step; returns the final state and the epochs that were ended."""
     torch.manual_seed(0)

@@ -266,6 +266,8 @@ class Run:
         if kind is None:
             self.finish()
         else:
+            if isinstance(error, SystemExit) and not error.code:
+                self._session.warn_of_unsaved()
             self._session.abandon()
 
     def _obstacle_to_staying(self, optimizer: torch.optim.Optimizer | None) -> str:

@@ -241,6 +241,19 @@ class Session:
         self._checkpoints = None
         dist.leave(self.world)
 
+    def warn_of_unsaved(self) -> None:
+        """Say which steps are not saved, because the script exits in the middle of training as if it had succeeded.
+
+        They cannot be saved now: this may be one rank of several.
+        """
+        if self.url and not self._finished and self.cursor != self._saved:
+            log.warning(
+                "the script exits inside `with Run(...)` after step %d; the last save is of step %d. FIX: to save the "
+                "end, leave the block first, or call run.finish(), on all ranks",
+                self.cursor.step,
+                self._saved.step,
+            )
+
     def abandon(self) -> None:
         """After a failure of training: report the last values, and give a save in flight a moment. Does not
         communicate."""

@@ -7,9 +7,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints import entries, repair
@@ -22,6 +23,7 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import servers
 from tests.support.gate import Fault, Seen
 from tests.support.interrupting import die_at_change
+from tests.support.storage_soak import verbs
 from tests.support.storage_soak.places import QUICK
 from tests.support.storage_soak.states import local_of, state_of
 from tests.support.storage_soak.world import World, expect
@@ -40,7 +42,14 @@ def take_a_turn(world: World, saves: int) -> None:
     """A run that saves so many times."""
     before, intact = world.look(), world.intact()
     world.run_number += 1
-    number, keep = world.run_number, Retention(last=world.dice.choice((1, 2, 3)))
+    number = world.run_number
+    keep = Retention(last=world.dice.choice((1, 2, 3)), every_s=world.dice.choice((None, None, 3600.0)))
+    with a_clock(world):
+        train(world, number, keep, saves, before, intact)
+
+
+def train(world: World, number: int, keep: Retention, saves: int, before: list[Commit], intact: list[str]) -> None:
+    """Take over, go on, and save so many times; people may look, or delete, between two saves."""
     try:
         checkpoints = Checkpointer(world.storage, keep=keep, on_commit=world.acknowledge)
         restored = checkpoints.restore()
@@ -55,6 +64,9 @@ def take_a_turn(world: World, saves: int) -> None:
     first, era = told["step"] + 1, told["era"] if world.dice.random() < 0.7 else number
     world.tell(f"run {number}: from step {told['step']}, keeps {keep.last}")
     for step in range(first, first + saves):
+        if step > first and world.is_honest and world.dice.random() < 0.3:
+            world.dice.choice((verbs.looks, verbs.prunes, verbs.removes))(world)
+            world.counts["meddled"] += 1
         world.counts["saves"] += 1
         checkpoints.save(state_of(step, number, era), Label(step), local=local_of(step, 0))
         is_saved = checkpoints.settle()
@@ -64,6 +76,19 @@ def take_a_turn(world: World, saves: int) -> None:
     if world.dice.random() < 0.3:
         world.zombie = checkpoints, number
     world.check_kept(before, intact)
+
+
+@contextmanager
+def a_clock(world: World) -> Iterator[None]:
+    """A machine whose clock may be wrong, by hours or years; not where requests are signed with the time."""
+    off_s, now = world.dice.choice((0.0, 0.0, 0.0, -5e3, 5e3, -3e8, 3e8)), time.time
+    if world.place.gate is not None or not off_s:
+        yield
+        return
+    world.tell(f"a clock that is {off_s:.0f} s off")
+    world.counts["clocks"] += 1
+    with mock.patch.object(time, "time", side_effect=lambda: now() + off_s):
+        yield
 
 
 def zombie(world: World) -> None:
