@@ -124,7 +124,7 @@ def submits(page: Path) -> Iterator[list[str]]:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path, run: Run) -> Path:
     """Where a reader sits: scripts, a template, and contexts of the names that pages use."""
     monkeypatch.chdir(tmp_path)
-    for script in ("train.py", "experiments/train.py", "examples/digits/train.py"):
+    for script in ("train.py", "experiments/train.py", "examples/digits/train.py", "pkg/train.py"):
         (tmp_path / script).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / script).write_text("print('hello')\n")
     (tmp_path / "state").mkdir()

@@ -25,10 +25,17 @@ def processes_of(home: Path) -> list[psutil.Process]:
     return found
 
 
+def has_ended(pid: int) -> bool:
+    """Has this process ended, whether or not its parent has noticed?"""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def kill_supervisor(cluster: LocalCluster) -> None:
     info = supervisor_info(cluster.paths)
     if info is None:
         return
-    process = psutil.Process(info.pid)
-    process.kill()
-    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    psutil.Process(info.pid).kill()
+    wait_until(lambda: has_ended(info.pid))

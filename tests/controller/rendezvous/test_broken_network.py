@@ -7,12 +7,12 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.support.broken_network import BrokenNetwork, Link
 from tests.support.launcher_lab import JOB_UID, KEY, Lab
+from tests.support.processes import has_ended
 
 pytestmark = pytest.mark.timeout(900)  # every worker imports torch, which takes long on a machine that is busy
 TRAIN = """
@@ -115,7 +115,7 @@ def test_a_training_that_ends_without_the_service_succeeds_when_it_is_back(lab: 
     for link in training.links.values():
         link.swallow()
     (lab.folder / "done").touch()
-    lab.until(lambda: not any(Path(f"/proc/{training.ranks(name)[-1][1]}").exists() for name in training.links))
+    lab.until(lambda: all(has_ended(training.ranks(name)[-1][1]) for name in training.links))
     time.sleep(OUTAGE_S)
     assert all(lab.workers[name].poll() is None for name in training.links)
     for link in training.links.values():

@@ -30,7 +30,7 @@ HOMES: dict[Any, set[str]] = {
     _C: {"_distributed_c10d"},
     _C.StorageBase: {"_cdata"},
     _C._distributed_c10d.ProcessGroup: {"_get_backend", "_get_sequence_number_for_group"},
-    _dynamo.eval_frame: {"_orig_mod"},
+    _dynamo.eval_frame: {"_orig_mod", "_torchdynamo_orig_callable"},
     _utils: {"_flatten_dense_tensors", "_unflatten_dense_tensors"},
     api: {"_rendezvous", "_worker_group"},
     api.SimpleElasticAgent: {
@@ -46,7 +46,7 @@ HOMES: dict[Any, set[str]] = {
     graph: {"_engine_run_backward"},
     lr_scheduler: {"_opt_called"},
     placement_types: {"_StridedShard"},
-    torch.nn.Module: {"_extra_state"},
+    torch.nn.Module: {"_compiled_call_impl", "_extra_state"},
     DistributedDataParallel: {
         "_assign_modules_buffers",
         "_build_params_for_reducer",
@@ -72,6 +72,7 @@ NOT_TORCH = {
     "_checkpoint_connector",
     "_load_from_checkpoint",
     "_loaded_checkpoint",
+    "_maybe_log_save_evaluate",
     "_current_frames",
     "_inheriting",
     "_abc_impl",
