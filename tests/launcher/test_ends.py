@@ -53,6 +53,13 @@ def test_the_whole_evidence_is_reported(launch: Launch) -> None:
 
 TOLD_TO_END = """
 import os, signal, sys, time
+
+def has_ended(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 ready, tell = os.pipe()
 child = os.fork()
@@ -69,7 +76,7 @@ if os.environ["LOCAL_RANK"] == os.environ["TOLD"]:
     os.rename("told", "pid")
     os.kill(os.getpid(), signal.SIGTERM)
 elif "PEER" in os.environ:
-    while not os.path.exists("pid") or os.path.exists("/proc/" + open("pid").read()):
+    while not os.path.exists("pid") or not has_ended(int(open("pid").read())):
         time.sleep(0.1)
     time.sleep(0.5)
     raise RuntimeError("Connection closed by peer")
