@@ -146,10 +146,10 @@ def double_entry(root: Path, dice: random.Random) -> None:
 
 
 def forge(root: Path, dice: random.Random) -> None:
-    """An entry with another value and the right digest."""
+    """An entry with another value and the right digest; not with another format, which is to be refused."""
     path = dice.choice(entry_files(root))
     body = json.loads(path.read_bytes())
-    name = dice.choice([name for name in body if name not in ("sha256", "position")])
+    name = dice.choice([name for name in body if name not in ("sha256", "position", "format")])
     match body[name]:
         case [{"key": key}, *_] as shares if dice.random() < 0.5:
             share = dice.choice(shares)
