@@ -117,10 +117,10 @@ def prune_job(job: Manifest) -> Manifest:
     the rest.
     """
     metadata = {name: value for name, value in as_mapping(job.get("metadata")).items() if name != "managedFields"}
-    kept = _pick(metadata, (*_METADATA, "generation", "deletionTimestamp"))
     text = json.dumps({"metadata": {**metadata, "resourceVersion": ""}, "spec": job.get("spec")})
     if len(text) <= FOLD_CHARS:
         return {**job, "metadata": metadata}
+    kept = _pick(metadata, (*_METADATA, "generation", "deletionTimestamp"))
     rest = {name: value for name, value in job.items() if name != "spec"}
     return {**rest, "metadata": kept, _FOLDED: zlib.compress(text.encode(), level=1)}
 

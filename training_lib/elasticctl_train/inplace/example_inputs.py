@@ -29,7 +29,6 @@ class ExampleInputs:
     def __init__(self, known: str = "") -> None:
         """`known` is a text that another rank's `take` has returned."""
         self.calls: list[Any] = json.loads(known) if known else []
-        self._newest: object = None
         self._is_new, self._reports = False, 0
 
     def note(self, inputs: Sequence[object], options: Mapping[str, object]) -> None:
@@ -38,9 +37,6 @@ class ExampleInputs:
             call = [_describe(list(inputs)), _describe(dict(options)), _autocast()]
         except TypeError:
             return
-        if call == self._newest:
-            return
-        self._newest = call
         if call not in self.calls:
             self.calls = [*self.calls, call][-_KINDS:]
             self._is_new = True

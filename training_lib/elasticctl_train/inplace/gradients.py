@@ -116,7 +116,6 @@ class ElasticDataParallel(ResumableDataParallel):
     """
 
     examples: ExampleInputs | None = None
-
     _watch: PeerWatch
     _shared: frozenset[str]
     _has_buffers_of_rank_0 = False
