@@ -1,7 +1,7 @@
 """An hour on spot machines: notices and silent losses at random, and the proof of what they cost.
 
     export KUBECONFIG=… ELASTICCTL_TEST_LAB=…        # kubelab with two nodes and Karpenter
-    python -m benchmarks.interruptions [--for-s 3600] [--calm-s 240] [--seed S] [--json FILE] [--keep DIR]
+    python -m benchmarks.interruptions [--for-s 3600] [--calm-s 240] [--cloud gcp] [--seed S] [--keep DIR]
 
 A job of three workers trains on spot machines that Karpenter launches. It is first left alone, for comparison. Then
 workers get notice in every way that a cloud or an administrator gives it, and are lost in every way without notice, one

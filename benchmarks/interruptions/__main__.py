@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchmarks.commandline import end_as_by_ctrl_c
 from benchmarks.deadlines.cloud import POOLS, node_pool
 from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
 from benchmarks.interruptions.metadata import Metadata
-from benchmarks.interruptions.strikes import NOTICES, SCRIPT, SILENT, Mischief, Strike
+from benchmarks.interruptions.strikes import NOTICE_S, NOTICES, RECOMMENDATION, SCRIPT, SILENT, Mischief, Strike
 from benchmarks.replicas import ADDRESS, Replicas, prepare
 from benchmarks.upsets.events import NAMESPACE, DidNotHappen, Job
 from benchmarks.upsets.proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
@@ -60,13 +60,13 @@ class Jobs:
         return found
 
 
-def manifest(folder: Path, seed: int, metadata_url: str) -> Manifest:
+def manifest(folder: Path, seed: int, cloud: str, metadata_url: str) -> Manifest:
     """Return the job, each of whose workers needs a machine of its own."""
     options = {"record": f"{STATE}/record.jsonl", "end": f"{STATE}/end", **_task(seed), "step-s": STEP_S}
     script = [sys.executable, str(SCRIPT), *(f"--{key}={value}" for key, value in options.items())]
     environ = {
         "ELASTICCTL_STORAGE": f"file://{STATE}/state",
-        "ELASTICCTL_NOTICE_SOURCE": "aws-rebalance",
+        "ELASTICCTL_NOTICE_SOURCE": "aws-rebalance" if cloud == "aws" else cloud,
         "ELASTICCTL_METADATA_URL": metadata_url,
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -121,13 +121,13 @@ class Session:
         while time.time() < self.calm[1]:
             time.sleep(1.0)
 
-    def disturb(self, for_s: float, report: Any) -> None:
-        """Cause one event after the other."""
+    def disturb(self, for_s: float, notices: Mapping[str, int], report: Any) -> None:
+        """Cause one event after the other; `notices` are the kinds with notice."""
         end, kinds = time.time() + for_s, list[str]()
         while time.time() < end:
             time.sleep(self.dice.uniform(0.0, PAUSE_S))
             if not kinds:
-                kinds = deck(NOTICES) + deck(SILENT)
+                kinds = deck(notices) + deck(SILENT)
                 self.dice.shuffle(kinds)
             kind = kinds.pop()
             committed = self.job.last_committed_step()
@@ -300,7 +300,8 @@ def run(options: argparse.Namespace, folder: Path, say: Console) -> int:
     host.chmod(0o777)  # workers run as arbitrary users
     dice, job = random.Random(options.seed), Job(Jobs(api), NAME, host)
     label = f"{LABEL_JOB}={NAME}"
-    session = Session(api, job, Mischief(api, job, metadata, dice, label), dice, say)
+    notices = {kind: times for kind, times in NOTICES.items() if options.cloud == "aws" or kind != RECOMMENDATION}
+    session = Session(api, job, Mischief(api, job, metadata, dice, label, NOTICE_S[options.cloud]), dice, say)
 
     def write(proofs: dict[str, list[str]] | None = None) -> list[Cost]:
         prices = costs(session.events, job.read().steps)
@@ -320,10 +321,10 @@ def run(options: argparse.Namespace, folder: Path, say: Console) -> int:
 
     proofs: dict[str, list[str]] = {}
     try:
-        with controllers(api, folder), running(api, manifest(host, options.seed, metadata.url)):
+        with controllers(api, folder), running(api, manifest(host, options.seed, options.cloud, metadata.url)):
             session.wait_calmly(options.calm_s)
             with suppress(KeyboardInterrupt):
-                session.disturb(options.for_s, report)
+                session.disturb(options.for_s, notices, report)
             epochs = session.finish()
             calm = undisturbed(folder / "undisturbed", options.seed, epochs)
             proofs = prove(session, costs(session.events, job.record.steps), epochs, calm)
@@ -345,6 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--calm-s", type=float, default=240.0, metavar="S", help="seconds of undisturbed training before that"
     )
+    parser.add_argument("--cloud", choices=NOTICE_S, default="aws", help="whose metadata service gives notice (aws)")
     parser.add_argument("--seed", type=int, default=0, help="of the events, and of the training")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every event to this file")
     parser.add_argument(

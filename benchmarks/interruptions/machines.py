@@ -64,10 +64,11 @@ class Machine:
         argv = ["kubectl", "drain", self.name, "--ignore-daemonsets", "--force", "--delete-emptydir-data"]
         subprocess.Popen([*argv, "--timeout=170s"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def taint(self, key: str) -> None:
-        """Add a taint to it."""
-        argv = ["kubectl", "taint", "node", self.name, f"{key}:NoSchedule", "--overwrite"]
-        subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    def taint(self, taint: str) -> None:
+        """Add a taint to it, unless it is gone: KEY[=VALUE]:EFFECT."""
+        if self.node() is not None:
+            argv = ["kubectl", "taint", "node", self.name, taint, "--overwrite"]
+            subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
     def release(self) -> None:
         """Have Karpenter remove it, as it does by itself."""

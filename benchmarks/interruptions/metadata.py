@@ -1,5 +1,5 @@
-"""AWS's metadata service for the lab's pods, with an answer for each machine: pods are identified by their
-addresses."""
+"""The metadata services of AWS and Google Cloud for the lab's pods, with an answer for each machine: pods are
+identified by their addresses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 SPOT, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
+PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
 class Metadata:
@@ -23,7 +24,8 @@ class Metadata:
                 self._answer(200, "token")
 
             def do_GET(self) -> None:
-                text = said.get((self.client_address[0], self.path))
+                otherwise = "FALSE" if self.path == PREEMPTED else None
+                text = said.get((self.client_address[0], self.path), otherwise)
                 self._answer(404 if text is None else 200, text or "")
 
             def log_message(self, format: str, *args: object) -> None:
@@ -45,7 +47,8 @@ class Metadata:
         self.url = f"http://{address}:{self._server.server_port}"
 
     def announce(self, pod_ip: str, at: float) -> None:
-        """Tell this pod that its machine will be reclaimed at `at`."""
+        """Tell this pod that its machine will be reclaimed; Google Cloud does not say that it is at `at`."""
+        self._said[pod_ip, PREEMPTED] = "TRUE"
         self._said[pod_ip, SPOT] = json.dumps({"action": "terminate", "time": _text(at)})
 
     def recommend(self, pod_ip: str, at: float) -> None:
@@ -54,7 +57,7 @@ class Metadata:
 
     def forget(self, pod_ip: str) -> None:
         """Tell this address nothing any more: another pod may get it."""
-        for path in (SPOT, REBALANCE):
+        for path in (SPOT, REBALANCE, PREEMPTED):
             self._said.pop((pod_ip, path), None)
 
     def stop(self) -> None:

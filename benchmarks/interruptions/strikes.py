@@ -19,25 +19,30 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import Connection, resource_path
 
-NOTICE_S = 120.0
-"""The notice of AWS; after it the machine is gone, with everything that is still on it."""
+NOTICE_S = {"aws": 120.0, "gcp": 30.0}
+"""The notice that each cloud gives; after it the machine is gone, with everything that is still on it."""
 BACK_S = 2.0
 SCRIPT = Path(__file__).parents[1] / "upsets" / "train.py"
-HANDLER = "aws-node-termination-handler/spot-itn"
+HANDLER = "aws-node-termination-handler/spot-itn:NoSchedule"
+OFF = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+RECOMMENDATION = "rebalance recommendation"
+"""Only AWS gives it."""
 NOTICES = {
     "drained": 1,
     "NodeClaim deleted": 1,
     "taint of the termination handler": 1,
     "spot notice": 1,
-    "rebalance recommendation": 1,
+    RECOMMENDATION: 1,
     "pod evicted": 1,
     "pod deleted with grace": 1,
+    "SIGTERM, as a node that shuts down sends it": 1,
 }
 SILENT = {
     "pod deleted without grace": 2,
     "rank killed": 1,
     "launcher killed": 1,
     "machine killed": 1,
+    "machine off, and out of service": 1,
     "machine frozen": 1,
     "machine cut off": 1,
 }
@@ -75,20 +80,25 @@ class Strike:
 class Mischief:
     """Causes events to a job on machines of Karpenter."""
 
-    def __init__(self, api: Connection, job: Job, metadata: Metadata, dice: random.Random, pods: str) -> None:
+    def __init__(
+        self, api: Connection, job: Job, metadata: Metadata, dice: random.Random, pods: str, notice_s: float
+    ) -> None:
         self._api, self._job, self._metadata, self._dice, self._label = api, job, metadata, dice, pods
+        self._notice_s = notice_s
         self._strikes: Mapping[str, Callable[[Manifest], Strike | None]] = {
-            "drained": lambda pod: self._machine(pod, lambda m, s: m.drain(), NOTICE_S),
+            "drained": lambda pod: self._machine(pod, lambda m, s: m.drain(), notice_s),
             "NodeClaim deleted": lambda pod: self._machine(pod, lambda m, s: m.release()),
-            "taint of the termination handler": lambda pod: self._machine(pod, lambda m, s: m.taint(HANDLER), NOTICE_S),
+            "taint of the termination handler": lambda pod: self._machine(pod, lambda m, s: m.taint(HANDLER), notice_s),
             "spot notice": self._announce,
-            "rebalance recommendation": self._recommend,
+            RECOMMENDATION: self._recommend,
             "pod evicted": self._evict,
             "pod deleted with grace": lambda pod: self._delete(pod, {}),
             "pod deleted without grace": lambda pod: self._delete(pod, {"gracePeriodSeconds": 0}),
+            "SIGTERM, as a node that shuts down sends it": lambda pod: self._signal_launcher(pod, signal.SIGTERM),
             "rank killed": self._kill_rank,
-            "launcher killed": self._kill_launcher,
+            "launcher killed": lambda pod: self._signal_launcher(pod, signal.SIGKILL),
             "machine killed": lambda pod: self._machine(pod, lambda m, s: m.kill()),
+            "machine off, and out of service": lambda pod: self._machine(pod, self._put_out_of_service),
             "machine frozen": lambda pod: self._machine(pod, self._freeze),
             "machine cut off": lambda pod: self._machine(pod, self._cut_off),
         }
@@ -120,6 +130,10 @@ class Mischief:
         how(machine, strike)
         return strike
 
+    def _put_out_of_service(self, machine: Machine, strike: Strike) -> None:
+        machine.kill()
+        machine.taint(OFF)
+
     def _freeze(self, machine: Machine, strike: Strike) -> None:
         strike.afterwards += [machine.thaw, lambda: time.sleep(BACK_S)]
         machine.freeze()
@@ -129,8 +143,8 @@ class Mischief:
         machine.cut_off()
 
     def _announce(self, pod: Manifest) -> Strike | None:
-        ip = pod["status"]["podIP"]
-        strike = self._machine(pod, lambda m, s: self._metadata.announce(ip, s.at + NOTICE_S), NOTICE_S)
+        ip, notice_s = pod["status"]["podIP"], self._notice_s
+        strike = self._machine(pod, lambda m, s: self._metadata.announce(ip, s.at + notice_s), notice_s)
         if strike is not None:
             strike.afterwards.append(lambda: self._metadata.forget(ip))
         return strike
@@ -162,19 +176,19 @@ class Mischief:
         for process in processes_of(pod["metadata"]["uid"]):
             with suppress(psutil.Error):
                 if number_inside(process) in numbers:
-                    return _kill(process, f"rank of {_name(pod)}")
+                    return _signal(process, signal.SIGKILL, f"rank of {_name(pod)}")
         return None
 
-    def _kill_launcher(self, pod: Manifest) -> Strike | None:
+    def _signal_launcher(self, pod: Manifest, number: signal.Signals) -> Strike | None:
         for process in processes_of(pod["metadata"]["uid"]):
             if number_inside(process) == 1:
-                return _kill(process, f"launcher of {_name(pod)}")
+                return _signal(process, number, f"launcher of {_name(pod)}")
         return None
 
 
-def _kill(process: psutil.Process, target: str) -> Strike:
+def _signal(process: psutil.Process, number: signal.Signals, target: str) -> Strike:
     at = time.time()
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(number)
     return Strike(target, at)
 
 

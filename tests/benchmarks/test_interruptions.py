@@ -13,7 +13,7 @@ from benchmarks.interruptions.account import Cost, Event, costs, deck, never_who
 from benchmarks.interruptions.metadata import Metadata
 from benchmarks.interruptions.strikes import NOTICES, SILENT
 from benchmarks.upsets.proof import Step
-from elasticctl_launcher.spot_notice import AwsNotices, MetadataServer
+from elasticctl_launcher.spot_notice import AwsNotices, GcpNotices, MetadataServer
 
 
 def event(at: float, until: float, kind: str = "drained", whole_s: float | None = 2.0) -> Event:
@@ -111,6 +111,18 @@ def test_each_pod_hears_of_its_own_machine_only(metadata: Metadata) -> None:
     notice = source.poll()
     assert notice is not None
     assert notice.at == 2_000_000_000.0
+    metadata.forget("127.0.0.1")
+    assert source.poll() is None
+
+
+def test_google_cloud_gives_notice_without_a_time(metadata: Metadata) -> None:
+    source = GcpNotices(MetadataServer(metadata.url))
+    metadata.announce("10.88.3.2", 2_000_000_000.0)
+    assert source.poll() is None
+    metadata.announce("127.0.0.1", 2_000_000_000.0)
+    notice = source.poll()
+    assert notice is not None
+    assert notice.words == "GCP preemption"
     metadata.forget("127.0.0.1")
     assert source.poll() is None
 
