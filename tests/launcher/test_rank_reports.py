@@ -25,6 +25,7 @@ class Service:
         self.messages: list[dict[str, Any]] = []
         self.answers = threading.Event()
         self.trouble: ServiceError | None = None
+        self.was_away = threading.Event()
 
     def call(self, verb: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert verb == "report"
@@ -66,6 +67,21 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, s
     wait_until(lambda: len(service.messages) == 2)
     assert service.messages[0]["step"] == 1
     assert service.messages[1] | {"step": 6, "metrics": {"loss": 0.4, "lr": 0.1}} == service.messages[1]
+
+
+def test_what_stays_true_is_repeated_to_a_service_that_may_have_been_restarted(
+    inbox: RankReports, service: Service
+) -> None:
+    service.answers.set()
+    resumed = {"kind": "resumed", "step": 4}
+    send(inbox, resumed | {"step": 3}, resumed, {"kind": "copied", "step": 4}, {"kind": "committed", "step": 6})
+    wait_until(lambda: len(service.messages) == 4)
+    told = list(service.messages)
+    service.was_away.set()
+    wait_until(lambda: len(service.messages) == 6)
+    assert service.messages[4:] == told[1:3]
+    send(inbox, {"kind": "committed", "step": 7})
+    wait_until(lambda: len(service.messages) == 7)
 
 
 def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankReports, service: Service) -> None:

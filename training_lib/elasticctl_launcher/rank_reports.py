@@ -2,7 +2,8 @@
 
 Ranks send datagrams and never wait (`elasticctl_train.progress`). Reports are forwarded twice a second, or less often
 if the service asks for that because it has many workers. Of several progress reports only the furthest is forwarded.
-Reports that must not be lost (first step, resume, commit) are forwarded at once.
+Reports that must not be lost (first step, resume, commit) are forwarded at once. Those that stay true are repeated
+after the service was away: if it was restarted, it may not have stored them.
 
 In the other direction there is only one message: a file that appears to ask the ranks of a generation to drain. A rank
 that has drained reports `drained`. That report and `finished` are not forwarded.
@@ -27,6 +28,8 @@ TIMEOUT_S, LAST_TIMEOUT_S = 5.0, 1.0
 """How long the service may take to answer: while the worker trains, and when it is about to end."""
 MAX_DATAGRAM_BYTES = 65_536
 MAX_PENDING = 200
+_LASTING = frozenset({"resumed", "copied", "inputs"})
+"""The kinds of reports that are true until the next one of their kind, for as long as the generation lasts."""
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class RankReports:
         self._is_away = False
         self._every_s = FLUSH_S
         self._pending: list[dict[str, Any]] = []
+        self._lasting: dict[str, dict[str, Any]] = {}
         self._furthest: dict[str, Any] | None = None
         self._usage: dict[str, Any] | None = None
         self.newest_generation = -1
@@ -90,6 +94,10 @@ class RankReports:
             return
         try:
             with self._lock:
+                if self._client.was_away.is_set():
+                    self._client.was_away.clear()
+                    pending = {id(message) for message in self._pending}
+                    self._pending[:0] = [each for each in self._lasting.values() if id(each) not in pending]
                 events, self._pending = self._pending, []
                 furthest, self._furthest = self._furthest, None
                 usage, self._usage = self._usage, None
@@ -177,6 +185,9 @@ class RankReports:
 
     def _add(self, message: dict[str, Any]) -> None:
         """Queue a message to be forwarded at once. The caller holds the lock."""
+        kind = message.get("kind")
+        if kind in _LASTING:
+            self._lasting[kind] = message
         self._pending.append(message)
         del self._pending[:-MAX_PENDING]
         self._wake.set()

@@ -181,6 +181,12 @@ def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:
     return group.note_sign(str(uid), now, said, min(max(0.0, _finite(body.get("since_s")) or 0.0), MAX_AGE_S))
 
 
+def newest_generation(messages: list[Any]) -> int:
+    """The newest generation that any of these reports is about; -1 if none is about a generation."""
+    found = (_whole(message.get("generation")) for message in messages if isinstance(message, Mapping))
+    return max((generation for generation in found if generation is not None), default=-1)
+
+
 def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     """Record one report of a rank; True if the job's status should show it. Invalid reports are skipped."""
     kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))

@@ -16,6 +16,7 @@ from elasticctl_controller.rendezvous.requests import (
     MAX_GENERATION,
     Caller,
     Refused,
+    newest_generation,
     note_report,
     note_sign,
     read_end,
@@ -211,6 +212,8 @@ class Verbs:
         now, changed = self._groups.clock(), False
         with self._groups.turns.measured(caller.key), self._groups.lock:
             group = self._groups.of(caller)
+            if group.adopts(newest_generation(messages)):
+                raise Refused(429, "this service was restarted, and no worker has reported the running group yet")
             settled = group.history.newest is not None and group.history.newest.first_step_at is not None
             stayed = group.stays
             every_s = len(group.members) / REPORTS_PER_S

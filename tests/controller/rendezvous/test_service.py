@@ -425,6 +425,23 @@ def test_a_restarted_service_hears_from_members_that_their_ranks_stay(lab: Lab, 
         assert watching.result(5)["state"] == "stale"
 
 
+def test_a_restarted_service_takes_reports_once_it_knows_the_group(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    lab.site.service.drop(KEY)
+    lab.add("a-0", "a-1")  # its generation had not been stored
+    report = {"messages": [{"kind": "resumed", "generation": 1, "step": 7, "source": "memory", "stays": True}]}
+    with pytest.raises(ServiceAway):
+        client.call("report", report)
+    watch = {"uid": "uid-a-1", "generation": 1, "members": world["members"]}
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(client.call, "watch", watch, 30)
+        wait_until(lambda: lab.site.service.view(KEY, JOB_UID).generations)
+        client.call("report", report)
+        (known,) = lab.site.service.view(KEY, JOB_UID).generations
+        assert (known.resumed_step, known.stays) == (7, True)
+        lab.site.service.drop(KEY)  # ends the watch
+
+
 def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
     names = [f"a-{i}" for i in range(512)]
     lab.add(*names)

@@ -183,6 +183,7 @@ def test_it_says_once_that_the_service_is_away_and_once_that_it_is_back(
     said = [record.getMessage().rpartition(": ")[2] for record in here]
     away, back = "trying again until it answers", "the rendezvous service is back"
     assert said == [away, back, away, back]
+    assert client.was_away.is_set()
 
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:

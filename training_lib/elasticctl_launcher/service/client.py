@@ -127,13 +127,15 @@ class ServiceClient:
 
     Reads the bearer token from `token_file` for each request, so that a rotated token is used, and never logs it. Keeps
     connections open, because opening them was half of the service's work when a group re-forms. Thread-safe. Logs once
-    when the service goes away, and once when it is back.
+    when the service goes away, and once when it is back; `was_away` is set then, for a caller that has to tell it again
+    what a restarted service does not know.
     """
 
     endpoint: str
     namespace: str
     job: str
     token_file: str
+    was_away: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _idle: deque[http.client.HTTPConnection] = field(default_factory=deque, repr=False, compare=False)
     _away: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
@@ -208,6 +210,7 @@ class ServiceClient:
             raise self._note_away(f"HTTP {status}")
         if self._away.is_set():
             self._away.clear()
+            self.was_away.set()
             log.info("the rendezvous service is back")
         if status == 200 and isinstance(answer, dict):
             return answer
