@@ -64,17 +64,23 @@ class Strike:
     afterwards: list[Callable[[], None]] = field(default_factory=list)
 
     def keep_time(self) -> None:
-        """End the machine when its time has come."""
+        """End the machine when its time has come. Once it is gone, repair what was broken about it: another machine
+        may get its name and its network."""
         if self.deadline is not None and self.machine is not None and time.time() > self.deadline:
             self.machine.kill()
             self.deadline = None
+        if self.afterwards and self.machine is not None and self.machine.node() is None:
+            self._repair()
 
     def clear_up(self) -> None:
         """Repair what is broken, once the group is complete; machines that were to end are gone."""
-        for step in self.afterwards:
-            step()
+        self._repair()
         if self.machine is not None:
             self.machine.release()
+
+    def _repair(self) -> None:
+        while self.afterwards:
+            self.afterwards.pop(0)()
 
 
 class Mischief:
