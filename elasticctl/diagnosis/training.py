@@ -40,8 +40,12 @@ MUCH_REDONE = 0.05
 
 def training(case: Case) -> Finding:
     """It trains, or its group does something else: workers, progress, speed, last checkpoint."""
-    status, progress = case.status, case.status.progress
-    parts = [f"{plural_are(case.headcount.running, 'worker')} running, of {case.job.desired} wanted"]
+    status, progress, count = case.status, case.status.progress, case.headcount
+    if count.training and count.starting:
+        workers = f"{plural_are(count.training, 'worker')} in the group and {count.starting} starting"
+    else:
+        workers = f"{plural_are(count.running, 'worker')} running"
+    parts = [f"{workers}, of {case.job.desired} wanted"]
     if progress.step is not None:
         parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
     if (rate := samples_per_s(status)) is not None and makes_steps(status, case.now):

@@ -55,6 +55,14 @@ def test_a_job_that_trains_is_told_to_be_fine() -> None:
     )
 
 
+def test_who_runs_but_is_not_in_the_group_yet_is_starting() -> None:
+    workers = [{"index": i, "name": f"digits-worker-{i}", "node": "n", "phase": "Running"} for i in range(4)]
+    members = [worker["name"] for worker in workers[:3]]
+    formed = {"generation": 3, "workers": members, "formedAt": at(40), "firstStepAt": at(41)}
+    (only,) = diagnose(case(workers=workers, generations=[formed]))
+    assert only.text.startswith("It is training: 3 workers are in the group and 1 starting, of 4 wanted; step 120 of")
+
+
 def test_a_loss_that_is_not_a_number_is_a_finding_while_it_trains_and_after() -> None:
     lost = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(50)}}}
     found = named(case(progress=lost))["not-finite"]
