@@ -97,10 +97,11 @@ class KubePods:
             raise
 
     def _is_strangers(self, job: ElasticJob, name: str) -> bool:
-        """Is there a pod of this name without the label of a worker?"""
+        """Is there a pod of this name without the labels of the job's workers?"""
         path, selector = resource_path("v1", job.namespace, "pods"), {"fieldSelector": f"metadata.name={name}"}
         found = self._api.request("GET", path, None, selector).get("items", ())
-        return any(pod["metadata"].get("labels", {}).get(LABEL_GROUP) != GROUP for pod in found)
+        labels = {LABEL_GROUP: GROUP, LABEL_JOB: job.name}
+        return any(not labels.items() <= pod["metadata"].get("labels", {}).items() for pod in found)
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Delete this very pod, without its grace period when forced; a pod that is gone is no error."""

@@ -12,7 +12,7 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError
-from elasticctl.api.spec import ElasticJob
+from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, ElasticJob
 from elasticctl.api.status import JobStatus, Phase, TokenStatus
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
@@ -138,9 +138,11 @@ def test_the_events_about_a_pod_are_read_where_they_may_be(bench: Bench) -> None
     assert bench.workload.list_pod_events(job, "u2") == []
 
 
-def test_a_name_that_a_pod_has_which_no_watch_tells_of_is_said(bench: Bench) -> None:
+@pytest.mark.parametrize("labels", [{}, {LABEL_GROUP: GROUP}, {LABEL_GROUP: GROUP, LABEL_JOB: "another"}])
+def test_a_name_that_a_pod_has_which_no_watch_tells_of_is_said(bench: Bench, labels: dict[str, str]) -> None:
     job = bench.submit()
-    bench.control.put(f"{CORE}/pods/job-worker-0", {"metadata": {"name": "job-worker-0", "namespace": "default"}})
+    metadata = {"name": "job-worker-0", "namespace": "default", "labels": labels}
+    bench.control.put(f"{CORE}/pods/job-worker-0", {"metadata": metadata})
     with pytest.raises(NameTakenError, match="job-worker-0"):
         bench.create(job)
 
