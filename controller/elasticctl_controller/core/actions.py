@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 from elasticctl.api.goal import PoolStatus
 from elasticctl.api.observed.workers import Pod, PodWait
-from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
+from elasticctl.api.status import (
+    Activity,
+    CheckpointStatus,
+    GroupGeneration,
+    JobStatus,
+    ProgressStatus,
+    ShareStatus,
+    TokenStatus,
+)
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.tokens import EVERY_S
 from elasticctl_controller.core.notices import Notice
@@ -40,8 +48,8 @@ class Observed:
     The rendezvous service, empty for a job that brings its own: `progress`, `checkpoint`, `generations` (oldest first),
     `silent` (uids of workers that are alive but gave no sign of life when the group re-formed), `growth` (why newcomers
     that are ready are not in the group yet), `activity` (what the group is doing) and `usage` (what its workers use of
-    their machines). `delivered_token` is the number of the last token that was delivered (0: none); the next one is due
-    after `token_every_s`.
+    their machines). `known_token` is the job's newest token (None: unknown), and `delivered_token` the number of the
+    last one that was delivered (0: none); the next one is due after `token_every_s`.
 
     Sharing: `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty if the job is not shared.
 
@@ -72,6 +80,7 @@ class Observed:
     moves_to: Mapping[str, str] = field(default_factory=dict)
     evidence: tuple[PoolStatus, ...] = ()
     costs: tuple[float, ...] = ()
+    known_token: TokenStatus | None = None
     delivered_token: int = 0
     token_every_s: float = EVERY_S
 

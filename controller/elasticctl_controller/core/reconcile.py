@@ -20,7 +20,7 @@ from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.goal.goals import plan_workers
 from elasticctl_controller.core.goal.order import follow_order
-from elasticctl_controller.core.group.tokens import due_times, rotate
+from elasticctl_controller.core.group.tokens import due_times, keep_newest, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
 from elasticctl_controller.core.phase import (
@@ -94,6 +94,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     if not decision.phase.terminal:
         status = replace(status, conditions=update_limit(status.conditions, job.over_limit, now))
     status = _fill_status(job, close_recovered(status), decision, workers, now)
+    status = keep_newest(status, observed.known_token)
     status = rotate(job, status, observed.delivered_token, bool(observed.pods), observed.token_every_s, now)
     if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
         status = job.status  # the stored one itself: a job at rest is never written

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from elasticctl.api.errors import ConflictError, ElasticctlError
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase
-from elasticctl.api.status import JobStatus
+from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.actions import Allotment, Decision, Observed
 from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
@@ -111,8 +111,8 @@ class _Memory:
 
     `written_at` is when its status was last written, in seconds since the epoch. `pods` are its parsed pods, by the id
     of their manifests. `refused` is why the last worker could not be created (None: none was tried). `taken` are names
-    of workers that strangers' pods had, and when to try them again. `delivered_token` is the number of the last token
-    that was delivered to its workers. `left` are the nodes that workers have to leave, and until when new workers avoid
+    of workers that strangers' pods had, and when to try them again. `token` is its newest token, and `delivered_token`
+    the number of the last one that was delivered to its workers. `left` are the nodes that workers have to leave, and until when new workers avoid
     them. Times are in seconds since the epoch.
     """
 
@@ -120,6 +120,7 @@ class _Memory:
     written_at: float = 0.0
     refused: str | None = None
     taken: dict[str, float] = field(default_factory=dict)
+    token: TokenStatus | None = None
     delivered_token: int = 0
     left: dict[str, float] = field(default_factory=dict)
     pods: dict[int, tuple[Mapping[str, Any], Pod]] = field(default_factory=dict)
@@ -222,6 +223,7 @@ class Controller:
         decision = reconcile(job, observed, self._clock())
         self._evidence.note(job, decision.status)
         self._write(job, decision)
+        self._memory(job).token = decision.status.token
         self._update_group(job, observed, decision.status)
         log_events(job, decision)
         for event in decision.events:
@@ -296,6 +298,7 @@ class Controller:
             told=self._events.of(job.key),
             evidence=self._evidence.of(job),
             costs=self._evidence.costs(job),
+            known_token=memory.token,
             delivered_token=memory.delivered_token,
         )
         given = self._scheduling.allotment(job)

@@ -220,6 +220,22 @@ def test_a_controller_that_starts_delivers_again_what_may_not_have_been(bench: B
     assert (token(bench).number, bench.delivered) == (2, [2])
 
 
+def test_workers_are_not_locked_out_by_somebody_who_removes_the_status(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 1))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    bench.clock.now += EVERY_S
+    bench.settle()
+    before = token(bench)
+    for older in ({}, {"token": {"number": 1}}):
+        stored = bench.store.get_job("default", "job")["metadata"]["resourceVersion"]
+        bench.store.write_job_status("default", "job", older, stored)
+        bench.settle()
+        assert token(bench).number == before.number == 2
+        assert bench.status()["phase"] == "Running"
+
+
 def test_a_jobs_token_ends_with_it(bench: Bench) -> None:
     """Not before its last worker, which still hears that it is over."""
     bench.store.create_job(shell_job("job", "true", 2))

@@ -53,6 +53,13 @@ def expired_numbers(token: TokenStatus | None, now: float) -> range:
     return range(max(1, oldest_good - LATE), oldest_good)
 
 
+def keep_newest(status: JobStatus, known: TokenStatus | None) -> JobStatus:
+    """The status with the token that this controller knows, if somebody has replaced the status by an older one or
+    removed it: the workers have the newer token, and would be locked out."""
+    is_older = known is not None and (status.token is None or status.token.number < known.number)
+    return replace(status, token=known) if is_older else status
+
+
 def rotate(job: ElasticJob, status: JobStatus, delivered: int, has_pods: bool, every_s: float, now: float) -> JobStatus:
     """The status with the token that should be current; `delivered` is the number of the last that was delivered."""
     token = status.token
