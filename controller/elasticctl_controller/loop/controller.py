@@ -112,8 +112,8 @@ class _Memory:
     `written_at` is when its status was last written, in seconds since the epoch. `pods` are its parsed pods, by the id
     of their manifests. `refused` is why the last worker could not be created (None: none was tried). `taken` are names
     of workers that strangers' pods had, and when to try them again. `token` is its newest token, and `delivered_token`
-    the number of the last one that was delivered to its workers. `left` are the nodes that workers have to leave, and until when new workers avoid
-    them. Times are in seconds since the epoch.
+    the number of the last one that was delivered to its workers. `left` are the nodes that workers have to leave, and
+    until when new workers avoid them. Times are in seconds since the epoch.
     """
 
     job_uid: str

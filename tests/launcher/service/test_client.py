@@ -161,11 +161,17 @@ def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[Service
     assert len(accepted) == 2
 
 
-def test_it_says_once_that_the_service_is_away_and_once_that_it_is_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+AWAY, BACK, REFUSED = "trying again until it answers", "the rendezvous service is back", "None"
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [([500, 503, 200, 429, 200, 500, 410], [AWAY, BACK, AWAY, BACK]), ([401, 403, 200, 401], [REFUSED, REFUSED])],
+)
+def test_it_says_once_what_keeps_it_from_the_service_and_once_that_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answers: list[int], words: list[str]
 ) -> None:
     (tmp_path / "token").write_text("t")
-    answers = [500, 503, 200, 429, 200, 500, 410]
 
     def answer(connection: socket.socket) -> None:
         read_request(connection)
@@ -181,9 +187,8 @@ def test_it_says_once_that_the_service_is_away_and_once_that_it_is_back(
         client.close()
     here = [record for record in caplog.records if record.thread == threading.get_ident()]
     said = [record.getMessage().rpartition(": ")[2] for record in here]
-    away, back = "trying again until it answers", "the rendezvous service is back"
-    assert said == [away, back, away, back]
-    assert client.was_away.is_set()
+    assert said == words
+    assert client.was_away.is_set() == (BACK in words)
 
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from elasticctl_store.storage.http import has_ended
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
 POLL_TIMEOUT_S = 40.0
 """Longer than the service's own limit for a long poll (20 s), so that only a service that hangs exceeds it."""
+_NOT_AUTHORIZED = (401, 403)
 KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 """In seconds, and a number of probes. If the network has forgotten a connection (a service that moved, a NAT that lost
 its state), a long poll would otherwise wait until its timeout, while the group waits only 10 s for a silent worker.
@@ -127,8 +128,8 @@ class ServiceClient:
 
     Reads the bearer token from `token_file` for each request, so that a rotated token is used, and never logs it. Keeps
     connections open, because opening them was half of the service's work when a group re-forms. Thread-safe. Logs once
-    when the service goes away, and once when it is back; `was_away` is set then, for a caller that has to tell it again
-    what a restarted service does not know.
+    when the service goes away or refuses the token, and once when it is back; `was_away` is set then, for a caller that
+    has to tell it again what a restarted service does not know.
     """
 
     endpoint: str
@@ -138,6 +139,7 @@ class ServiceClient:
     was_away: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     _idle: deque[http.client.HTTPConnection] = field(default_factory=deque, repr=False, compare=False)
     _away: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    _locked_out: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def call(self, verb: str, body: Mapping[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
         """Send one request; return the answer. Raises ServiceAway or ServiceRefused."""
@@ -213,10 +215,14 @@ class ServiceClient:
             self.was_away.set()
             log.info("the rendezvous service is back")
         if status == 200 and isinstance(answer, dict):
+            self._locked_out.clear()
             return answer
         if status == 429:  # the service is up, but busy
             raise ServiceAway(f"rendezvous service at {self.endpoint}: HTTP {status}")
         message = answer.get("error") if isinstance(answer, dict) else None
+        if status in _NOT_AUTHORIZED and not self._locked_out.is_set():
+            self._locked_out.set()
+            log.warning("the rendezvous service at %s refuses this worker: %s", self.endpoint, message)
         raise ServiceRefused(status, str(message or "refused"))
 
     def _note_away(self, why: str) -> ServiceAway:
