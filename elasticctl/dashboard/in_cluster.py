@@ -1,6 +1,6 @@
 """The shared dashboard in the cluster: users log in, and can see and do exactly what the cluster allows them.
 
-    GET  /                    the page, and its files beside it; what it asks for is in `desk`
+    GET  /                    the page, and its files beside it; what it asks for is in `user_api`
     GET  /in/{namespace}/     the same for one namespace
     GET  BASE/session         who is logged in: {"user": …}; 401 with {"error": …, "asks": …} where nobody is
     POST BASE/login           {"token": …}: a token of the cluster; it begins a session, and answers with a cookie
@@ -25,7 +25,7 @@ from aiohttp import web
 
 from elasticctl.api.errors import ClusterError, CredentialsError, UsageError
 from elasticctl.dashboard.access import TOKEN_HEADER, is_cross_site, is_own_origin
-from elasticctl.dashboard.desk import Desk, Handler, Tools, answered, page_routes, refused
+from elasticctl.dashboard.user_api import UserApi, Handler, Tools, answered, page_routes, refused
 from elasticctl.dashboard.page_files import file_routes, harden
 from elasticctl.dashboard.sessions import LogIn, Session, Sessions
 
@@ -70,7 +70,7 @@ class ClusterDashboard:
                     web.get(base + "session", self._session),
                     web.post(base + "login", self._login),
                     web.post(base + "logout", self._logout),
-                    *page_routes(base, self._desk_of),
+                    *page_routes(base, self._api_of),
                     *file_routes(base),
                 ]
             )
@@ -93,8 +93,8 @@ class ClusterDashboard:
             return refused(403, "the request does not come from the page")
         return await answered(handler, request)
 
-    async def _desk_of(self, request: web.Request) -> Desk:
-        """The desk of the requesting user. Raises HTTPUnauthorized without a session, or HTTPForbidden."""
+    async def _api_of(self, request: web.Request) -> UserApi:
+        """The API of the requesting user. Raises HTTPUnauthorized without a session, or HTTPForbidden."""
         try:
             session = await self._session_of(request)
         except CredentialsError as e:
@@ -108,7 +108,7 @@ class ClusterDashboard:
             if not hmac.compare_digest(given, session.token.encode()):
                 raise web.HTTPForbidden(reason="the request does not come from the page")
         hello = {"user": session.person.user, "changes": self.rules.allow_changes, "storages": False}
-        return session.desk(request.match_info.get("scope"), self.tools, hello, self.poll_s)
+        return session.api(request.match_info.get("scope"), self.tools, hello, self.poll_s)
 
     async def _session_of(self, request: web.Request) -> Session | None:
         """The session of the requesting user, or None. Behind a proxy, raises ClusterError for a bad token."""

@@ -1,7 +1,7 @@
 """The dashboard of one user, served on this machine's loopback.
 
 GET  /BASE/?ticket=…    lets a browser in, once
-GET  /BASE/             the page, and its files beside it; what it asks for is in `desk`
+GET  /BASE/             the page, and its files beside it; what it asks for is in `user_api`
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from elasticctl.api.errors import UsageError
 from elasticctl.dashboard.access import COOKIE, Gate, is_cross_site, is_local
-from elasticctl.dashboard.desk import Desk, Handler, Scope, Tools, answered, page_routes, refused
+from elasticctl.dashboard.user_api import UserApi, Handler, Scope, Tools, answered, page_routes, refused
 from elasticctl.dashboard.page_files import file_routes, harden
 
 HOST = "127.0.0.1"
@@ -36,30 +36,30 @@ class Dashboard:
     on_entry: Callable[[], None] = lambda: None
     gate: Gate = field(default_factory=Gate)
     poll_s: float = 2.0
-    desk: Desk = field(init=False)
+    api: UserApi = field(init=False)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.place, self.tools, self.gate.token, self.poll_s)
+        self.api = UserApi(self.place, self.tools, self.gate.token, self.poll_s)
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on the loopback only."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
-        app.add_routes([*page_routes(self.gate.base, self._desk_of), *file_routes(self.gate.base)])
+        app.add_routes([*page_routes(self.gate.base, self._api_of), *file_routes(self.gate.base)])
         app.on_response_prepare.append(harden)
         app.on_shutdown.append(self._end)
         app.cleanup_ctx.append(self._watch)
         return app
 
-    async def _desk_of(self, _: web.Request) -> Desk:
-        return self.desk
+    async def _api_of(self, _: web.Request) -> UserApi:
+        return self.api
 
     async def _watch(self, _: web.Application) -> AsyncIterator[None]:
-        self.desk.start()
+        self.api.start()
         yield
-        self.desk.stop()
+        self.api.stop()
 
     async def _end(self, _: web.Application) -> None:
-        self.desk.say_goodbye()
+        self.api.say_goodbye()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The sessions of a shared dashboard: each user has separate connections and desks, kept only in memory.
+"""The sessions of a shared dashboard: each user has separate connections and APIs, kept only in memory.
 
 A session is identified by a secret from the browser or from the proxy in front, of which only a digest is kept. It ends
 when the cluster no longer accepts the user's token, after MAX_AGE_S, after IDLE_S without a request, and when others
@@ -19,11 +19,11 @@ from typing import Any
 
 from elasticctl.api.errors import BusyError, CredentialsError
 from elasticctl.cluster.kube.person import NAME, Person
-from elasticctl.dashboard.desk import Desk, Scope, Tools
+from elasticctl.dashboard.user_api import UserApi, Scope, Tools
 from elasticctl.dashboard.feed import run_in_thread
 
 MAX_SESSIONS, MAX_OF_A_PERSON = 128, 8
-MAX_DESKS = 4
+MAX_APIS = 4
 """How many namespaces one session may look at."""
 MAX_AGE_S, IDLE_S = 12 * 3600.0, 3600.0
 MAX_LOGINS = 4
@@ -43,37 +43,37 @@ class Session:
     refused: threading.Event
     begun_at: float
     used_at: float
-    desks: dict[str | None, Desk] = field(default_factory=dict)
+    apis: dict[str | None, UserApi] = field(default_factory=dict)
 
     @property
     def viewers(self) -> int:
         """The number of open pages."""
-        return sum(desk.feed.viewers for desk in self.desks.values())
+        return sum(api.feed.viewers for api in self.apis.values())
 
     def is_over(self) -> bool:
         """True once the cluster has refused the token, or the session is too old; may be asked in any thread."""
         return self.refused.is_set() or time.monotonic() - self.begun_at > MAX_AGE_S
 
-    def desk(self, namespace: str | None, tools: Tools, hello: Mapping[str, Any], poll_s: float) -> Desk:
-        """The user's desk for a namespace (None: all). Raises BusyError if there are too many."""
-        found = self.desks.get(namespace)
+    def api(self, namespace: str | None, tools: Tools, hello: Mapping[str, Any], poll_s: float) -> UserApi:
+        """The user's API for a namespace (None: all). Raises BusyError if there are too many."""
+        found = self.apis.get(namespace)
         if found is not None and found.watching is not None and not found.watching.done():
             return found
-        if len(self.desks) >= MAX_DESKS:
-            unseen = [name for name, desk in self.desks.items() if not desk.feed.viewers]
+        if len(self.apis) >= MAX_APIS:
+            unseen = [name for name, api in self.apis.items() if not api.feed.viewers]
             if not unseen:
-                raise BusyError(f"{MAX_DESKS} namespaces are open already. FIX: close a page")
-            self.desks.pop(unseen[0]).stop()
+                raise BusyError(f"{MAX_APIS} namespaces are open already. FIX: close a page")
+            self.apis.pop(unseen[0]).stop()
         place = Scope(self.person.cluster, NAME, namespace, lambda: self.person.inside)
-        made = self.desks[namespace] = Desk(place, tools, self.token, poll_s, hello, self.is_over)
+        made = self.apis[namespace] = UserApi(place, tools, self.token, poll_s, hello, self.is_over)
         made.start()
         return made
 
     def end(self) -> None:
         """Stop everything that runs for this user."""
         self.refused.set()
-        for desk in self.desks.values():
-            desk.stop()
+        for api in self.apis.values():
+            api.stop()
         self.person.close()
 
 

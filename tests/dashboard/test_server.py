@@ -21,9 +21,9 @@ from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.inside import Streams
-from elasticctl.dashboard import desk
+from elasticctl.dashboard import user_api
 from elasticctl.dashboard.access import TOKEN_HEADER
-from elasticctl.dashboard.desk import MAX_CALLS, MAX_VIEWERS, Scope, Tools
+from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope, Tools
 from elasticctl.dashboard.server import MAX_BODY_BYTES, Dashboard
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
@@ -242,8 +242,8 @@ def test_nobody_asks_while_nobody_looks_and_once_for_all_who_do() -> None:
         async with browser.events() as one, browser.events() as other:
             await one("jobs")
             await other("jobs")
-            assert browser.page.desk.feed.viewers == 2
-        while browser.page.desk.feed.viewers:
+            assert browser.page.api.feed.viewers == 2
+        while browser.page.api.feed.viewers:
             await asyncio.sleep(0.01)
         asked = cluster.asked
         await asyncio.sleep(0.3)
@@ -397,14 +397,14 @@ def test_a_thousand_jobs_are_one_message_and_then_only_what_changes() -> None:
         async with browser.events() as following:
             assert len((await following("jobs"))["rows"]) == 1000
             cluster.change("job-0500", active=1)
-            browser.page.desk.feed.poll_now()
+            browser.page.api.feed.poll_now()
             assert [row["name"] for row in (await following("jobs"))["rows"]] == ["job-0500"]
 
     browse(story, *many(1000))
 
 
 def test_a_quiet_stream_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(user_api, "HEARTBEAT_S", 0.05)
 
     async def story(browser: Browser, _: Jobs) -> None:
         async with browser.events() as following:

@@ -15,7 +15,7 @@ from aiohttp import web
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.desk import Scope, Tools
+from elasticctl.dashboard.user_api import Scope, Tools
 from elasticctl.dashboard.server import HOST, Dashboard
 from tests.support.dashboard.looks import PATIENCE_MS
 

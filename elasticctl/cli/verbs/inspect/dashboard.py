@@ -82,7 +82,7 @@ def dashboard(
     from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster import connect, inside_of
     from elasticctl.cluster.ledger import name_client
-    from elasticctl.dashboard.desk import Scope, Tools
+    from elasticctl.dashboard.user_api import Scope, Tools
     from elasticctl.dashboard.server import HOST, Dashboard, serve
 
     context, namespace = locate(where)
@@ -105,7 +105,7 @@ def dashboard(
                 _open(folder, address + page.gate.issue())
 
         async def run() -> None:
-            await serve(page.app(), HOST, port, ready, lambda: page.desk.watching)
+            await serve(page.app(), HOST, port, ready, lambda: page.api.watching)
 
         page = Dashboard(place, Tools(patch_to_scale, compared), let_in)
         asyncio.run(run())
@@ -119,7 +119,7 @@ def _serve_team(team: TeamOptions, port: int) -> None:
     from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster.job_storages import CLOSED
     from elasticctl.cluster.kube.person import log_in
-    from elasticctl.dashboard.desk import Tools
+    from elasticctl.dashboard.user_api import Tools
     from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
     from elasticctl.dashboard.server import serve
     from elasticctl.kubeapi.connection import in_pod

@@ -183,7 +183,7 @@ class QueueWorld(RuleBasedStateMachine):
         self.workload["status"]["conditions"] = list(found.values())
 
     def _step(self, step: KueueStep) -> None:
-        """What the desk does, without a server."""
+        """What the controller does, without a server."""
         self.made += 1
         if step is KueueStep.START:
             self.job = replace(self.job, suspend=False, admitted=self._uid())

@@ -103,7 +103,7 @@ OWN: Mapping[str, Any] = {"user": "", "changes": True, "storages": True}
 
 
 @dataclass(slots=True)
-class Desk:
+class UserApi:
     """The handlers for one user and one place. `token` is the page's own, which changes require.
 
     `hello` has other fields of the first event. Streams end once `is_over()`.
@@ -303,14 +303,14 @@ class Desk:
         return web.json_response({})
 
 
-def page_routes(base: str, desk_of: Callable[[web.Request], Awaitable[Desk]]) -> list[web.RouteDef]:
-    """The page's requests below `base`, handled by the desk of the requesting user."""
+def page_routes(base: str, api_of: Callable[[web.Request], Awaitable[UserApi]]) -> list[web.RouteDef]:
+    """The page's requests below `base`, handled by the API of the requesting user."""
 
-    def at_desk(handle: Callable[[Desk, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
+    def with_api(handle: Callable[[UserApi, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
-            desk = await desk_of(request)
-            answer = await handle(desk, request)
-            if desk.is_over() and not answer.prepared:
+            api = await api_of(request)
+            answer = await handle(api, request)
+            if api.is_over() and not answer.prepared:
                 raise web.HTTPUnauthorized(reason="this login has ended")
             return answer
 
@@ -318,14 +318,14 @@ def page_routes(base: str, desk_of: Callable[[web.Request], Awaitable[Desk]]) ->
 
     job = base + "jobs/{namespace}/{name}"
     return [
-        web.get(base + "events", at_desk(Desk.events), allow_head=False),
-        web.get(job, at_desk(Desk.details)),
-        web.get(job + "/compare", at_desk(Desk.compare)),
-        web.get(job + "/logs", at_desk(Desk.logs)),
-        web.get(job + "/metrics", at_desk(Desk.metrics)),
-        web.get(job + "/metrics.csv", at_desk(Desk.table)),
-        web.post(job + "/stacks", at_desk(Desk.stacks)),
-        web.post(job + "/{verb}", at_desk(Desk.change)),
+        web.get(base + "events", with_api(UserApi.events), allow_head=False),
+        web.get(job, with_api(UserApi.details)),
+        web.get(job + "/compare", with_api(UserApi.compare)),
+        web.get(job + "/logs", with_api(UserApi.logs)),
+        web.get(job + "/metrics", with_api(UserApi.metrics)),
+        web.get(job + "/metrics.csv", with_api(UserApi.table)),
+        web.post(job + "/stacks", with_api(UserApi.stacks)),
+        web.post(job + "/{verb}", with_api(UserApi.change)),
     ]
 
 
