@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.upsets.events import DidNotHappen, Event, Job, Mischief
-from benchmarks.upsets.proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from benchmarks.faults.inject import DidNotHappen, Event, Job, FaultInjector
+from benchmarks.faults.checks import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
@@ -37,7 +37,7 @@ from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl.templates import DEFAULT, find_template, render_manifest
 
-SCRIPT = Path(__file__).parent / "upsets" / "train.py"
+SCRIPT = Path(__file__).parent / "faults" / "train.py"
 SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10
 POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 5.0, "stragglerSeconds": 5.0}
 EPOCHS_TO_GO = 3
@@ -97,13 +97,13 @@ def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_
     return job
 
 
-def disturb(job: Job, mischief: Mischief, dice: random.Random, count: int, say: Callable[[str], None]) -> list[Event]:
+def disturb(job: Job, faults: FaultInjector, dice: random.Random, count: int, say: Callable[[str], None]) -> list[Event]:
     """Cause `count` events. Most wait until training has resumed after the previous one; some do not."""
     job.wait("the first step", lambda: job.goes_on(0.0), GOES_ON_TIMEOUT_S)
     events: list[Event] = []
-    for kind in mischief.deck(count):
+    for kind in faults.deck(count):
         time.sleep(dice.uniform(0.0, 1.0))
-        events.append(mischief.strike(kind, GOES_ON_TIMEOUT_S))
+        events.append(faults.inject(kind, GOES_ON_TIMEOUT_S))
         event = events[-1]
         say(f"{len(events):>4}  {event.kind:<11}{event.target}")
         if dice.random() < 0.7 or len(events) == count:
@@ -195,7 +195,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     fixed = Size(options.workers, options.workers, options.workers)
     size = fixed if options.fixed_size else Size(options.workers, 1, options.workers + 1)
     job = make_job(cluster, "chaos", folder, options.seed, step_s=STEP_S, size=size)
-    events = disturb(job, Mischief(job, cluster, dice, size.low, size.high), dice, options.events, say)
+    events = disturb(job, FaultInjector(job, cluster, dice, size.low, size.high), dice, options.events, say)
     epochs = finish(job, END_TIMEOUT_S)
     status = job.job().status
     undisturbed = make_job(cluster, "undisturbed", folder, options.seed, step_s=0.0, size=fixed)

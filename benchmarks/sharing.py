@@ -3,7 +3,7 @@
     python benchmarks/sharing.py [--load 1.0] [--seeds 5] [--scale] [--json FILE] [--svg FILE]
 
 Ours is the controller's own core, not a copy: `decide` divides the GPUs and `resizing` says when a group admits
-newcomers. Jobs and interruptions are sampled from distributions (see benchmarks/week/trace.py) with seeds 1, 2, and so
+newcomers. Jobs and interruptions are sampled from distributions (see benchmarks/sharing_simulation/trace.py) with seeds 1, 2, and so
 on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers. docs/performance.md has
 results.
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.commandline import count
-from benchmarks.week import policies, results, scale, trace
-from benchmarks.week.engine import simulate
+from benchmarks.sharing_simulation import policies, results, scale, trace
+from benchmarks.sharing_simulation.engine import simulate
 from elasticctl.api.observed import cost
 
 LOADS = (0.7, 1.0, 1.3, 2.0)
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         }
         args.json.write_text(json.dumps(results.as_json(parameters, found, passes, began_at), indent=1) + "\n")
     if args.svg:
-        from benchmarks.week import plot  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
+        from benchmarks.sharing_simulation import plot  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
 
         plot.save_svg(summaries, args.svg)
     return int(any(not aim.met for aim in aims))

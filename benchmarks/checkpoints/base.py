@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from benchmarks.checkpoints.trainee import Trainee
+from benchmarks.checkpoints.training_state import Trainee
 
 REGION = "us-east-1"
 BUCKET = "benchmark"

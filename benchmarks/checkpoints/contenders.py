@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from benchmarks.checkpoints.base import BUCKET, REGION, Commit, Contender, Place, client
 from benchmarks.checkpoints.dcp import Dcp, DcpProcess, S3TorchConnector
-from benchmarks.checkpoints.trainee import Trainee
+from benchmarks.checkpoints.training_state import Trainee
 
 if TYPE_CHECKING:
     from elasticctl_store.storage import Storage
@@ -178,9 +178,9 @@ class Obstore(Ours):
     """`Checkpointer` on a storage that leaves HTTP to the library obstore."""
 
     def _storage(self, url: str) -> Storage:
-        from benchmarks.checkpoints import obstores
+        from benchmarks.checkpoints import obstore_storage
 
-        return obstores.connect(url)
+        return obstore_storage.connect(url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +200,6 @@ CONTENDERS: Mapping[str, Entry] = {
     "torchsnapshot": Entry(TorchSnapshot, ("torchsnapshot.storage_plugins.s3", "aiobotocore.session")),
     "elasticctl": _OURS,
     "elasticctl-tier": _OURS,
-    "obstore": Entry(Obstore, ("elasticctl_train.checkpoint.checkpointer", "benchmarks.checkpoints.obstores")),
+    "obstore": Entry(Obstore, ("elasticctl_train.checkpoint.checkpointer", "benchmarks.checkpoints.obstore_storage")),
 }
 """Ours and the one with a tier differ in $ELASTICCTL_LOCAL_TIER."""

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from benchmarks.checkpoints.base import BUCKET, REGION, Commit, Place, client
-from benchmarks.checkpoints.trainee import Trainee
+from benchmarks.checkpoints.training_state import Trainee
 
 
 class _Kept(io.BytesIO):

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from benchmarks.checkpoints.base import BUCKET, Place
 from benchmarks.checkpoints.contenders import CONTENDERS
-from benchmarks.checkpoints.trainee import Loop, Stretch, Trainee, Yardstick
+from benchmarks.checkpoints.training_state import Loop, Stretch, Trainee, Yardstick
 
 _MOST_BUSY_SAVES = 12
 _LEAST_QUIET_S = 0.25

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.clusterload import until
-from benchmarks.deadlines.tape import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape
+from benchmarks.deadlines.trace_playback import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape
 from elasticctl.api.codec import Manifest
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 

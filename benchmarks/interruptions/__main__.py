@@ -27,10 +27,10 @@ from benchmarks.commandline import end_as_by_ctrl_c
 from benchmarks.deadlines.cloud import POOLS, node_pool
 from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
 from benchmarks.interruptions.metadata import Metadata
-from benchmarks.interruptions.strikes import NOTICE_S, NOTICES, RECOMMENDATION, SCRIPT, SILENT, Mischief, Strike
+from benchmarks.interruptions.faults import NOTICE_S, NOTICES, RECOMMENDATION, SCRIPT, SILENT, FaultInjector, Fault
 from benchmarks.replicas import ADDRESS, Replicas, prepare
-from benchmarks.upsets.events import NAMESPACE, DidNotHappen, Job
-from benchmarks.upsets.proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from benchmarks.faults.inject import NAMESPACE, DidNotHappen, Job
+from benchmarks.faults.checks import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, LABEL_JOB, PLURAL, WORKER_CONTAINER
@@ -55,7 +55,7 @@ class Jobs:
     api: Connection
 
     def get_job(self, namespace: str, name: str) -> Manifest:
-        """See `Jobs` of `upsets`."""
+        """See `Jobs` of `faults.inject`."""
         found: Manifest = self.api.request("GET", resource_path(API_VERSION, namespace, PLURAL, name))
         return found
 
@@ -106,7 +106,7 @@ class Session:
 
     api: Connection
     job: Job
-    mischief: Mischief
+    faults: FaultInjector
     dice: random.Random
     say: Console
     events: list[Event] = field(default_factory=list)
@@ -131,34 +131,34 @@ class Session:
                 self.dice.shuffle(kinds)
             kind = kinds.pop()
             committed = self.job.last_committed_step()
-            strike = self._strike(kind)
-            if strike is None:
+            fault = self._inject(kind)
+            if fault is None:
                 self.say.print(f"{kind}: found no target; skipped", markup=False)
                 continue
             try:
-                whole_s = self._await_whole(strike)
+                whole_s = self._await_whole(fault)
             finally:
-                strike.clear_up()
+                fault.clear_up()
             load = os.getloadavg()[0]
-            event = Event(kind, kind in NOTICES, strike.target, strike.at, time.time(), committed, load, whole_s)
+            event = Event(kind, kind in NOTICES, fault.target, fault.at, time.time(), committed, load, whole_s)
             self.events.append(event)
             report(self)
 
-    def _strike(self, kind: str) -> Strike | None:
+    def _inject(self, kind: str) -> Fault | None:
         give_up = time.monotonic() + TRIES_S
         while time.monotonic() < give_up:
             with suppress(ElasticctlError):
-                if strike := self.mischief.strike(kind):
-                    return strike
+                if fault := self.faults.inject(kind):
+                    return fault
             time.sleep(POLL_S)
         return None
 
-    def _await_whole(self, strike: Strike) -> float | None:
+    def _await_whole(self, fault: Fault) -> float | None:
         give_up = time.time() + WHOLE_LIMIT_S
         while time.time() < give_up:
-            strike.keep_time()
-            if self._whole(strike.at, strike.gone):
-                return time.time() - strike.at
+            fault.keep_time()
+            if self._whole(fault.at, fault.gone):
+                return time.time() - fault.at
             time.sleep(POLL_S)
         return None
 
@@ -176,7 +176,7 @@ class Session:
         if any(step.at <= at for step in own) or len({step.rank for step in own}) < WORKERS:
             return False
         try:
-            pods = self.mischief.staying()
+            pods = self.faults.staying()
         except ElasticctlError:
             return False
         return len(pods) == WORKERS and not gone & {pod["metadata"]["uid"] for pod in pods}
@@ -301,7 +301,7 @@ def run(options: argparse.Namespace, folder: Path, say: Console) -> int:
     dice, job = random.Random(options.seed), Job(Jobs(api), NAME, host)
     label = f"{LABEL_JOB}={NAME}"
     notices = {kind: times for kind, times in NOTICES.items() if options.cloud == "aws" or kind != RECOMMENDATION}
-    session = Session(api, job, Mischief(api, job, metadata, dice, label, NOTICE_S[options.cloud]), dice, say)
+    session = Session(api, job, FaultInjector(api, job, metadata, dice, label, NOTICE_S[options.cloud]), dice, say)
 
     def write(proofs: dict[str, list[str]] | None = None) -> list[Cost]:
         prices = costs(session.events, job.read().steps)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.results import percentile
-from benchmarks.upsets.proof import Step
+from benchmarks.faults.checks import Step
 
 MAX_FAULTS = 5
 

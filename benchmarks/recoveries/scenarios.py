@@ -11,7 +11,7 @@ from benchmarks import processes
 from benchmarks.recoveries.contenders import Job
 from benchmarks.recoveries.timeline import Expected, Step, current_group
 
-Strike = Callable[[Job, Sequence[Step], int], float]
+Injection = Callable[[Job, Sequence[Step], int], float]
 """Causes the event to a job with the given steps so far, in the n-th repeat; returns when, in seconds since the
 epoch."""
 
@@ -29,7 +29,7 @@ class Scenario:
 
     name: str
     title: str
-    strike: Strike
+    inject: Injection
     workers: int = 3
     expected: Expected = Expected(world=3)
     hang: bool = False
@@ -42,13 +42,13 @@ class Scenario:
         return replace(self.expected, world=self.expected.world - self.lost)
 
 
-def kill(*ranks: int) -> Strike:
+def kill(*ranks: int) -> Injection:
     """Send SIGKILL to the whole workers that have these ranks: their agents and all descendants."""
 
-    def strike(job: Job, steps: Sequence[Step], turn: int) -> float:
+    def inject(job: Job, steps: Sequence[Step], turn: int) -> float:
         return processes.kill_trees([_agent_of(job, steps, rank) for rank in ranks])
 
-    return strike
+    return inject
 
 
 def kill_two(job: Job, steps: Sequence[Step], turn: int) -> float:
@@ -72,7 +72,7 @@ def stop_rank(job: Job, steps: Sequence[Step], turn: int) -> float:
     return at
 
 
-def scale(workers: int) -> Strike:
+def scale(workers: int) -> Injection:
     """Request another number of workers."""
     return lambda job, steps, turn: job.scale(workers)
 

@@ -28,7 +28,7 @@ class Record:
     """A trial's measurement, and what else it left behind, for an analysis of where the time went."""
 
     measurement: Measurement
-    struck_at: float | None = None
+    injected_at: float | None = None
     generations: tuple[dict[str, Any], ...] = ()
 
 
@@ -72,13 +72,13 @@ def _watch(job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, 
     file = StepsFile(trial.steps_file)
     if not _until(job, lambda: is_steady(file.read(), trial.workers, time.time(), settle_s), START_LIMIT_S):
         return Record(replace(unmeasured, note=f"was not training within {START_LIMIT_S:.0f} s"))
-    struck_at = scenario.strike(job, file.read(), unmeasured.repeat)
+    injected_at = scenario.inject(job, file.read(), unmeasured.repeat)
     expected = scenario.expected if job.replaces else scenario.without_replacement
-    _until(job, lambda: is_over(outcome(file.read(), struck_at, expected)), scenario.limit_s)
-    found = outcome(file.read(), struck_at, expected)
+    _until(job, lambda: is_over(outcome(file.read(), injected_at, expected)), scenario.limit_s)
+    found = outcome(file.read(), injected_at, expected)
     measurement = replace(
         unmeasured,
-        survived=survived(found, time.time() - struck_at),
+        survived=survived(found, time.time() - injected_at),
         first_step_s=found.first_step_s,
         standstill_s=found.standstill_s,
         whole_s=found.whole_s,
@@ -90,7 +90,7 @@ def _watch(job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, 
         samples_doubled=found.samples_doubled,
         note=job.note(),
     )
-    return Record(measurement, struck_at, tuple(job.generations()))
+    return Record(measurement, injected_at, tuple(job.generations()))
 
 
 def is_steady(steps: list[Step], world: int, now: float, settle_s: float) -> bool:

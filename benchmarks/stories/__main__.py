@@ -25,7 +25,7 @@ from benchmarks.replicas import Replicas, prepare
 from benchmarks.results import percentile
 from benchmarks.stories.arrangements import ARRANGEMENTS
 from benchmarks.stories.story import EVENTS
-from benchmarks.stories.telling import Told, telling
+from benchmarks.stories.play import Told, telling
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import connect
 

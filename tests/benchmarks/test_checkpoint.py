@@ -31,7 +31,7 @@ from benchmarks.checkpoints.base import Place
 from benchmarks.checkpoints.contenders import Boto3
 from benchmarks.checkpoints.objects import CHUNK_BYTES, SMALL_BYTES, Blob, FullError, Objects, Pool
 from benchmarks.checkpoints.results import Measurement, aims, merge, summarise
-from benchmarks.checkpoints.trainee import Trainee, Yardstick, shape_for
+from benchmarks.checkpoints.training_state import Trainee, Yardstick, shape_for
 from benchmarks.checkpoints.trials import Failed, Plan, RankProcess, Sink
 from benchmarks.results import Spread
 from elasticctl_store import storage as storages

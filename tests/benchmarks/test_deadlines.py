@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.deadlines.tape import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape, hours_of, plan_of
+from benchmarks.deadlines.trace_playback import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape, hours_of, plan_of
 from elasticctl.api.codec import from_json
 from elasticctl.api.goal import SPOT, PoolStatus
 from elasticctl.planning.terms import Costs

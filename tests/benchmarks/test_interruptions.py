@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
 from benchmarks.interruptions.metadata import Metadata
-from benchmarks.interruptions.strikes import NOTICES, SILENT
-from benchmarks.upsets.proof import Step
+from benchmarks.interruptions.faults import NOTICES, SILENT
+from benchmarks.faults.checks import Step
 from elasticctl_launcher.spot_notice import AwsNotices, GcpNotices, MetadataServer
 
 

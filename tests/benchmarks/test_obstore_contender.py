@@ -31,11 +31,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[Sink | Versity]:
 @pytest.fixture
 def storage(server: Sink | Versity, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     pytest.importorskip("obstore")
-    from benchmarks.checkpoints import obstores
+    from benchmarks.checkpoints import obstore_storage
 
     for name, value in trials.environment(server.endpoint, "").items():
         monkeypatch.setenv(name, value)
-    yield obstores.connect(f"s3://{BUCKET}/place?endpoint={server.endpoint}&region=us-east-1")
+    yield obstore_storage.connect(f"s3://{BUCKET}/place?endpoint={server.endpoint}&region=us-east-1")
     server.ask("drop", prefix=f"{BUCKET}/")
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sharing
-from benchmarks.week import policies, results, scale, trace
-from benchmarks.week.engine import Figures, Simulation, simulate
-from benchmarks.week.policies import Gangs
-from benchmarks.week.trace import HOUR_S, Job, Outage, Settings, Trace
+from benchmarks.sharing_simulation import policies, results, scale, trace
+from benchmarks.sharing_simulation.engine import Figures, Simulation, simulate
+from benchmarks.sharing_simulation.policies import Gangs
+from benchmarks.sharing_simulation.trace import HOUR_S, Job, Outage, Settings, Trace
 
 QUIET = Settings(nodes=2, gpus_per_node=4, start_s=60.0, reform_s=10.0, loss_s=15.0, commit_s=600.0)
 

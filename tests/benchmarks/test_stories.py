@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.stories.rest import Rest, Stand, judge
+from benchmarks.stories.settle import Rest, Stand, judge
 from benchmarks.stories.story import EVENTS, GPUS, MOST_JOBS, PROJECTS, Job, Story
 
 OURS, THEIRS = PROJECTS

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.deadlines import train
 from benchmarks.deadlines.cloud import CAPACITY, KIND, MACHINE, Cloud
-from benchmarks.deadlines.tape import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape, plan_of
+from benchmarks.deadlines.trace_playback import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape, plan_of
 from benchmarks.replicas import Replicas
 from elasticctl.api.goal import SPOT
 from elasticctl.api.spec import ElasticJob

@@ -24,7 +24,7 @@ from benchmarks.stories.kueue import (
     set_quota,
 )
 from benchmarks.stories.story import GUARANTEED, PROJECTS, Job
-from benchmarks.stories.telling import Came, Teller, telling
+from benchmarks.stories.play import Came, Teller, telling
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import PRIORITY_CLASS_LABEL
 from elasticctl.api.status import JobStatus, Phase

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.results import machine, percentile, versions
-from benchmarks.week.engine import Figures
-from benchmarks.week.scale import Pass
+from benchmarks.sharing_simulation.engine import Figures
+from benchmarks.sharing_simulation.scale import Pass
 
 SCHEMA = 1
 OURS, YARDSTICK = "elasticctl", "fixed size"

@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.interruptions.machines import Machine, number_inside, processes_of
 from benchmarks.interruptions.metadata import Metadata
-from benchmarks.upsets.events import NAMESPACE, Job
+from benchmarks.faults.inject import NAMESPACE, Job
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import Connection, resource_path
@@ -22,7 +22,7 @@ from elasticctl.kubeapi.connection import Connection, resource_path
 NOTICE_S = {"aws": 120.0, "gcp": 30.0}
 """The notice that each cloud gives; after it the machine is gone, with everything that is still on it."""
 BACK_S = 2.0
-SCRIPT = Path(__file__).parents[1] / "upsets" / "train.py"
+SCRIPT = Path(__file__).parents[1] / "faults" / "train.py"
 HANDLER = "aws-node-termination-handler/spot-itn:NoSchedule"
 OFF = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 RECOMMENDATION = "rebalance recommendation"
@@ -50,7 +50,7 @@ SILENT = {
 
 
 @dataclass(slots=True)
-class Strike:
+class Fault:
     """An event that was caused, and what is left to do for it.
 
     `gone`: the workers (by uid) that must have been replaced. `deadline`: when their machine ends.
@@ -83,7 +83,7 @@ class Strike:
             self.afterwards.pop(0)()
 
 
-class Mischief:
+class FaultInjector:
     """Causes events to a job on machines of Karpenter."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Mischief:
     ) -> None:
         self._api, self._job, self._metadata, self._dice, self._label = api, job, metadata, dice, pods
         self._notice_s = notice_s
-        self._strikes: Mapping[str, Callable[[Manifest], Strike | None]] = {
+        self._kinds: Mapping[str, Callable[[Manifest], Fault | None]] = {
             "drained": lambda pod: self._machine(pod, lambda m, s: m.drain(), notice_s),
             "NodeClaim deleted": lambda pod: self._machine(pod, lambda m, s: m.release()),
             "taint of the termination handler": lambda pod: self._machine(pod, lambda m, s: m.taint(HANDLER), notice_s),
@@ -109,10 +109,10 @@ class Mischief:
             "machine cut off": lambda pod: self._machine(pod, self._cut_off),
         }
 
-    def strike(self, kind: str) -> Strike | None:
+    def inject(self, kind: str) -> Fault | None:
         """Cause an event; return None if that was not possible just now."""
         pods = self.staying()
-        return self._strikes[kind](self._dice.choice(pods)) if pods else None
+        return self._kinds[kind](self._dice.choice(pods)) if pods else None
 
     def staying(self) -> list[Manifest]:
         """Return the workers that run and are not about to leave, in order."""
@@ -125,58 +125,58 @@ class Mischief:
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def _machine(
-        self, pod: Manifest, how: Callable[[Machine, Strike], None], notice_s: float | None = None
-    ) -> Strike | None:
+        self, pod: Manifest, how: Callable[[Machine, Fault], None], notice_s: float | None = None
+    ) -> Fault | None:
         machine = Machine.of(self._api, pod["spec"]["nodeName"])
         if machine is None:
             return None
         at = time.time()
-        strike = Strike(f"{_name(pod)} on {machine.name}", at, _uid(pod), machine)
-        strike.deadline = None if notice_s is None else at + notice_s
-        how(machine, strike)
-        return strike
+        fault = Fault(f"{_name(pod)} on {machine.name}", at, _uid(pod), machine)
+        fault.deadline = None if notice_s is None else at + notice_s
+        how(machine, fault)
+        return fault
 
-    def _put_out_of_service(self, machine: Machine, strike: Strike) -> None:
+    def _put_out_of_service(self, machine: Machine, fault: Fault) -> None:
         machine.kill()
         machine.taint(OFF)
 
-    def _freeze(self, machine: Machine, strike: Strike) -> None:
-        strike.afterwards += [machine.thaw, lambda: time.sleep(BACK_S)]
+    def _freeze(self, machine: Machine, fault: Fault) -> None:
+        fault.afterwards += [machine.thaw, lambda: time.sleep(BACK_S)]
         machine.freeze()
 
-    def _cut_off(self, machine: Machine, strike: Strike) -> None:
-        strike.afterwards += [machine.connect, lambda: time.sleep(BACK_S)]
+    def _cut_off(self, machine: Machine, fault: Fault) -> None:
+        fault.afterwards += [machine.connect, lambda: time.sleep(BACK_S)]
         machine.cut_off()
 
-    def _announce(self, pod: Manifest) -> Strike | None:
+    def _announce(self, pod: Manifest) -> Fault | None:
         ip, notice_s = pod["status"]["podIP"], self._notice_s
-        strike = self._machine(pod, lambda m, s: self._metadata.announce(ip, s.at + notice_s), notice_s)
-        if strike is not None:
-            strike.afterwards.append(lambda: self._metadata.forget(ip))
-        return strike
+        fault = self._machine(pod, lambda m, s: self._metadata.announce(ip, s.at + notice_s), notice_s)
+        if fault is not None:
+            fault.afterwards.append(lambda: self._metadata.forget(ip))
+        return fault
 
-    def _recommend(self, pod: Manifest) -> Strike | None:
+    def _recommend(self, pod: Manifest) -> Fault | None:
         ip = pod["status"]["podIP"]
-        strike = self._machine(pod, lambda m, s: self._metadata.recommend(ip, s.at))
-        if strike is not None:
-            strike.afterwards.append(lambda: self._metadata.forget(ip))
-        return strike
+        fault = self._machine(pod, lambda m, s: self._metadata.recommend(ip, s.at))
+        if fault is not None:
+            fault.afterwards.append(lambda: self._metadata.forget(ip))
+        return fault
 
-    def _evict(self, pod: Manifest) -> Strike | None:
+    def _evict(self, pod: Manifest) -> Fault | None:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": _name(pod), "namespace": NAMESPACE}}
         at = time.time()
         try:
             self._api.request("POST", f"{_path(pod)}/eviction", body)
         except ElasticctlError:  # the disruption budget only permits it while the others are ready
             return None
-        return Strike(_name(pod), at, _uid(pod))
+        return Fault(_name(pod), at, _uid(pod))
 
-    def _delete(self, pod: Manifest, options: Manifest) -> Strike | None:
+    def _delete(self, pod: Manifest, options: Manifest) -> Fault | None:
         at = time.time()
         self._api.request("DELETE", _path(pod), options)
-        return Strike(_name(pod), at, _uid(pod))
+        return Fault(_name(pod), at, _uid(pod))
 
-    def _kill_rank(self, pod: Manifest) -> Strike | None:
+    def _kill_rank(self, pod: Manifest) -> Fault | None:
         began = [resume for resume in self._job.read().resumes if resume.worker == _name(pod)]
         numbers = {resume.pid for resume in began[-1:]}
         for process in processes_of(pod["metadata"]["uid"]):
@@ -185,17 +185,17 @@ class Mischief:
                     return _signal(process, signal.SIGKILL, f"rank of {_name(pod)}")
         return None
 
-    def _signal_launcher(self, pod: Manifest, number: signal.Signals) -> Strike | None:
+    def _signal_launcher(self, pod: Manifest, number: signal.Signals) -> Fault | None:
         for process in processes_of(pod["metadata"]["uid"]):
             if number_inside(process) == 1:
                 return _signal(process, number, f"launcher of {_name(pod)}")
         return None
 
 
-def _signal(process: psutil.Process, number: signal.Signals, target: str) -> Strike:
+def _signal(process: psutil.Process, number: signal.Signals, target: str) -> Fault:
     at = time.time()
     process.send_signal(number)
-    return Strike(target, at)
+    return Fault(target, at)
 
 
 def _name(pod: Manifest) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.week.trace import Settings
+from benchmarks.sharing_simulation.trace import Settings
 from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingRules
 from elasticctl_controller.core.sharing.grant_workers import decide
 

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from benchmarks.week.group import Group, SimWorker
-from benchmarks.week.policies import POOL, Policy
-from benchmarks.week.trace import HOUR_S, Outage, Trace
+from benchmarks.sharing_simulation.group import Group, SimWorker
+from benchmarks.sharing_simulation.policies import POOL, Policy
+from benchmarks.sharing_simulation.trace import HOUR_S, Outage, Trace
 from elasticctl_controller.core.sharing.claims import Node
 
 ARRIVES, KNOWN, DOWN, UP, LOOK = range(5)

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.clusterload import Missing, until
 from benchmarks.stories.arrangements import FOLDER, Arrangement, manifest, stage
 from benchmarks.stories.requests import Requests
-from benchmarks.stories.rest import Rest, Stand, judge
+from benchmarks.stories.settle import Rest, Stand, judge
 from benchmarks.stories.story import EVENTS, PROJECTS, Event, Job, Story
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 
-from benchmarks.upsets.proof import Record, Resume
+from benchmarks.faults.checks import Record, Resume
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import ElasticJob, Manifest
 from elasticctl.cluster.local.client import LocalCluster
@@ -126,12 +126,12 @@ class Job:
         return any(step.at > at and (step.generation not in before or step.at > at + UNDISTURBED_S) for step in steps)
 
 
-class Mischief:
+class FaultInjector:
     """Causes events to `job` on the local cluster, with `low` to `high` workers."""
 
     def __init__(self, job: Job, cluster: LocalCluster, dice: random.Random, low: int, high: int) -> None:
         self._job, self._cluster, self._dice, self._low, self._high = job, cluster, dice, low, high
-        self._strikes: Mapping[str, Callable[[], str | None]] = {
+        self._kinds: Mapping[str, Callable[[], str | None]] = {
             "rank": lambda: self._signal_rank(signal.SIGKILL),
             "worker": self._kill_worker,
             "launcher": self._kill_launcher,
@@ -151,18 +151,18 @@ class Mischief:
                 self._dice.shuffle(kinds)
             yield kinds[number % len(kinds)]
 
-    def strike(self, kind: str, timeout_s: float) -> Event:
+    def inject(self, kind: str, timeout_s: float) -> Event:
         """Cause the event, as soon as there is a target."""
         deadline = time.monotonic() + timeout_s
         while True:
             resumes = self._job.read().resumes
             world = resumes[-1].world if resumes else 0
             committed, at = self._job.last_committed_step(), time.time()
-            target = self._strikes[kind]()
+            target = self._kinds[kind]()
             if target is not None:
                 return Event(kind, target, at, committed, world)
             if time.monotonic() > deadline:
-                raise DidNotHappen(f"{kind}: for {timeout_s:.0f} s there was nobody to strike")
+                raise DidNotHappen(f"{kind}: for {timeout_s:.0f} s there was no target")
             time.sleep(POLL_S)
 
     def _signal_rank(self, number: signal.Signals) -> str | None:

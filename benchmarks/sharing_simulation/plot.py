@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.plot import COLOURS, SETTINGS
-from benchmarks.week.results import OURS, UTILISATION_AIM, Summary
+from benchmarks.sharing_simulation.results import OURS, UTILISATION_AIM, Summary
 
 PANELS: Sequence[tuple[str, Callable[[Summary], float], str, float | None]] = (
     ("utilisation of what demand allows", lambda one: one.of_possible, ".0%", UTILISATION_AIM),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.week.trace import Job, Settings
+from benchmarks.sharing_simulation.trace import Job, Settings
 from elasticctl_controller.core.group.growth import GrowthOption, decide_growth
 from elasticctl_controller.core.sharing.claims import Claim, Worker
 
