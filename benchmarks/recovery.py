@@ -78,12 +78,12 @@ class Session:
         self.say.print(_line(record.measurement), markup=False, soft_wrap=True)
 
     def _keep_phases(self, record: Record, trial: Trial) -> None:
-        if record.struck_at is None or not trial.marks_file.exists():
+        if record.injected_at is None or not trial.marks_file.exists():
             return
         found = phases.reached(
             trial.marks_file.read_text(),
             StepsFile(trial.steps_file).read(),
-            record.struck_at,
+            record.injected_at,
             SCENARIOS[record.measurement.scenario].expected,
             record.generations,
         )

@@ -15,7 +15,7 @@ from elasticctl import Job, JobOptions, submit
 from elasticctl.api.errors import ConflictError, JobFailedError, NotFoundError, UsageError
 from elasticctl.api.status import Phase
 from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
-from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.jobs import read_options
 from tests.support.cluster_contract import running

@@ -28,30 +28,30 @@ PHASES = {
 
 
 def reached(
-    marks: str, steps: Sequence[Step], struck_at: float, expected: Expected, generations: Sequence[Mapping[str, Any]]
+    marks: str, steps: Sequence[Step], injected_at: float, expected: Expected, generations: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """Return when the new group's slowest rank had completed each phase, in seconds after the event; seen phases only.
 
     `marks` are the lines that the script recorded, `generations` those of the job's status, if it has any.
     """
-    first_step_s = outcome(steps, struck_at, expected).first_step_s
+    first_step_s = outcome(steps, injected_at, expected).first_step_s
     if first_step_s is None:
         return {}
-    group = next(step.group for step in steps if step.at == struck_at + first_step_s)
+    group = next(step.group for step in steps if step.at == injected_at + first_step_s)
     pids = {step.pid for step in steps if step.group == group}
     found: dict[str, float] = {}
     for line in marks.splitlines():
         mark = json.loads(line)
         if mark["pid"] in pids:
-            found[mark["phase"]] = max(mark["at"] - struck_at, found.get(mark["phase"], 0.0))
+            found[mark["phase"]] = max(mark["at"] - injected_at, found.get(mark["phase"], 0.0))
     began_s = found.get("script", first_step_s)
     for generation in generations:
         formed = from_rfc3339(generation.get("formedAt"))
         if (
-            formed is not None and 0.0 < formed - struck_at <= began_s
+            formed is not None and 0.0 < formed - injected_at <= began_s
         ):  # the last one that formed before the ranks started
             opened = from_rfc3339(generation.get("openedAt"))
-            found |= {"formed": formed - struck_at} | ({"opened": opened - struck_at} if opened is not None else {})
+            found |= {"formed": formed - injected_at} | ({"opened": opened - injected_at} if opened is not None else {})
     return {phase: found[phase] for phase in PHASES if phase in found}
 
 

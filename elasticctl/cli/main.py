@@ -19,22 +19,22 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import did_you_mean, visible
 from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
 from elasticctl.cli.framework.contexts import complete_context
-from elasticctl.cli.framework.place import forget_place, with_place
+from elasticctl.cli.framework.suggested_commands import forget_place, with_place
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {
     "submit": ("run.submit", "Run a training script as an elastic job"),
     "sweep": ("run.sweep", "Run a script once for each point of a grid"),
-    "list": ("inspect.jobs", "List jobs"),
-    "status": ("inspect.jobs", "Show the state of a job"),
+    "list": ("inspect.list_status", "List jobs"),
+    "status": ("inspect.list_status", "Show the state of a job"),
     "logs": ("inspect.logs", "Print the output of a job's workers"),
-    "exec": ("enter.commands", "Run a command in a worker"),
-    "shell": ("enter.commands", "Open a shell in a worker"),
-    "debug": ("enter.debug", "Open a shell in a copy of a failed job's worker"),
-    "cp": ("enter.copy", "Copy files to or from a worker"),
-    "port-forward": ("enter.forward", "Forward local ports to a worker"),
+    "exec": ("worker.exec", "Run a command in a worker"),
+    "shell": ("worker.exec", "Open a shell in a worker"),
+    "debug": ("worker.debug", "Open a shell in a copy of a failed job's worker"),
+    "cp": ("worker.cp", "Copy files to or from a worker"),
+    "port-forward": ("worker.port_forward", "Forward local ports to a worker"),
     "top": ("inspect.top", "Show how jobs use CPUs, memory and GPUs"),
-    "stacks": ("enter.stacks", "Print the Python stacks of all ranks"),
+    "stacks": ("worker.stacks", "Print the Python stacks of all ranks"),
     "scale": ("run.scale", "Change the number of workers of a running job"),
     "preempt": ("run.lifecycle", "Remove a worker, as a spot reclaim would"),
     "wait": ("run.lifecycle", "Wait until a job ends"),

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from elasticctl.cli.framework.other_words import verb_meant
+from elasticctl.cli.framework.did_you_mean import verb_meant
 from elasticctl.cli.main import main
 from tests.support.cli import Done, Run
 from tests.support.verbs import FAMILIES, VERBS

@@ -23,8 +23,8 @@ from elasticctl.api.observed.cost import rate_of
 from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ANNOTATION_MOVING_FROM, ElasticJob, JobSpec
 from elasticctl.cli.framework import target
-from elasticctl.cli.submit.copies import JobLocation, moved_manifest, storage_patch, workspace_of
-from elasticctl.cli.submit.upload.gathering import collect_files, pieces_of
+from elasticctl.cli.submit.derived_manifests import JobLocation, moved_manifest, storage_patch, workspace_of
+from elasticctl.cli.submit.upload.collect_files import collect_files, pieces_of
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down

@@ -11,7 +11,7 @@ import pytest
 from elasticctl.api import notifications
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import ANNOTATION_NOTIFY
-from elasticctl.cli.submit.copies import Rerun, rerun_manifest
+from elasticctl.cli.submit.derived_manifests import Rerun, rerun_manifest
 from elasticctl.cli.submit.draft import manifest_with_notifications
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.secrets import Secrets

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.cli.framework.options import Assignment
-from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.plan import (
     JobSize,
     check_name,

@@ -11,7 +11,7 @@ import pytest
 from elasticctl.api.errors import SpecError
 from elasticctl.api.quota import PoolUsage, ProjectUsage, Quota, usage_by_job, usage_by_project
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.submit.copies import Rerun, rerun_manifest
+from elasticctl.cli.submit.derived_manifests import Rerun, rerun_manifest
 from elasticctl.cli.verbs.setup.quota import bar, free_lines, holdings_table, job_sentences
 from elasticctl.cli.views.history import history_table, scalings
 from elasticctl.cli.views.job import status_table

@@ -13,7 +13,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.selection import UNENDED, JobFilter, chosen_names, fits, phases, selector
 from elasticctl.cli.framework.target import Target
 from elasticctl.cli.submit import follow
-from elasticctl.cli.verbs.inspect import jobs as list_verb
+from elasticctl.cli.verbs.inspect import list_status as list_verb
 from elasticctl.cli.verbs.inspect.logs import in_turn, merged
 from elasticctl.cli.verbs.run import lifecycle
 from elasticctl.cluster.base import LogLine

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.submit.asked.plain_script import lines_of_lone_ranks, lines_without_checkpoints
-from elasticctl.cli.submit.commands import Command
+from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
+from elasticctl.cli.submit.training_command import Command
 
 TRAINS = "import torch\nfor batch in range(3):\n    loss.backward()\n"
 

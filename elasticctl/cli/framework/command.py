@@ -73,7 +73,7 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
         if args[0] not in known and not ctx.resilient_parsing:
-            from elasticctl.cli.framework.other_words import verb_meant  # few command lines are wrong
+            from elasticctl.cli.framework.did_you_mean import verb_meant  # few command lines are wrong
 
             ctx.fail(f"there is no verb {quote(args[0])}{verb_meant(args[0], known)}.")
         return super().resolve_command(ctx, args)

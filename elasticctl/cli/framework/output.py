@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from elasticctl.api.text import visible
-from elasticctl.cli.framework.place import with_place
+from elasticctl.cli.framework.suggested_commands import with_place
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -14,7 +14,7 @@ from elasticctl.api.text import did_you_mean, join_or, quote, span
 from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.framework.place import name_place
+from elasticctl.cli.framework.suggested_commands import name_place
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.settings import contexts as config

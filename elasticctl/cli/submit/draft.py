@@ -23,14 +23,14 @@ from elasticctl.api.yamltext import parse_yaml
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit import plan
-from elasticctl.cli.submit.asked.flags import JobFlags
-from elasticctl.cli.submit.asked.settings import Settings, with_settings
+from elasticctl.cli.submit.flags.job_flags import JobFlags
+from elasticctl.cli.submit.flags.set_fields import Settings, with_settings
 from elasticctl.cli.submit.modules import check_module
 from elasticctl.cluster.base import Manifest
 from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.commands import Command
+    from elasticctl.cli.submit.training_command import Command
     from elasticctl.cli.submit.upload.workspace import Workspace
 
 
@@ -51,8 +51,8 @@ class Draft:
 
 def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
     """A job that runs a command; prints the plan. Raises UsageError, SpecError or TemplateError."""
-    from elasticctl.cli.submit.asked.plain_script import lines_of_lone_ranks, lines_without_checkpoints
-    from elasticctl.cli.submit.commands import refuse_notebook, refuse_other_groups
+    from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
+    from elasticctl.cli.submit.training_command import refuse_notebook, refuse_other_groups
     from elasticctl.cli.submit.goals import check_goal, price_goal
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
     from elasticctl.templates import find_template, render_manifest
@@ -124,7 +124,7 @@ def from_file(
         validation.validate_manifest(document)
     manifest, workspace = with_settings(document.data, settings), None
     if not same_code and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
-        from elasticctl.cli.submit.renewed import renew_workspace  # what packs a folder
+        from elasticctl.cli.submit.renew_workspace import renew_workspace  # what packs a folder
 
         here = [Path.cwd()] if path == "-" else [Path.cwd(), Path(os.path.abspath(path))]
         manifest, workspace = renew_workspace(manifest, here)
@@ -198,7 +198,7 @@ def _delivery_of(workspace: Workspace | None, context: Context, template: str) -
 
 def _words(command: Command, context: Context, workspace: Workspace | None) -> tuple[str, ...]:
     """The command that the launcher starts; on this machine, with this Python, and a script or program that exists."""
-    from elasticctl.cli.submit.commands import interpreter_of
+    from elasticctl.cli.submit.training_command import interpreter_of
 
     local, args = context.provider == LOCAL, command.args
     if not command.script:

@@ -20,7 +20,7 @@ from elasticctl.api.errors import SpecError, UsageError
 from elasticctl.api.text import did_you_mean, quote
 from elasticctl.api.yamltext import dump_yaml, parse_yaml
 from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
-from elasticctl.cli.submit.asked.pod_flags import Toleration
+from elasticctl.cli.submit.flags.pod_flags import Toleration
 
 PROJECT_FILES = ("elasticctl.toml", "pyproject.toml")
 _SENT = ("script", "workspace", "env_file")

@@ -24,8 +24,8 @@ from elasticctl.api.podtemplate import (
 from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec, OnNan
 from elasticctl.api.text import join_and, plural, plural_are, quote
 from elasticctl.cli.framework.options import SCHEMES, Assignment, check_near_url
-from elasticctl.cli.submit.asked.flags import JobFlags
-from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
+from elasticctl.cli.submit.flags.job_flags import JobFlags
+from elasticctl.cli.submit.flags.pod_flags import read_env_file, user_label
 from elasticctl.cli.submit.goals import goal_of, order_of
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 

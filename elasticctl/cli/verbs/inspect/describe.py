@@ -16,7 +16,7 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, hint, on_terminal, print_data
-from elasticctl.cli.framework.place import with_place
+from elasticctl.cli.framework.suggested_commands import with_place
 from elasticctl.cli.framework.target import Target, reach
 from elasticctl.cli.views.job import look_around
 

@@ -99,9 +99,9 @@ def delete(*, jobs: options.Jobs = (), label: Labels = (), yes: options.Yes = Fa
         target.cluster.delete_job(target.namespace, job.name)
         delete_stored_logs(job)
         if job.moving_to:
-            from elasticctl.cli.submit import moving
+            from elasticctl.cli.submit import move_job
 
-            moving.clean_up(job)
+            move_job.clean_up(job)
         storage = hardware(job).storage
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
 
@@ -135,9 +135,9 @@ def _check_here(target: Target, name: str) -> None:
         there = f"`elasticctl resume {found.name} --context {context}`"
         raise ConflictError(f"{found.name} runs in context {context} now. FIX: {there}")
     if found.is_moving:
-        from elasticctl.cli.submit import moving
+        from elasticctl.cli.submit import move_job
 
-        raise ConflictError(moving.describe_open(found))
+        raise ConflictError(move_job.describe_open(found))
 
 
 def _end_move(target: Target, name: str) -> dict[str, Any] | None:
@@ -148,9 +148,9 @@ def _end_move(target: Target, name: str) -> dict[str, Any] | None:
     if not found.is_moving or found.status.phase.terminal:
         _check_here(target, name)
         return None
-    from elasticctl.cli.submit import moving
+    from elasticctl.cli.submit import move_job
 
-    moving.call_off(found)
+    move_job.call_off(found)
     return {"annotations": {ANNOTATION_MOVING_TO: None, ANNOTATION_MOVING_FROM: None}}
 
 

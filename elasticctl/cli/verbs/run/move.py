@@ -17,7 +17,7 @@ from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.moving import Move
+    from elasticctl.cli.submit.move_job import Move
     from elasticctl.cluster.base import Manifest
 
 app = new_app()
@@ -58,7 +58,7 @@ def move(
     if _is_already_moved(found, target):
         return
     if found.moving_from:
-        from elasticctl.cli.submit.moving import describe_open
+        from elasticctl.cli.submit.move_job import describe_open
 
         raise ConflictError(describe_open(found))
     _plan_move(source, target, manifest, storage).run(manifest)
@@ -83,9 +83,9 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
     from elasticctl.api.objects import at
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ANNOTATION_MOVING_TO, ElasticJob
-    from elasticctl.cli.submit.copies import JobLocation
+    from elasticctl.cli.submit.derived_manifests import JobLocation
     from elasticctl.cli.submit.draft import choose_storage
-    from elasticctl.cli.submit.moving import Move
+    from elasticctl.cli.submit.move_job import Move
     from elasticctl.cli.submit.plan import needed_error
 
     job = ElasticJob.from_manifest(manifest)

@@ -70,7 +70,7 @@ def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Wher
     """
     from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.asked.settings import with_settings
+    from elasticctl.cli.submit.flags.set_fields import with_settings
     from elasticctl.cli.submit.draft import manifest_with_notifications
 
     how.check()
@@ -79,7 +79,7 @@ def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Wher
     found = ElasticJob.from_manifest(old)
     made, workspace = _new_manifest(target, old, changes), None
     if not changes.same_code and hardware(found).env.get(WORKSPACE_VARIABLE):
-        from elasticctl.cli.submit.renewed import renew_workspace  # what packs a folder
+        from elasticctl.cli.submit.renew_workspace import renew_workspace  # what packs a folder
 
         made, workspace = renew_workspace(made, [Path.cwd()])
     made = with_settings(made, changes.settings)
@@ -107,7 +107,7 @@ def _new_manifest(target: Target, old: Manifest, changes: Changes) -> Manifest:
     """The manifest of the new job."""
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_manifest, sibling_url
+    from elasticctl.cli.submit.derived_manifests import Rerun, next_name, original_name, rerun_manifest, sibling_url
     from elasticctl.cli.submit.draft import choose_storage
     from elasticctl.cli.submit.plan import check_name
 
@@ -184,7 +184,7 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
 
 def _create_dry_run(target: Target, made: Manifest, replaces: bool) -> Manifest:
     """The job as the cluster would store it; if its name is still taken, it is checked under another one."""
-    from elasticctl.cli.submit.copies import next_name
+    from elasticctl.cli.submit.derived_manifests import next_name
 
     name = made["metadata"]["name"]
     taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)} if replaces else set()

@@ -24,7 +24,7 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
-from elasticctl.cli.submit.asked.goal_flags import ChangedGoal
+from elasticctl.cli.submit.flags.goal_flags import ChangedGoal
 from elasticctl.cli.submit.goals import SIMULATED
 from elasticctl.settings.contexts import LOCAL
 

@@ -22,13 +22,13 @@ from elasticctl.cli.framework.options import Assignment, Where
 from elasticctl.cli.framework.output import hint, print_objects, say
 from elasticctl.cli.framework.target import Target, locate
 from elasticctl.cli.submit import failover
-from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.follow import attach, await_end, code_of_followed
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.commands import Command
+    from elasticctl.cli.submit.training_command import Command
     from elasticctl.cli.submit.draft import Draft
     from elasticctl.cli.submit.job_file import JobFile
     from elasticctl.settings.contexts import Context
@@ -257,7 +257,7 @@ def _what_to_run(
     ctx: typer.Context, source: ManifestSource, script: str | None, args: tuple[str, ...], *, starts_ranks: bool
 ) -> Command | None:
     """The command as typed or from the job file; None for a manifest, which contains it."""
-    from elasticctl.cli.submit.commands import Command, of_words
+    from elasticctl.cli.submit.training_command import Command, of_words
 
     written: JobFile | None = ctx.meta.get(JOB_FILE)
     after: tuple[str, ...] = ctx.meta[AFTER_DASHES]

@@ -19,7 +19,7 @@ from elasticctl.cli.framework.output import print_table, say
 from elasticctl.cli.framework.selection import fits, selector
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, phase_of, reach
 from elasticctl.cli.submit import sweeps
-from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.sweeps import Axis
 from elasticctl.cluster.base import Manifest
 
@@ -120,7 +120,7 @@ def sweep(
 
 def create(target: Target, script: str, args: Sequence[str], flags: SweepFlags, request: JobFlags) -> str:
     """Create the jobs of a sweep, most of them suspended; returns its name. Raises UsageError, ConflictError."""
-    from elasticctl.cli.submit.commands import Command
+    from elasticctl.cli.submit.training_command import Command
     from elasticctl.cli.submit.draft import choose_storage, from_command
     from elasticctl.cli.submit.plan import check_name, child_url, name_from
 

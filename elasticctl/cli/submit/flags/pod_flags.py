@@ -15,7 +15,7 @@ from elasticctl.api.text import quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.framework.selection import user_name
-from elasticctl.cli.submit.asked.goal_flags import GoalFlags
+from elasticctl.cli.submit.flags.goal_flags import GoalFlags
 
 _CPUS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?|[0-9]{1,9}m")
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit.upload.gathering import collect_files, pieces_of
+from elasticctl.cli.submit.upload.collect_files import collect_files, pieces_of
 from elasticctl.cli.submit.upload.ignore_rules import DEFAULTS
 from elasticctl_store.workspace.packing import File, Folder, Link
 
@@ -197,7 +197,7 @@ def busy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BusyFile:
             work(tmp_path / "log.txt", next(looks))
             return fstat(descriptor)
 
-        monkeypatch.setattr("elasticctl.cli.submit.upload.gathering.os.fstat", touched)
+        monkeypatch.setattr("elasticctl.cli.submit.upload.collect_files.os.fstat", touched)
 
     return disturb
 
@@ -224,7 +224,7 @@ def test_a_log_that_grows_goes_along_as_it_was(busy_file: BusyFile, tmp_path: Pa
 def test_the_commands_own_output_stays_behind(tmp_path: Path) -> None:
     write(tmp_path, "train.py")
     program = (
-        "import sys; from pathlib import Path; from elasticctl.cli.submit.upload.gathering import collect_files;"
+        "import sys; from pathlib import Path; from elasticctl.cli.submit.upload.collect_files import collect_files;"
         "print([file.path for file in collect_files(Path(sys.argv[1]), None).listing.files])"
     )
     with (tmp_path / "train.log").open("w") as log:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.cli.verbs.enter.copy import Place, Room, read_place, split, unpack
+from elasticctl.cli.verbs.worker.cp import Place, Room, read_place, split, unpack
 from elasticctl.cluster.local.inside import LocalInside
 from elasticctl.cluster.local.paths import LocalPaths
 from tests.support.cli import Run

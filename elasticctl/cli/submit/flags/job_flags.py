@@ -13,7 +13,7 @@ from elasticctl.api.text import quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.contexts import complete_gpu_type
 from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
-from elasticctl.cli.submit.asked.pod_flags import PodFlags
+from elasticctl.cli.submit.flags.pod_flags import PodFlags
 
 WORKSPACE_LIMIT_BYTES = 100_000_000
 """Code is smaller; data, which is larger, has better ways to a cluster."""

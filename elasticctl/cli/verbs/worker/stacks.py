@@ -11,7 +11,7 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, say
 from elasticctl.cli.framework.target import reach
-from elasticctl.cli.verbs.enter.worker import running_workers
+from elasticctl.cli.verbs.worker.choose_worker import running_workers
 from elasticctl.cluster import inside_of
 
 app = new_app()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.commands import Command
+    from elasticctl.cli.submit.training_command import Command
 
 _TRAINS = re.compile(r"\.backward\(|optimizer\.step\(|\.training_step\(")
 _SAVES = re.compile(

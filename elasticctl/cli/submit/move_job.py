@@ -34,7 +34,7 @@ from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import ENDED, Target
 from elasticctl.cli.job_storage import JobStorage, progress_bar, say_damage, size, storage_errors
-from elasticctl.cli.submit.copies import JobLocation, moved_manifest, storage_patch, workspace_of, workspaces_beside
+from elasticctl.cli.submit.derived_manifests import JobLocation, moved_manifest, storage_patch, workspace_of, workspaces_beside
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage
 from elasticctl_store.checkpoints import arrival, commits, notes, transfer, verify

@@ -13,7 +13,7 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import Target, reach
-from elasticctl.cli.verbs.enter.worker import WhichWorker, find_worker
+from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, find_worker
 from elasticctl.cluster import inside_of
 
 if TYPE_CHECKING:

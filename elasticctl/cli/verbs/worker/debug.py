@@ -15,8 +15,8 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, reach
-from elasticctl.cli.verbs.enter.commands import SHELL, on_a_terminal, run_inside
-from elasticctl.cli.verbs.enter.worker import WhichWorker, choose_running
+from elasticctl.cli.verbs.worker.exec import SHELL, on_a_terminal, run_inside
+from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, choose_running
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
@@ -56,7 +56,7 @@ def debug(
       elasticctl debug train --for 10m -- python -m pip list
     """
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.copies import debug_manifest, next_name
+    from elasticctl.cli.submit.derived_manifests import debug_manifest, next_name
 
     target = reach(where)
     old = target.find(job)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit.asked.settings import set_field
+from elasticctl.cli.submit.flags.set_fields import set_field
 
 MANIFEST: dict[str, Any] = {"metadata": {"name": "a"}, "spec": {"list": [{"b": 1}, 2], "text": "x"}}
 

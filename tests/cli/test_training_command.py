@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit.commands import Command, of_words
+from elasticctl.cli.submit.training_command import Command, of_words
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
