@@ -25,7 +25,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
 from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
-from elasticctl.cluster.ledger import name_client
+from elasticctl.cluster.audit_log import name_client
 
 POLL_EVERY_S = 1.0
 

@@ -16,7 +16,7 @@ from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import shorten, visible
-from elasticctl.cluster.inside import BLOCK_BYTES, Inside, Streams
+from elasticctl.cluster.worker_access import BLOCK_BYTES, WorkerAccess, Streams
 
 AT_ONCE = 16
 """Workers that are asked at the same time."""
@@ -39,21 +39,21 @@ class Stacks:
                 yield from (visible(line) for line in _lines_of(self.worker, one))
 
 
-def read_stacks(inside: Inside, job: ElasticJob, workers: Sequence[Manifest]) -> list[Stacks]:
+def read_stacks(access: WorkerAccess, job: ElasticJob, workers: Sequence[Manifest]) -> list[Stacks]:
     """Look at the ranks of these workers of a job, all at once. Blocks. Raises UsageError for another launcher."""
     made = hardware(job)
     if not made.launched:
         raise UsageError(f"{job.name} does not run under elasticctl-launch, which knows its ranks")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda worker: _look(inside, worker, made.command[0]), workers))
+        return list(pool.map(lambda worker: _look(access, worker, made.command[0]), workers))
 
 
-def _look(inside: Inside, worker: Manifest, launcher: str) -> Stacks:
+def _look(access: WorkerAccess, worker: Manifest, launcher: str) -> Stacks:
     name = str(worker["metadata"]["name"])
     code = 1
     with _Pipe() as out, _Pipe() as err:
         try:
-            code = inside.run(worker, [launcher, "--stacks"], Streams(None, out.give, err.give))
+            code = access.run(worker, [launcher, "--stacks"], Streams(None, out.give, err.give))
         except ElasticctlError as e:
             return Stacks(name, trouble=str(e))
         except BrokenPipeError:

@@ -107,7 +107,7 @@ class ClusterDashboard:
             given = request.headers.get(TOKEN_HEADER, "").encode("utf-8", "surrogatepass")
             if not hmac.compare_digest(given, session.token.encode()):
                 raise web.HTTPForbidden(reason="the request does not come from the page")
-        hello = {"user": session.person.user, "changes": self.rules.allow_changes, "storages": False}
+        hello = {"user": session.user.name, "changes": self.rules.allow_changes, "storages": False}
         return session.api(request.match_info.get("scope"), self.tools, hello, self.poll_s)
 
     async def _session_of(self, request: web.Request) -> Session | None:
@@ -126,7 +126,7 @@ class ClusterDashboard:
         except ClusterError as e:
             session, why = None, str(e)
         if session is not None:
-            return web.json_response({"user": session.person.user})
+            return web.json_response({"user": session.user.name})
         if self.rules.behind_proxy and not why:
             why = "the proxy in front sends no token. FIX: have it pass the ID token as Authorization: Bearer"
         asks = "proxy" if self.rules.behind_proxy else "token"
@@ -142,7 +142,7 @@ class ClusterDashboard:
             session = await self.sessions.admit(shown, token)
         except CredentialsError as e:
             return refused(401, str(e))
-        answer = web.json_response({"user": session.person.user})
+        answer = web.json_response({"user": session.user.name})
         answer.set_cookie(COOKIE, shown, path="/", secure=True, httponly=True, samesite="Strict")
         return answer
 

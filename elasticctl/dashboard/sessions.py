@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl.api.errors import BusyError, CredentialsError
-from elasticctl.cluster.kube.person import NAME, Person
+from elasticctl.cluster.kube.user import NAME, User
 from elasticctl.dashboard.user_api import UserApi, Scope, Tools
 from elasticctl.dashboard.feed import run_in_thread
 
-MAX_SESSIONS, MAX_OF_A_PERSON = 128, 8
+MAX_SESSIONS, MAX_PER_USER = 128, 8
 MAX_APIS = 4
 """How many namespaces one session may look at."""
 MAX_AGE_S, IDLE_S = 12 * 3600.0, 3600.0
@@ -30,7 +30,7 @@ MAX_LOGINS = 4
 """How many tokens are shown to the cluster at a time."""
 
 
-LogIn = Callable[[str, Callable[[], None]], Person]
+LogIn = Callable[[str, Callable[[], None]], User]
 """Finds out whose a token is; is given what to call once it is not accepted any more. Blocks; raises ClusterError."""
 
 
@@ -38,7 +38,7 @@ LogIn = Callable[[str, Callable[[], None]], Person]
 class Session:
     """One login. `token` is the page's own, which changes require."""
 
-    person: Person
+    user: User
     token: str
     refused: threading.Event
     begun_at: float
@@ -64,7 +64,7 @@ class Session:
             if not unseen:
                 raise BusyError(f"{MAX_APIS} namespaces are open already. FIX: close a page")
             self.apis.pop(unseen[0]).stop()
-        place = Scope(self.person.cluster, NAME, namespace, lambda: self.person.inside)
+        place = Scope(self.user.cluster, NAME, namespace, lambda: self.user.access)
         made = self.apis[namespace] = UserApi(place, tools, self.token, poll_s, hello, self.is_over)
         made.start()
         return made
@@ -74,7 +74,7 @@ class Session:
         self.refused.set()
         for api in self.apis.values():
             api.stop()
-        self.person.close()
+        self.user.close()
 
 
 class Sessions:
@@ -122,21 +122,21 @@ class Sessions:
     async def _begin(self, digest: bytes, token: str) -> Session:
         refused = threading.Event()
         async with self._logins:
-            person = await run_in_thread(lambda: self._log_in(token, refused.set))
+            user = await run_in_thread(lambda: self._log_in(token, refused.set))
         if refused.is_set():
             raise CredentialsError("the cluster no longer accepts this token. FIX: log in with another one")
         self._sweep()
-        self._make_room(person.user)
+        self._make_room(user.name)
         now = time.monotonic()
-        # The same for all sessions of a person: a page goes on while its proxy renews the token.
-        own = hmac.new(self._secret, person.user.encode(), hashlib.sha256).hexdigest()
-        session = self._by_digest[digest] = Session(person, own, refused, now, now)
+        # The same for all sessions of a user: a page goes on while its proxy renews the token.
+        own = hmac.new(self._secret, user.name.encode(), hashlib.sha256).hexdigest()
+        session = self._by_digest[digest] = Session(user, own, refused, now, now)
         return session
 
     def _make_room(self, user: str) -> None:
         """End the least recently used sessions, of a user with many and of all users."""
-        mine = [digest for digest, session in self._by_digest.items() if session.person.user == user]
-        for digests, most in ((mine, MAX_OF_A_PERSON), (list(self._by_digest), MAX_SESSIONS)):
+        mine = [digest for digest, session in self._by_digest.items() if session.user.name == user]
+        for digests, most in ((mine, MAX_PER_USER), (list(self._by_digest), MAX_SESSIONS)):
             if len(digests) >= most:
                 least = min(digests, key=lambda digest: self._rank(self._by_digest[digest]))
                 self._by_digest.pop(least).end()

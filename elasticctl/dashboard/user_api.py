@@ -40,7 +40,7 @@ from elasticctl.api.errors import (
 from elasticctl.api.observed.workers import runs
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
-from elasticctl.cluster.inside import Inside
+from elasticctl.cluster.worker_access import WorkerAccess
 from elasticctl.cluster.stacks import read_stacks
 from elasticctl.dashboard.access import ChangeRequest, ScalePatch, apply_change
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
@@ -73,12 +73,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is shown: the jobs in `namespace` (None: all) of the context's cluster; `inside` provides stacks."""
+    """What is shown: the jobs in `namespace` (None: all) of the context's cluster; `access` provides stacks."""
 
     cluster: Cluster
     context: str
     namespace: str | None
-    inside: Callable[[], Inside] | None = None
+    access: Callable[[], WorkerAccess] | None = None
 
 
 @dataclass(slots=True)
@@ -238,18 +238,18 @@ class UserApi:
 
         A viewer that has gone does not cancel the look, which could not be stopped: it goes on, once for each job.
         """
-        job, inside = self._job(request), self.place.inside
-        if inside is None:
+        job, access = self._job(request), self.place.access
+        if access is None:
             raise NotFoundError("this dashboard cannot look into workers")
         looking = self._looks.get(job.uid)
         if looking is None:
-            looking = self._looks[job.uid] = asyncio.create_task(self._look(inside, job))
+            looking = self._looks[job.uid] = asyncio.create_task(self._look(access, job))
             looking.add_done_callback(lambda task: self._forget_look(job.uid, task))
         return web.json_response(await asyncio.shield(looking))
 
-    async def _look(self, inside: Callable[[], Inside], job: ElasticJob) -> dict[str, Any]:
+    async def _look(self, access: Callable[[], WorkerAccess], job: ElasticJob) -> dict[str, Any]:
         async with self._calls:
-            return await run_in_thread(lambda: _stacks_of(inside(), self.place.cluster, job))
+            return await run_in_thread(lambda: _stacks_of(access(), self.place.cluster, job))
 
     def _forget_look(self, uid: str, task: asyncio.Task[dict[str, Any]]) -> None:
         del self._looks[uid]
@@ -350,7 +350,7 @@ def event(name: str, data: Mapping[str, Any], event_id: str = "") -> bytes:
     return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def _stacks_of(inside: Inside, cluster: Cluster, job: ElasticJob) -> dict[str, Any]:
+def _stacks_of(access: WorkerAccess, cluster: Cluster, job: ElasticJob) -> dict[str, Any]:
     """The stacks of all ranks as lines, with the reasons for those that could not be read. Blocks.
 
     Raises UsageError or ConflictError if no rank can be examined, and ClusterError.
@@ -358,7 +358,7 @@ def _stacks_of(inside: Inside, cluster: Cluster, job: ElasticJob) -> dict[str, A
     workers = [pod for pod in cluster.pods_of([job])[job.uid] if runs(pod)]
     if not workers:
         raise ConflictError(f"no worker of {job.name} is running")
-    seen = read_stacks(inside, job, workers)
+    seen = read_stacks(access, job, workers)
     lines = [line for one in seen for line in one.lines()]
     troubles = [f"{one.worker}: {one.trouble}" for one in seen if one.trouble]
     return {"lines": lines[:MAX_STACK_LINES], "more": max(0, len(lines) - MAX_STACK_LINES), "troubles": troubles}

@@ -11,7 +11,7 @@ import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.cli.verbs.worker.cp import Place, Room, read_place, split, unpack
-from elasticctl.cluster.local.inside import LocalInside
+from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from elasticctl.cluster.local.paths import LocalPaths
 from tests.support.cli import Run
 from tests.support.local_worker import local_worker
@@ -54,7 +54,7 @@ def test_files_arrive_as_they_were(tmp_path: Path) -> None:
     data = os.urandom(300_000)
     paths = LocalPaths(tmp_path / "state", tmp_path / "sockets")
     with local_worker(paths, there) as worker:
-        room = Room(LocalInside(paths), worker)
+        room = Room(LocalWorkerAccess(paths), worker)
         (there / "out" / "deep").mkdir(parents=True)
         (there / "out" / "deep" / "-x y").write_bytes(data)
         (there / "out" / "link").symlink_to("deep")

@@ -281,7 +281,7 @@ def test_there_are_so_many_logins_and_one_person_cannot_take_those_of_others(clu
         maria, first = open_browser(), open_browser()
         await maria.log_in(MARIA)
         await first.log_in(JO)
-        for _number in range(sessions.MAX_OF_A_PERSON):
+        for _number in range(sessions.MAX_PER_USER):
             await open_browser().log_in(JO)
         assert (await first.get("/session")).status == 401
         assert (await maria.get("/session")).status == 200

@@ -83,7 +83,7 @@ def test_a_job_that_has_ended_says_how_it_kept_its_goal(visitor: Visitor) -> Non
 def test_the_stacks_of_all_ranks_by_a_button(visitor: Visitor) -> None:
     cluster = Jobs(launched(), job("other"))
     cluster.pods = [pod("digits-worker-0"), pod("digits-worker-1")]
-    with hosted(cluster, inside=Looked) as host:
+    with hosted(cluster, access=Looked) as host:
         page = visitor.open(host.link)
         address = page.url
         page.goto(f"{address}#/default/digits")

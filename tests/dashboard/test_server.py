@@ -20,7 +20,7 @@ from elasticctl.api.errors import UnreachableError
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.inside import Streams
+from elasticctl.cluster.worker_access import Streams
 from elasticctl.dashboard import user_api
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope, Tools
@@ -84,8 +84,8 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
 
     async def run() -> None:
         cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
-        namespace, inside = settings.pop("namespace", "default"), settings.pop("inside", None)
-        place = Scope(cluster, "local", namespace, inside)  # type: ignore[arg-type]
+        namespace, access = settings.pop("namespace", "default"), settings.pop("access", None)
+        place = Scope(cluster, "local", namespace, access)  # type: ignore[arg-type]
         page = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
@@ -305,7 +305,7 @@ def test_stacks_of_all_ranks_are_read_when_the_page_asks_and_for_nobody_else() -
             assert (await browser.post("jobs/default/digits/stacks", b"", **{TOKEN_HEADER: "x"})).status == 403
             assert (await browser.get("jobs/default/digits/stacks")).status in (404, 405)
 
-    browse(story, launched(), job("other"), inside=Looked)
+    browse(story, launched(), job("other"), access=Looked)
 
 
 def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
@@ -335,7 +335,7 @@ def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
             assert len(looks) == 2
 
     try:
-        browse(story, launched(), inside=Slow)
+        browse(story, launched(), access=Slow)
     finally:
         gate.set()
 

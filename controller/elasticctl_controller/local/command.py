@@ -20,7 +20,7 @@ from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import VISIBLE_GPUS_VARIABLE
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE, TERMINATION_LOG_VARIABLE
-from elasticctl.cluster.local.private import HOME_VARIABLE
+from elasticctl.cluster.local.private_paths import HOME_VARIABLE
 
 _INHERITED = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}

@@ -25,7 +25,7 @@ from elasticctl.api.text import plural
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import choose_gpus, cpu_slots_of
 from elasticctl.cluster.local.paths import LocalPaths
-from elasticctl.cluster.local.private import make_private, storage_error
+from elasticctl.cluster.local.private_paths import make_private, storage_error
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.local import objects, processes
 from elasticctl_controller.local.command import (

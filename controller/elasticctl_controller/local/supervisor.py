@@ -31,7 +31,7 @@ from elasticctl.api.errors import ClusterError, ElasticctlError
 from elasticctl.api.quota import KIND as QUOTA
 from elasticctl.cluster.local.capacity import SETTLE_S, discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
-from elasticctl.cluster.local.private import storage_error
+from elasticctl.cluster.local.private_paths import storage_error
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.group.tokens import derive_token
 from elasticctl_controller.core.notifications import WebhookError

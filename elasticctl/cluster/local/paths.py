@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl.cluster.local.private import HOME_VARIABLE, make_private, storage_error
+from elasticctl.cluster.local.private_paths import HOME_VARIABLE, make_private, storage_error
 
 POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
 """In the environment of every process of a worker, so that strays can be found."""

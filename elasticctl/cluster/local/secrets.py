@@ -20,7 +20,7 @@ from elasticctl.api.objects import check_label
 from elasticctl.api.text import quote
 from elasticctl.cluster.base import SecretInfo, check_secret_name, is_secret_name
 from elasticctl.cluster.local.paths import LocalPaths
-from elasticctl.cluster.local.private import make_private, storage_error
+from elasticctl.cluster.local.private_paths import make_private, storage_error
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20

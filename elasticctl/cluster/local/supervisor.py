@@ -31,7 +31,7 @@ from elasticctl.api.errors import (
     UnreachableError,
 )
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
-from elasticctl.cluster.local.private import HOME_VARIABLE, connect_private, storage_error
+from elasticctl.cluster.local.private_paths import HOME_VARIABLE, connect_private, storage_error
 
 SUPERVISOR = "elasticctl_controller.local.supervisor"
 START_TIMEOUT_S = 60.0

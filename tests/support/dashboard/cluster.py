@@ -12,7 +12,7 @@ from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError
 from elasticctl.api.quota import Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.inside import Streams
+from elasticctl.cluster.worker_access import Streams
 from tests.support.job_samples import job
 
 

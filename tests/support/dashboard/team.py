@@ -16,7 +16,7 @@ from aiohttp import web
 
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
-from elasticctl.cluster.kube.person import log_in
+from elasticctl.cluster.kube.user import log_in
 from elasticctl.dashboard.user_api import Tools
 from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
 from elasticctl.kubeapi import connection, credentials

@@ -69,14 +69,14 @@ class Host:
 
 
 @contextmanager
-def hosted(cluster: Any, namespace: str | None = "default", inside: Callable[[], Any] | None = None) -> Iterator[Host]:
+def hosted(cluster: Any, namespace: str | None = "default", access: Callable[[], Any] | None = None) -> Iterator[Host]:
     """A dashboard of `cluster`, which is looked at every tenth of a second."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> tuple[str, web.AppRunner]:
-        place = Scope(cast(Cluster, cluster), "local", namespace, inside)
+        place = Scope(cast(Cluster, cluster), "local", namespace, access)
         dashboard = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.1)
         runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()

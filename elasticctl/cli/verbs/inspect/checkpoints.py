@@ -298,13 +298,13 @@ def _delete(
 def _note(place: job_storage.JobStorage, deleted: str, where: Where) -> None:
     """Record the deletion, on the job if one was named."""
     from elasticctl.cli.framework.target import reach
-    from elasticctl.cluster import ledger
+    from elasticctl.cluster import audit_log
 
     if not place.of_job:
-        ledger.note_here("delete checkpoints", "storage", place.storage.url, was=deleted)
+        audit_log.note_here("delete checkpoints", "storage", place.storage.url, was=deleted)
         return
     target = reach(where)
-    ledger.note_deleted_checkpoints(target.cluster, target.namespace, place.name, deleted)
+    audit_log.note_deleted_checkpoints(target.cluster, target.namespace, place.name, deleted)
 
 
 def _confirm(place: job_storage.JobStorage, doing: str, yes: bool) -> bool:

@@ -80,15 +80,15 @@ def dashboard(
     import asyncio
 
     from elasticctl.cli.verbs.inspect.compare import compared
-    from elasticctl.cluster import connect, inside_of
-    from elasticctl.cluster.ledger import name_client
+    from elasticctl.cluster import connect, worker_access_of
+    from elasticctl.cluster.audit_log import name_client
     from elasticctl.dashboard.user_api import Scope, Tools
     from elasticctl.dashboard.server import HOST, Dashboard, serve
 
     context, namespace = locate(where)
     cluster = connect(context, starts=False)
     name_client(cluster, "dashboard")
-    place = Scope(cluster, context.name, None if all_namespaces else namespace, lambda: inside_of(context))
+    place = Scope(cluster, context.name, None if all_namespaces else namespace, lambda: worker_access_of(context))
 
     with _private_folder() as folder:
         address = ""
@@ -118,7 +118,7 @@ def _serve_team(team: TeamOptions, port: int) -> None:
 
     from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster.job_storages import CLOSED
-    from elasticctl.cluster.kube.person import log_in
+    from elasticctl.cluster.kube.user import log_in
     from elasticctl.dashboard.user_api import Tools
     from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
     from elasticctl.dashboard.server import serve

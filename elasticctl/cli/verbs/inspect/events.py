@@ -162,7 +162,7 @@ def history(
 
 def _print_audit(output: str) -> None:
     """Print the changes that this user has made from this machine."""
-    from elasticctl.cluster.ledger import audit_file, read_audit
+    from elasticctl.cluster.audit_log import audit_file, read_audit
 
     path = audit_file()
     found = read_audit(path)

@@ -56,7 +56,7 @@ def local_down(
     yes: options.Yes = False,
 ) -> None:
     """Stop the workers and the supervisor; jobs continue from their checkpoints when it next starts."""
-    from elasticctl.cluster.ledger import note_here
+    from elasticctl.cluster.audit_log import note_here
     from elasticctl.cluster.local.paths import local_paths
     from elasticctl.cluster.local.supervisor import shut_down
 
@@ -84,7 +84,7 @@ def local_sharing(
       elasticctl local sharing on --cpu-slots 4
       elasticctl local sharing off
     """
-    from elasticctl.cluster.ledger import note_here
+    from elasticctl.cluster.audit_log import note_here
     from elasticctl.cluster.local.capacity import LocalSharing
     from elasticctl.cluster.local.client import LocalCluster
 

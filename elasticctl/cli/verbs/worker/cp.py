@@ -24,11 +24,11 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import reach
 from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, find_worker
-from elasticctl.cluster import inside_of
+from elasticctl.cluster import worker_access_of
 
 if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
-    from elasticctl.cluster.inside import Inside
+    from elasticctl.cluster.worker_access import WorkerAccess
 
 app = new_app()
 
@@ -71,7 +71,7 @@ def cp(
         raise UsageError(f"there is no {quote(came.path)} here")
     place = reach(where)
     pod = find_worker(place, came.job or goes.job, which)
-    room = Room(inside_of(place.context), pod)
+    room = Room(worker_access_of(place.context), pod)
     if came.job:
         said = f"{room.fetch(came.path, Path(goes.path))} copied from {room.name}"
     else:
@@ -82,7 +82,7 @@ def cp(
 class Room(NamedTuple):
     """The file system of a worker."""
 
-    inside: Inside
+    access: WorkerAccess
     worker: Manifest
 
     @property
@@ -106,11 +106,11 @@ class Room(NamedTuple):
 
     def send(self, source: Path, path: str) -> str:
         """Copy `source` to `path`, or into it if that is a folder; returns the new path."""
-        from elasticctl.cluster.inside import Streams
+        from elasticctl.cluster.worker_access import Streams
 
         name = os.path.basename(os.path.abspath(source))
         with tempfile.TemporaryFile() as quiet:
-            is_folder = self.inside.run(
+            is_folder = self.access.run(
                 self.worker, ["test", "-d", path], Streams(None, quiet.fileno(), quiet.fileno())
             )
         if is_folder == 0:
@@ -127,7 +127,7 @@ class Room(NamedTuple):
 
     def _pipe(self, argv: Sequence[str], path: str, work: Callable[[BinaryIO], None], *, reads: bool) -> None:
         """Run a command that reads what `work` writes, or prints what it reads. Raises ClusterError if that fails."""
-        from elasticctl.cluster.inside import Streams
+        from elasticctl.cluster.worker_access import Streams
 
         receive, give = os.pipe()
         theirs, ours = (receive, give) if reads else (give, receive)
@@ -146,7 +146,7 @@ class Room(NamedTuple):
         with tempfile.TemporaryFile() as said:
             try:
                 streams = Streams(theirs, said.fileno(), said.fileno()) if reads else Streams(None, give, said.fileno())
-                code = self.inside.run(self.worker, argv, streams)
+                code = self.access.run(self.worker, argv, streams)
             except BrokenPipeError:  # nobody reads any more: `failed` says why
                 pass
             finally:

@@ -14,7 +14,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import Target, reach
 from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, find_worker
-from elasticctl.cluster import inside_of
+from elasticctl.cluster import worker_access_of
 
 if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
@@ -72,7 +72,7 @@ def on_a_terminal() -> bool:
 
 def run_inside(target: Target, pod: Manifest, argv: Sequence[str], *, stdin: bool, tty: bool) -> int:
     """Run a command in a worker with this process's streams; returns its exit code."""
-    from elasticctl.cluster.inside import Streams
+    from elasticctl.cluster.worker_access import Streams
 
     sys.stdout.flush()
-    return inside_of(target.context).run(pod, argv, Streams(stdin=0 if stdin else None, terminal=tty))
+    return worker_access_of(target.context).run(pod, argv, Streams(stdin=0 if stdin else None, terminal=tty))

@@ -17,12 +17,12 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import reach
 from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, find_worker
-from elasticctl.cluster import inside_of
+from elasticctl.cluster import worker_access_of
 from elasticctl.settings.contexts import LOCAL
 
 if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
-    from elasticctl.cluster.inside import Inside
+    from elasticctl.cluster.worker_access import WorkerAccess
 
 app = new_app()
 
@@ -65,15 +65,15 @@ def port_forward(
     target = reach(where)
     pod = find_worker(target, job, which)
     name = str(pod["metadata"]["name"])
-    forwarding = Forwarding(inside_of(target.context), pod, lambda: find_worker(target, job, WhichWorker(worker=name)))
+    forwarding = Forwarding(worker_access_of(target.context), pod, lambda: find_worker(target, job, WhichWorker(worker=name)))
     asyncio.run(forwarding.run(ports, is_here=target.context.provider == LOCAL))
 
 
 class Forwarding:
     """Ports of one worker or its replacement, which `find` returns."""
 
-    def __init__(self, inside: Inside, worker: Manifest, find: Callable[[], Manifest]) -> None:
-        self._inside, self._worker, self._find = inside, worker, find
+    def __init__(self, access: WorkerAccess, worker: Manifest, find: Callable[[], Manifest]) -> None:
+        self._access, self._worker, self._find = access, worker, find
         self._name = str(worker["metadata"]["name"])
 
     async def run(self, ports: tuple[PortPair, ...], *, is_here: bool) -> None:
@@ -112,7 +112,7 @@ class Forwarding:
         """Serve one connection; a worker that is gone may have been replaced."""
         worker = self._worker
         try:
-            await self._inside.carry(worker, port, reader, writer)
+            await self._access.carry(worker, port, reader, writer)
             return
         except NotFoundError:
             pass
@@ -122,4 +122,4 @@ class Forwarding:
             if not self._ended.done():
                 self._ended.set_exception(e)
             return
-        await self._inside.carry(self._worker, port, reader, writer)
+        await self._access.carry(self._worker, port, reader, writer)

@@ -12,7 +12,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, say
 from elasticctl.cli.framework.target import reach
 from elasticctl.cli.verbs.worker.choose_worker import running_workers
-from elasticctl.cluster import inside_of
+from elasticctl.cluster import worker_access_of
 
 app = new_app()
 
@@ -34,7 +34,7 @@ def stacks(
     found = ElasticJob.from_manifest(target.find(job))
     shown, troubled = 0, False
     workers = running_workers(target, found)
-    for seen in read_stacks(inside_of(target.context), found, workers):
+    for seen in read_stacks(worker_access_of(target.context), found, workers):
         for line in seen.lines(rank):
             shown += 1
             emit(line)

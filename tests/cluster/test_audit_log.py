@@ -13,10 +13,10 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError, UnreachableError
 from elasticctl.api.objects import merge_patch
 from elasticctl.api.observed.changes import changes_of
-from elasticctl.cluster import ledger
+from elasticctl.cluster import audit_log
 from elasticctl.cluster.base import Cluster
-from elasticctl.cluster.ledger import (
-    Ledger,
+from elasticctl.cluster.audit_log import (
+    AuditLog,
     RecordedSecrets,
     append_line,
     audit_file,
@@ -92,8 +92,8 @@ def events() -> list[str]:
 
 @pytest.fixture
 def cluster(inner: Any, paths: LocalPaths, events: list[str]) -> Cluster:
-    ledger = Ledger("lab", lambda: "maria", paths=paths, clock=lambda: AT)
-    return recorded(inner, ledger, lambda job, reason, message: events.append(message))
+    log = AuditLog("lab", lambda: "maria", paths=paths, clock=lambda: AT)
+    return recorded(inner, audit_log, lambda job, reason, message: events.append(message))
 
 
 def lines(paths: LocalPaths) -> list[tuple[str, str, str]]:
@@ -152,7 +152,7 @@ def test_a_change_that_changes_nothing_is_not_recorded(cluster: Cluster, inner: 
 
 
 def test_names_of_secrets_and_keys_are_recorded_and_no_values(paths: LocalPaths) -> None:
-    secrets = RecordedSecrets(Secrets(paths), Ledger("local", lambda: "maria", paths=paths))
+    secrets = RecordedSecrets(Secrets(paths), AuditLog("local", lambda: "maria", paths=paths))
     secrets.merge("default", "hub", {"TOKEN": "swordfish"})
     secrets.delete("default", "hub")
     text = audit_file(paths).read_text()
@@ -172,7 +172,7 @@ def test_the_file_is_private_and_bears_damage(paths: LocalPaths) -> None:
 
 
 def test_the_file_does_not_grow_for_ever(paths: LocalPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MAX_AUDIT_BYTES", 100)
+    monkeypatch.setattr(audit_log, "MAX_AUDIT_BYTES", 100)
     path = audit_file(paths)
     for number in range(20):
         append_line(path, json.dumps({"number": number}) + "\n")
@@ -187,9 +187,9 @@ def test_a_full_file_is_put_aside_once(paths: LocalPaths, monkeypatch: pytest.Mo
     path = audit_file(paths)
     append_line(path, '{"number": 1}\n')
     descriptor = os.open(path, os.O_RDONLY)
-    ledger.put_aside(path, descriptor)
+    audit_log.put_aside(path, descriptor)
     append_line(path, '{"number": 2}\n')
-    ledger.put_aside(path, descriptor)
+    audit_log.put_aside(path, descriptor)
     os.close(descriptor)
     assert [line["number"] for line in read_audit(path)] == [1, 2]
 
@@ -198,7 +198,7 @@ def test_a_record_that_cannot_be_written_is_said_and_stops_nothing(inner: Any, p
     said: list[str] = []
     paths.state.parent.mkdir(exist_ok=True)
     paths.state.write_text("no folder")
-    cluster = recorded(inner, Ledger("lab", lambda: "maria", paths=paths, say=said.append))
+    cluster = recorded(inner, AuditLog("lab", lambda: "maria", paths=paths, say=said.append))
     cluster.create_job(job())
     assert inner.job
     assert len(said) == 1

@@ -45,7 +45,7 @@ Tell = Callable[[Manifest, str, str], None]
 """Publishes a change as an event: the job, a reason, a message."""
 
 
-class Ledger:
+class AuditLog:
     """The records of one context. `who` is asked for the user's name once, and only when something changes."""
 
     def __init__(
@@ -103,7 +103,7 @@ def audit_file(paths: LocalPaths | None = None) -> Path:
 
 def append_line(path: Path, line: str) -> None:
     """Append a line in one write, so that lines of several processes do not mix. Raises OSError, ClusterError."""
-    from elasticctl.cluster.local.private import make_private
+    from elasticctl.cluster.local.private_paths import make_private
 
     make_private(path.parent)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -143,10 +143,10 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
 
 
 class Recorded:
-    """A `Cluster` whose changes go into a ledger; what only reads is the other's own."""
+    """A `Cluster` whose changes go into an audit log; what only reads is the other's own."""
 
-    def __init__(self, inner: Cluster, ledger: Ledger, tell: Tell | None = None) -> None:
-        self._inner, self.ledger, self._tell = inner, ledger, tell
+    def __init__(self, inner: Cluster, log: AuditLog, tell: Tell | None = None) -> None:
+        self._inner, self.log, self._tell = inner, log, tell
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -156,9 +156,9 @@ class Recorded:
         metadata = manifest.get("metadata")
         if dry_run or not isinstance(metadata, dict):
             return self._inner.create_job(manifest, dry_run=dry_run)
-        change = self.ledger.change(verb_of_new(manifest))
+        change = self.log.change(verb_of_new(manifest))
         namespace, name = as_text(metadata.get("namespace")) or "default", as_text(metadata.get("name"))
-        with self.ledger.recording(change, "job", namespace, name):
+        with self.log.recording(change, "job", namespace, name):
             return self._inner.create_job(with_change(manifest, change, _mark()))
 
     def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
@@ -167,8 +167,8 @@ class Recorded:
         fields = differences(before, patch)
         if not fields:
             return self._inner.patch_job(namespace, name, patch)
-        change = self.ledger.change(verb_of(patch, fields), fields)
-        with self.ledger.recording(change, "job", namespace, name):
+        change = self.log.change(verb_of(patch, fields), fields)
+        with self.log.recording(change, "job", namespace, name):
             after = self._inner.patch_job(namespace, name, patch_with_change(before, patch, change, _mark()))
         self._publish(after, change)
         return after
@@ -177,15 +177,15 @@ class Recorded:
         """See Cluster.delete_job."""
         before = self._inner.get_job(namespace, name)
         phase = FieldChange("status.phase", as_text(at(before, "status", "phase")))
-        change = self.ledger.change("delete", (phase,))
-        with self.ledger.recording(change, "job", namespace, name):
+        change = self.log.change("delete", (phase,))
+        with self.log.recording(change, "job", namespace, name):
             self._inner.delete_job(namespace, name)
         self._publish(before, change)
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """See Cluster.evict_pod."""
-        change = self.ledger.change("preempt", (FieldChange("worker", name),))
-        with self.ledger.recording(change, "worker", namespace, name):
+        change = self.log.change("preempt", (FieldChange("worker", name),))
+        with self.log.recording(change, "worker", namespace, name):
             self._inner.evict_pod(namespace, name, grace_s=grace_s)
         self._note(namespace, name.rpartition("-worker-")[0], change)
 
@@ -193,18 +193,18 @@ class Recorded:
         """See Cluster.put_quota."""
         name = as_text(at(manifest, "metadata", "name"))
         before = next((quota for quota in self._inner.list_quotas() if at(quota, "metadata", "name") == name), {})
-        change = self.ledger.change("set quota", differences(before, {"spec": as_mapping(manifest.get("spec"))}))
-        with self.ledger.recording(change, "quota", "", name):
+        change = self.log.change("set quota", differences(before, {"spec": as_mapping(manifest.get("spec"))}))
+        with self.log.recording(change, "quota", "", name):
             return self._inner.put_quota(manifest)
 
     def delete_quota(self, project: str) -> None:
         """See Cluster.delete_quota."""
-        with self.ledger.recording(self.ledger.change("delete quota"), "quota", "", project):
+        with self.log.recording(self.log.change("delete quota"), "quota", "", project):
             self._inner.delete_quota(project)
 
     def note(self, namespace: str, job: str, change: Change) -> None:
         """Record what was done to a job elsewhere, such as in its storage."""
-        with self.ledger.recording(change, "job", namespace, job):
+        with self.log.recording(change, "job", namespace, job):
             pass
         self._note(namespace, job, change)
 
@@ -223,20 +223,20 @@ class Recorded:
 
 
 class RecordedSecrets:
-    """A `SecretStore` whose changes go into a ledger: names of keys, no values."""
+    """A `SecretStore` whose changes go into an audit log: names of keys, no values."""
 
-    def __init__(self, inner: SecretStore, ledger: Ledger) -> None:
-        self._inner, self._ledger = inner, ledger
+    def __init__(self, inner: SecretStore, log: AuditLog) -> None:
+        self._inner, self._log = inner, log
 
     def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
         """See SecretStore.merge."""
-        change = self._ledger.change("set secret", (FieldChange("keys", after=", ".join(sorted(values))),))
-        with self._ledger.recording(change, "secret", namespace, name):
+        change = self._log.change("set secret", (FieldChange("keys", after=", ".join(sorted(values))),))
+        with self._log.recording(change, "secret", namespace, name):
             self._inner.merge(namespace, name, values)
 
     def delete(self, namespace: str, name: str) -> None:
         """See SecretStore.delete."""
-        with self._ledger.recording(self._ledger.change("delete secret"), "secret", namespace, name):
+        with self._log.recording(self._log.change("delete secret"), "secret", namespace, name):
             self._inner.delete(namespace, name)
 
     def list(self, namespace: str) -> list[SecretInfo]:
@@ -244,35 +244,35 @@ class RecordedSecrets:
         return self._inner.list(namespace)
 
 
-def recorded(inner: Cluster, ledger: Ledger, tell: Tell | None = None) -> Cluster:
+def recorded(inner: Cluster, log: AuditLog, tell: Tell | None = None) -> Cluster:
     """The cluster with a record of all its changes."""
-    return cast(Cluster, Recorded(inner, ledger, tell))
+    return cast(Cluster, Recorded(inner, log, tell))
 
 
 def name_client(cluster: Cluster, client: str) -> None:
     """Set the program that makes the changes from now on."""
     if isinstance(cluster, Recorded):
-        cluster.ledger.client = client
+        cluster.log.client = client
 
 
 def note_deleted_checkpoints(cluster: Cluster, namespace: str, job: str, deleted: str) -> None:
     """Record that checkpoints of a job were deleted."""
     if isinstance(cluster, Recorded):
-        change = cluster.ledger.change("delete checkpoints", (FieldChange("checkpoints", deleted),))
+        change = cluster.log.change("delete checkpoints", (FieldChange("checkpoints", deleted),))
         cluster.note(namespace, job, change)
 
 
 def note_here(verb: str, kind: str, name: str, was: str = "", now: str = "") -> None:
     """Record, only on this machine, a change to something that is not an object in a cluster."""
-    ledger = Ledger("", login_name)
+    log = AuditLog("", login_name)
     fields = (FieldChange(kind, was, now),) if was or now else ()
-    with ledger.recording(ledger.change(verb, fields), kind, "", name):
+    with log.recording(log.change(verb, fields), kind, "", name):
         pass
 
 
 def login_name() -> str:
     """The name of the user that this process runs as."""
-    from elasticctl.cluster.local.private import owner_name
+    from elasticctl.cluster.local.private_paths import owner_name
 
     return f"{owner_name(os.getuid())} (login)"
 

@@ -1,6 +1,6 @@
-"""`Inside`: what the client does in a worker that runs: it runs commands there, and connects to ports.
+"""`WorkerAccess`: what the client does in a worker that runs: it runs commands there, and connects to ports.
 
-Two implementations, one contract test (tests/support/inside_contract): `LocalInside` and `KubeInside`. A worker is its
+Two implementations, one contract test (tests/support/worker_access_contract): `LocalWorkerAccess` and `KubeWorkerAccess`. A worker is its
 pod's manifest, as `Cluster.pods_of` returns it: whatever is done goes to that incarnation, or fails. A command has the
 worker's environment and runs in the folder in which the worker runs its script.
 """
@@ -34,8 +34,8 @@ class Streams:
     terminal: bool = False
 
 
-class Inside(Protocol):
-    """The inside of workers. Every method may raise UnreachableError, and NotFoundError for a worker that is gone."""
+class WorkerAccess(Protocol):
+    """Access to workers that run. Every method may raise UnreachableError, and NotFoundError for a worker that is gone."""
 
     def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
         """Run a command and return its exit code: 128 + N for one that signal N has ended, 127 for no such program.

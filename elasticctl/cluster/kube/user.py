@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from elasticctl.api.errors import CredentialsError
 from elasticctl.cluster.base import Cluster
-from elasticctl.cluster.inside import Inside
+from elasticctl.cluster.worker_access import WorkerAccess
 from elasticctl.cluster.kube.client import KubeCluster, ask_user
-from elasticctl.cluster.kube.inside import KubeInside
-from elasticctl.cluster.ledger import Ledger, recorded
+from elasticctl.cluster.kube.worker_access import KubeWorkerAccess
+from elasticctl.cluster.audit_log import AuditLog, recorded
 from elasticctl.kubeapi.connection import connect_as
 
 NAME = "cluster"
@@ -19,28 +19,28 @@ NAME = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
-    """`user` is the name by which the API server knows them; `close` ends their connections."""
+class User:
+    """`name` is the name by which the API server knows them; `close` ends their connections."""
 
-    user: str
+    name: str
     cluster: Cluster
-    inside: Inside
+    access: WorkerAccess
     close: Callable[[], None]
 
 
-def log_in(token: str, on_refused: Callable[[], None]) -> Person:
+def log_in(token: str, on_refused: Callable[[], None]) -> User:
     """Find out whose token this is. The user's changes are recorded on the object and on stdout. Blocks.
 
     `on_refused` is called when the server no longer accepts the token. Raises CredentialsError if it does not accept it
     now, or another ClusterError.
     """
     connection = connect_as(token, on_refused)
-    user = ask_user(connection)
-    if not user:
+    name = ask_user(connection)
+    if not name:
         raise CredentialsError("the cluster does not say whose token this is. FIX: log in with another one")
     kube = KubeCluster(connection)
-    ledger = Ledger(NAME, lambda: user, "dashboard", write=_print)
-    return Person(user, recorded(kube, ledger, kube.publish), KubeInside(connection), connection.close)
+    log = AuditLog(NAME, lambda: name, "dashboard", write=_print)
+    return User(name, recorded(kube, log, kube.publish), KubeWorkerAccess(connection), connection.close)
 
 
 def _print(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The inside of workers on Kubernetes, through a fake API server whose containers are this machine."""
+"""Access to workers on Kubernetes, through a fake API server whose containers are this machine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import ClusterError, CredentialsError, ForbiddenError, NotFoundError, UnreachableError
-from elasticctl.cluster.inside import Streams
+from elasticctl.cluster.worker_access import Streams
 from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.cluster.kube.inside import KubeInside
+from elasticctl.cluster.kube.worker_access import KubeWorkerAccess
 from elasticctl.kubeapi.connection import connect
 from tests.support.fakeapi import FakeApi, Request
-from tests.support.inside_contract import InsideContract, Room
+from tests.support.worker_access_contract import WorkerAccessContract, Room
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.kube import NAMESPACE, WriteKubeconfig, add_pod
 from tests.support.kubelet import OLDER, Kubelet
@@ -33,11 +33,11 @@ def room(kubelet: Kubelet, tmp_path: Path) -> Iterator[Room]:
     connection = connect()
     job = KubeCluster(connection).create_job(shell_job("room", FOREVER))
     said: list[str] = []
-    yield Room(KubeInside(connection, said.append, linger_s=0.2), add_pod(kubelet.api, job, 0), tmp_path)
+    yield Room(KubeWorkerAccess(connection, said.append, linger_s=0.2), add_pod(kubelet.api, job, 0), tmp_path)
     connection.close()
 
 
-class TestKubeInside(InsideContract):
+class TestKubeWorkerAccess(WorkerAccessContract):
     pass
 
 
@@ -102,4 +102,4 @@ def test_an_older_cluster_cannot_be_told_that_input_has_ended(room: Room, kubele
 def test_a_server_that_knows_no_such_connections(room: Room, kubelet: Kubelet) -> None:
     kubelet.api.refuse = lambda request: (200, {}, {}) if request.path.endswith("/exec") else None
     with pytest.raises(ClusterError, match="opens no connection into pods"):
-        room.inside.run(room.worker, ["true"], Streams())
+        room.access.run(room.worker, ["true"], Streams())

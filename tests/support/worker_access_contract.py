@@ -1,4 +1,4 @@
-"""What every `Inside` does. A module per implementation subclasses `InsideContract` and gives it a `room`."""
+"""What every `WorkerAccess` does. A module per implementation subclasses `WorkerAccessContract` and gives it a `room`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.inside import Inside, Streams
+from elasticctl.cluster.worker_access import WorkerAccess, Streams
 
 MARK = "MARK"
 """A variable of the worker, whose value is `here it is`."""
@@ -28,7 +28,7 @@ MARK = "MARK"
 class Room:
     """A worker that runs, and the folder in which it does."""
 
-    inside: Inside
+    access: WorkerAccess
     worker: Manifest
     folder: Path
 
@@ -36,7 +36,7 @@ class Room:
         """Run a command with something to read; returns its exit code, stdout and stderr."""
         with file_of(given or b"") as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             streams = Streams(None if given is None else stdin.fileno(), out.fileno(), err.fileno())
-            code = self.inside.run(self.worker, argv, streams)
+            code = self.access.run(self.worker, argv, streams)
             return code, content(out), content(err)
 
 
@@ -53,7 +53,7 @@ def content(file: IO[bytes]) -> bytes:
     return file.read()
 
 
-class InsideContract:
+class WorkerAccessContract:
     """Inherit, and define a fixture `room`: a worker in whose environment MARK is `here it is`."""
 
     def test_a_command_has_the_workers_environment_and_prints_to_both_streams(self, room: Room) -> None:
@@ -75,7 +75,7 @@ class InsideContract:
         reading, writing = os.pipe()
         try:
             with tempfile.TemporaryFile() as out:
-                assert room.inside.run(room.worker, ["echo", "done"], Streams(reading, out.fileno(), 2)) == 0
+                assert room.access.run(room.worker, ["echo", "done"], Streams(reading, out.fileno(), 2)) == 0
                 assert content(out) == b"done\n"
         finally:
             os.close(reading)
@@ -92,7 +92,7 @@ class InsideContract:
     def test_a_worker_that_is_gone(self, room: Room) -> None:
         gone = {**room.worker, "metadata": {**room.worker["metadata"], "uid": "another"}}
         with pytest.raises(NotFoundError, match=r"has ended. Next: elasticctl status \w+$"):
-            room.inside.run(gone, ["true"], Streams())
+            room.access.run(gone, ["true"], Streams())
 
     def test_a_port_of_the_worker(self, room: Room) -> None:
         data = os.urandom(200_000)
@@ -127,7 +127,7 @@ async def through(room: Room, port: int, data: bytes) -> bytes:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await room.inside.carry(room.worker, port, reader, writer)
+            await room.access.carry(room.worker, port, reader, writer)
             done.set_result(None)
         except Exception as e:  # noqa: BLE001 - the test's own to judge
             done.set_exception(e)

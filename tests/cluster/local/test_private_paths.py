@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import ClusterError, UnreachableError
-from elasticctl.cluster.local import private
-from elasticctl.cluster.local.private import check_folder, connect_private, make_private, owner_name, peer_uid
+from elasticctl.cluster.local import private_paths
+from elasticctl.cluster.local.private_paths import check_folder, connect_private, make_private, owner_name, peer_uid
 from elasticctl.cluster.local.supervisor import request
 from elasticctl_launcher.service import client as service
 
@@ -41,7 +41,7 @@ def listening(folder: Path) -> Iterator[Path]:
 def as_if_owned_by_somebody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is ours is another user's: as root might be this process, and then there is nobody to be refused."""
     mine = os.getuid()
-    monkeypatch.setattr(private.os, "getuid", lambda: mine + SOMEBODY)
+    monkeypatch.setattr(private_paths.os, "getuid", lambda: mine + SOMEBODY)
 
 
 def test_a_private_folder_is_made_and_closed(folder: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_was_left_in_a_folder_that_was_open_to_others_is_refused(
         def stat(self, *, follow_symlinks: bool) -> os.stat_result:
             return os.stat_result((0o600, 0, 0, 1, SOMEBODY, 0, 0, 0, 0, 0))
 
-    monkeypatch.setattr(private.os, "scandir", lambda path: [*scanned(path), Planted()])
+    monkeypatch.setattr(private_paths.os, "scandir", lambda path: [*scanned(path), Planted()])
     with pytest.raises(ClusterError, match=f"not a file of yours: it belongs to user {SOMEBODY}"):
         check_folder(folder / "state")
 
@@ -102,7 +102,7 @@ def test_we_talk_to_ourselves(listening: Path) -> None:
 
 
 def test_nothing_is_said_to_a_process_of_somebody_else(listening: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "peer_uid", lambda connection: SOMEBODY)
+    monkeypatch.setattr(private_paths, "peer_uid", lambda connection: SOMEBODY)
     with pytest.raises(ClusterError, match=f"a process of user {SOMEBODY} answers there") as refused:
         request(listening, "GET", "/v1/info")
     assert not isinstance(refused.value, UnreachableError)  # which would start a supervisor, or try again

@@ -1,4 +1,4 @@
-"""`LocalInside`: commands beside the processes of a local worker, with their environment and in their folder."""
+"""`LocalWorkerAccess`: commands beside the processes of a local worker, with their environment and in their folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.text import quote
-from elasticctl.cluster.inside import NO_SUCH_PROGRAM, NOT_EXECUTABLE, Streams, copy, write_all
+from elasticctl.cluster.worker_access import NO_SUCH_PROGRAM, NOT_EXECUTABLE, Streams, copy, write_all
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
 from elasticctl.cluster.local.worker_processes import ENDED, variable_of
 
@@ -25,14 +25,14 @@ HOST = "127.0.0.1"
 _OF_TERMINAL = ("TERM", "COLORTERM")
 
 
-class LocalInside:
-    """`elasticctl.cluster.inside.Inside` on this machine."""
+class LocalWorkerAccess:
+    """`elasticctl.cluster.worker_access.WorkerAccess` on this machine."""
 
     def __init__(self, paths: LocalPaths) -> None:
         self._paths = paths
 
     def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
-        """Run a command as a child of this process; see `Inside.run`."""
+        """Run a command as a child of this process; see `WorkerAccess.run`."""
         process = self._process(worker)
         try:
             folder, environ = process.cwd(), process.environ()
@@ -61,7 +61,7 @@ class LocalInside:
     async def carry(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Connect to a port of this machine, on which the worker listens; see `Inside.carry`."""
+        """Connect to a port of this machine, on which the worker listens; see `WorkerAccess.carry`."""
         self._process(worker)
         try:
             from_worker, to_worker = await asyncio.open_connection(HOST, port)

@@ -1,4 +1,4 @@
-"""`KubeInside`: commands in the containers of workers, through the API server, with the caller's own rights.
+"""`KubeWorkerAccess`: commands in the containers of workers, through the API server, with the caller's own rights.
 
 The channels are those of `kubectl exec` and `kubectl port-forward`:
 https://github.com/kubernetes/kubernetes/blob/master/staging/src/k8s.io/apimachinery/pkg/util/remotecommand/constants.go
@@ -27,7 +27,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import worker_container
 from elasticctl.api.text import shorten
 from elasticctl.cluster.base import say_on_stderr
-from elasticctl.cluster.inside import BLOCK_BYTES, Streams, write_all
+from elasticctl.cluster.worker_access import BLOCK_BYTES, Streams, write_all
 from elasticctl.kubeapi.connection import Connection, resource_path
 from elasticctl.kubeapi.tunnels import Tunnel, open_tunnel
 
@@ -43,8 +43,8 @@ ENTER = 'cd -P /proc/1/cwd 2>/dev/null; exec "$@"'
 """The launcher, the container's first process, is in the script's folder; in other containers nothing changes."""
 
 
-class KubeInside:
-    """`elasticctl.cluster.inside.Inside` over an API server; `say` prints the occasional message."""
+class KubeWorkerAccess:
+    """`elasticctl.cluster.worker_access.WorkerAccess` over an API server; `say` prints the occasional message."""
 
     def __init__(
         self, connection: Connection, say: Callable[[str], None] = say_on_stderr, *, linger_s: float = LINGER_S
@@ -52,7 +52,7 @@ class KubeInside:
         self._connection, self._say, self._linger_s = connection, say, linger_s
 
     def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
-        """Run a command in the worker's container; see `Inside.run`."""
+        """Run a command in the worker's container; see `WorkerAccess.run`."""
         self._check(worker)
         sys.stdout.flush()
         words = ["sh", "-c", ENTER, "sh", *argv]
@@ -76,7 +76,7 @@ class KubeInside:
     async def carry(
         self, worker: Manifest, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Connect to a port of the worker's pod; see `Inside.carry`."""
+        """Connect to a port of the worker's pod; see `WorkerAccess.carry`."""
         path, params = _path(worker, "portforward"), [("ports", str(port))]
         async with open_tunnel(self._connection, path, params, (PLAIN,)) as tunnel:
             sending = asyncio.create_task(_send_data(tunnel, reader))

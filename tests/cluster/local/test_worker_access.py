@@ -1,4 +1,4 @@
-"""The inside of local workers keeps the contract, and their folder is where a command runs."""
+"""Access to local workers keeps the contract, and their folder is where a command runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import NotFoundError
-from elasticctl.cluster.local.inside import LocalInside
+from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from elasticctl.cluster.local.paths import LocalPaths
-from tests.support.inside_contract import InsideContract, Room
+from tests.support.worker_access_contract import WorkerAccessContract, Room
 from tests.support.local_worker import UID, local_worker
 
 
-class TestLocalInside(InsideContract):
+class TestLocalWorkerAccess(WorkerAccessContract):
     @pytest.fixture
     def room(self, tmp_path: Path) -> Iterator[Room]:
         paths = LocalPaths(tmp_path / "state", tmp_path / "sockets")
         with local_worker(paths, tmp_path, MARK="here it is") as worker:
-            yield Room(LocalInside(paths), worker, tmp_path)
+            yield Room(LocalWorkerAccess(paths), worker, tmp_path)
 
     def test_it_is_in_the_workers_folder(self, room: Room) -> None:
         assert room.run("sh", "-c", 'pwd; echo "$PWD"') == (0, f"{room.folder}\n{room.folder}\n".encode(), b"")
