@@ -26,7 +26,7 @@ from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.diagnosis import diagnose
 from elasticctl.diagnosis.case import Case
 from elasticctl.settings.contexts import Context
-from elasticctl_store.checkpoints import notes, rollbacks
+from elasticctl_store.checkpoints import run_records, rollbacks
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.rollbacks import Rollback
@@ -253,7 +253,7 @@ def test_wherever_it_is_killed_the_same_command_brings_it_to_its_end(to: str) ->
 
 def test_an_open_move_is_seen_and_named_with_the_command_that_ends_it() -> None:
     with a_world() as world:
-        LocalStorage(world.root / "here").put(notes.INTERRUPTIONS, [b"seen"])
+        LocalStorage(world.root / "here").put(run_records.INTERRUPTIONS, [b"seen"])
         world.bomb.at, world.bomb.seen = 4, 0
         with pytest.raises(Killed):
             world.move("west", "there")
@@ -364,11 +364,11 @@ def test_what_a_job_has_noted_goes_along_and_the_checkpoint_that_it_has_gone_bac
             world.best += 1
         note = Rollback(writer.generation.generation, world.best - 1, "NaN", {"epoch": 0})
         rollbacks.write(here, note)
-        here.put(notes.INTERRUPTIONS, [b"seen"])
+        here.put(run_records.INTERRUPTIONS, [b"seen"])
         world.move("west", "there")
         assert [commit.step for commit in read_commits(there)] == [note.step - 1]
         assert rollbacks.pending(there) == note
-        assert there.get(notes.INTERRUPTIONS) == b"seen"
+        assert there.get(run_records.INTERRUPTIONS) == b"seen"
 
 
 def test_a_job_over_there_with_other_state_is_not_taken_for_the_one_that_moves() -> None:

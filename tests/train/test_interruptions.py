@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints.notes import INTERRUPTIONS
+from elasticctl_store.checkpoints.run_records import INTERRUPTIONS
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.interruptions import (
     AGES_S,

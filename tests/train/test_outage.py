@@ -17,7 +17,7 @@ import torch
 
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import waiting
+from elasticctl_store.storage import outages
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
 from tests.support import servers
@@ -40,7 +40,7 @@ class FileServer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.until_s, self.number = 0.0, 0.0, errno.EIO
         self._lock, self._plain = threading.Lock(), os.fsync
-        monkeypatch.setattr(waiting, "time", self)
+        monkeypatch.setattr(outages, "time", self)
         monkeypatch.setattr(os, "fsync", self.fsync)
 
     def go_away(self, for_s: float, number: int = errno.EIO) -> None:
@@ -65,7 +65,7 @@ class Hour:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, over: Callable[[], object]) -> None:
         self.now_s, self._over, self._lock = 0.0, over, threading.Lock()
-        monkeypatch.setattr(waiting, "time", self)
+        monkeypatch.setattr(outages, "time", self)
 
     def monotonic(self) -> float:
         return self.now_s

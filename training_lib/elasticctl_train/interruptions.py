@@ -31,7 +31,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.notes import INTERRUPTIONS
+from elasticctl_store.checkpoints.run_records import INTERRUPTIONS
 from elasticctl_store.errors import DamagedError, MissingError, StorageError
 from elasticctl_store.storage import Storage
 

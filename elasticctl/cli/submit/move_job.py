@@ -37,7 +37,7 @@ from elasticctl.cli.job_storage import JobStorage, progress_bar, say_damage, siz
 from elasticctl.cli.submit.derived_manifests import JobLocation, moved_manifest, storage_patch, workspace_of, workspaces_beside
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage
-from elasticctl_store.checkpoints import arrival, commits, notes, transfer, verify
+from elasticctl_store.checkpoints import move_target, commits, run_records, transfer, verify
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, MovedError, StorageError
@@ -96,7 +96,7 @@ def clean_up(job: ElasticJob) -> None:
 def discard_leftovers(here: Storage, url: str, typed: str = "") -> None:
     """Delete what an ended move has copied to `url`, if there is nothing else; reports a failure."""
     try:
-        arrival.discard(here, open_job_storage(url, typed=typed))
+        move_target.discard(here, open_job_storage(url, typed=typed))
     except StorageError as e:
         say(f"what was copied to {url} stays there: {e}")
 
@@ -141,7 +141,7 @@ class Move:
                 self._carry(name, here, there, manifest)
         with self._only_there(name):
             with storage_errors():
-                arrival.release(here, there)
+                move_target.release(here, there)
             self._go_on(name, manifest)
         say(f"{name}: continues in {self.new.context.name}, with its state in {there.url}")
 
@@ -159,13 +159,13 @@ class Move:
         if job.status.phase.terminal:
             raise _ended_error(job.name, job.status.phase.value)
         with storage_errors():
-            arrival.check(here, there)
+            move_target.check(here, there)
             if job.status.checkpoint.step is None and transfer.find_newest(here) is None:
                 raise UsageError(f"{job.name} has committed no checkpoint in {here.url} yet: there is nothing to move")
         if made is not None and self._there(made) is None:
             self.target.cluster.create_job(made, dry_run=True)
         with storage_errors():
-            arrival.try_to_write(there)
+            move_target.try_to_write(there)
 
     def _there(self, made: Manifest) -> Manifest | None:
         """The job in its new place, if an earlier attempt created it. Raises ConflictError for another of that name."""
@@ -212,9 +212,9 @@ class Move:
             writer = take_over(here)  # whoever still runs cannot commit any more
             if self.begun not in ("", self.new.url):
                 discard_leftovers(here, self.begun, self.typed)
-            arrival.hold(here, there, writer.generation.position)
+            move_target.hold(here, there, writer.generation.position)
             load, carried = self._copy_newest(name, here, there)
-            notes.copy(here, there)
+            run_records.copy(here, there)
             self._carry_workspace(manifest)
         sent = plural(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
         say(f"{name}: step {load.commit.step} copied: {sent}, {size(load.size_bytes)}")

@@ -24,7 +24,7 @@ from elasticctl_store.storage import Storage, base, gcs_responses
 from elasticctl_store.storage.cloud import CloudStorage
 from elasticctl_store.storage.gcs import Gcs
 from elasticctl_store.storage.http import HttpResponse
-from elasticctl_store.storage.waiting import Waiter
+from elasticctl_store.storage.outages import Waiter
 from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Seen, first

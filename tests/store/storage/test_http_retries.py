@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import gcs_responses, s3_responses, waiting
+from elasticctl_store.storage import gcs_responses, s3_responses, outages
 from elasticctl_store.storage.http import Caller, Connections, HttpRequest, HttpResponse, Verdict, WireError
-from elasticctl_store.storage.waiting import Patience, Waiter
+from elasticctl_store.storage.outages import Patience, Waiter
 
 
 class Script(Connections):
@@ -76,7 +76,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(outages, "time", clock)
     return clock
 
 

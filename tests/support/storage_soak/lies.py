@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_store.storage.waiting import Patience
+from elasticctl_store.storage.outages import Patience
 from tests.support.gate import Fault, Gate, Reply, Seen
 
 FAULTS = {

@@ -23,7 +23,7 @@ from elasticctl_store.errors import (
 )
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Patience, Storage, all_keys
-from elasticctl_store.storage.waiting import JITTER
+from elasticctl_store.storage.outages import JITTER
 
 log = logging.getLogger("elasticctl_train")
 

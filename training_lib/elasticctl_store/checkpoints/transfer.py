@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import arrival, entries, rollbacks, verify
+from elasticctl_store.checkpoints import move_target, entries, rollbacks, verify
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import read_contents, retry_damaged
 from elasticctl_store.checkpoints.verify import CheckedCommit, OnBytes
@@ -83,7 +83,7 @@ def copy_checkpoint(
 
     Raises StorageError; DamagedError or MissingError if the checkpoint is not what was committed.
     """
-    arrival.check(source, target)
+    move_target.check(source, target)
     folders = (checkpoint.commit.folder, *checkpoint.commit.bases)
     there = {key for folder in folders for key in all_keys(target, folder)}
     lock, sent = threading.Lock(), 0

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.base import Storage, all_keys, without_secrets
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_store.storage.waiting import AT_A_TERMINAL, Patience, Waits
+from elasticctl_store.storage.outages import AT_A_TERMINAL, Patience, Waits
 
 __all__ = ["AT_A_TERMINAL", "Patience", "Storage", "Waits", "all_keys", "modules", "open"]
 

@@ -49,7 +49,7 @@ from elasticctl_store.storage.http import (
     WireError,
     is_temporary,
 )
-from elasticctl_store.storage.waiting import Patience, Waiter, Waits
+from elasticctl_store.storage.outages import Patience, Waiter, Waits
 
 OPTIONS = ("endpoint",)
 ORIGIN = "https://storage.googleapis.com"

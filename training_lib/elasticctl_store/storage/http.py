@@ -3,7 +3,7 @@
 It uses `http.client` because that writes a memoryview to the socket, and reads into one, without copying. The clouds'
 own clients, and urllib3's `readinto`, copy, which costs more processor time than everything else.
 
-`Caller` retries requests according to `waiting`. A service's `Dialect` interprets its refusals. Whether a request that
+`Caller` retries requests according to `outages`. A service's `Dialect` interprets its refusals. Whether a request that
 got no response was carried out is unknown: see `Reply.unsure`.
 """
 
@@ -27,7 +27,7 @@ from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage.waiting import Patience, Waiter
+from elasticctl_store.storage.outages import Patience, Waiter
 
 
 def has_ended(idle: socket.socket) -> bool:

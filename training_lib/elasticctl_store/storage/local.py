@@ -4,7 +4,7 @@ An object is written under a `.partial` name, synced to disk and then renamed. T
 linked instead: that is the one call that is atomic and refuses an existing name. Listings show the partial files of
 killed writers like any object, so whatever sweeps unreferenced objects sweeps them too (`retention`).
 
-A file server that is unavailable for a while is waited for, like any storage (see `waiting`).
+A file server that is unavailable for a while is waited for, like any storage (see `outages`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from elasticctl_store.errors import DamagedError, ExistsError, FullError, MissingError, StorageError
 from elasticctl_store.storage.base import PAGE_KEYS, is_key, most_bytes
-from elasticctl_store.storage.waiting import Patience, Waiter, Waits
+from elasticctl_store.storage.outages import Patience, Waiter, Waits
 
 log = logging.getLogger("elasticctl_train")
 T = TypeVar("T")

@@ -52,7 +52,7 @@ from elasticctl_store.storage.http import (
     WireError,
     is_temporary,
 )
-from elasticctl_store.storage.waiting import Patience, Waiter, Waits
+from elasticctl_store.storage.outages import Patience, Waiter, Waits
 
 log = logging.getLogger("elasticctl_train")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from elasticctl_store import storage
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import base
 from elasticctl_store.storage.base import Storage
-from elasticctl_store.storage.waiting import Patience
+from elasticctl_store.storage.outages import Patience
 
 _REGION = r"[a-z]{2}(?:-[a-z]+)+-\d+"
 _PROVIDERS_OWN = {

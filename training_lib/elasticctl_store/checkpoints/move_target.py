@@ -12,7 +12,7 @@ import socket
 import time
 from contextlib import suppress
 
-from elasticctl_store.checkpoints import commits, entries, notes, repair
+from elasticctl_store.checkpoints import commits, entries, run_records, repair
 from elasticctl_store.checkpoints.entries import Commit, Generation, Moved
 from elasticctl_store.errors import ExistsError, StorageError
 from elasticctl_store.storage import Storage
@@ -82,5 +82,5 @@ def discard(source: Storage, target: Storage) -> None:
     for copy in copies:
         commits.delete_commit(target, copy)
     target.delete(list(repair.save_keys(target)))
-    notes.delete(target)
+    run_records.delete(target)
     target.delete([entries.key_of(position) for position in sorted(holds)])

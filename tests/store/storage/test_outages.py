@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from elasticctl_store.storage import Patience
-from elasticctl_store.storage.waiting import Waiter
+from elasticctl_store.storage.outages import Waiter
 
 
 def test_a_retry_leaves_a_scripts_random_numbers_alone() -> None:
