@@ -62,8 +62,8 @@ MACHINES: Mapping[str, Machine] = {
     "Membership": Machine(
         group_states.GroupState, group_states.GroupEvent, group_states.transition, group_states.ImpossibleGroupEvent
     ),
-    "Keeper": Machine(
-        lifecycle.KeeperState, lifecycle.KeeperEvent, lifecycle.transition, lifecycle.ImpossibleKeeperEvent
+    "Kubelet": Machine(
+        lifecycle.KubeletState, lifecycle.KubeletEvent, lifecycle.transition, lifecycle.ImpossibleKubeletEvent
     ),
     "Launcher": Machine(
         launcher_states.LauncherState,

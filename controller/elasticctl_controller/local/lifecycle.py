@@ -1,4 +1,4 @@
-"""The life of a worker on this machine: a state machine that the keeper drives. Pure.
+"""The life of a worker on this machine: a state machine that the kubelet drives. Pure.
 
 `transition` decides every pair of state and event; docs/state-machines.md shows the table.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 
-class KeeperState(Enum):
+class KubeletState(Enum):
     """Where a worker stands."""
 
     WAITING = "waiting"  # it has no process: it needs GPUs, a secret or another attempt
@@ -21,7 +21,7 @@ class KeeperState(Enum):
     REMOVED = "removed"  # its pod is gone
 
 
-class KeeperEvent(Enum):
+class KubeletEvent(Enum):
     """What can happen to a worker."""
 
     SHIM_STARTED = "shim started"
@@ -34,44 +34,44 @@ class KeeperEvent(Enum):
     POD_DELETED = "pod deleted"
 
 
-class ImpossibleKeeperEvent(Exception):
+class ImpossibleKubeletEvent(Exception):
     """The event cannot happen in that state: a programming error."""
 
 
-def transition(state: KeeperState, event: KeeperEvent) -> KeeperState:
-    """Return the state after `event`; the same state where the event is ignored. Raises ImpossibleKeeperEvent."""
+def transition(state: KubeletState, event: KubeletEvent) -> KubeletState:
+    """Return the state after `event`; the same state where the event is ignored. Raises ImpossibleKubeletEvent."""
     after = _TRANSITIONS[event].get(state)
     if after is None:
-        raise ImpossibleKeeperEvent(f"{event.value} while {state.value}")
+        raise ImpossibleKubeletEvent(f"{event.value} while {state.value}")
     return after
 
 
-_WAITING, _STARTING, _RUNNING, _STOPPING, _KILLING, _ENDED, _REMOVED = KeeperState
+_WAITING, _STARTING, _RUNNING, _STOPPING, _KILLING, _ENDED, _REMOVED = KubeletState
 _WITH_PROCESS = (_STARTING, _RUNNING, _STOPPING, _KILLING)
-_TRANSITIONS: Mapping[KeeperEvent, Mapping[KeeperState, KeeperState]] = {
-    KeeperEvent.SHIM_STARTED: {_WAITING: _STARTING},
-    KeeperEvent.START_REFUSED: {_WAITING: _ENDED},
-    KeeperEvent.WORKER_STARTED: {_STARTING: _RUNNING},
-    KeeperEvent.STOP_REQUESTED: {
+_TRANSITIONS: Mapping[KubeletEvent, Mapping[KubeletState, KubeletState]] = {
+    KubeletEvent.SHIM_STARTED: {_WAITING: _STARTING},
+    KubeletEvent.START_REFUSED: {_WAITING: _ENDED},
+    KubeletEvent.WORKER_STARTED: {_STARTING: _RUNNING},
+    KubeletEvent.STOP_REQUESTED: {
         _STARTING: _STOPPING,
         _RUNNING: _STOPPING,
         _STOPPING: _STOPPING,
         _KILLING: _KILLING,
     },
-    KeeperEvent.GRACE_EXPIRED: dict.fromkeys(_WITH_PROCESS, _KILLING),
-    KeeperEvent.EXITED: dict.fromkeys(_WITH_PROCESS, _ENDED),
-    KeeperEvent.SHIM_LOST: dict.fromkeys(_WITH_PROCESS, _WAITING),
-    KeeperEvent.POD_DELETED: {_WAITING: _REMOVED, _ENDED: _REMOVED},
+    KubeletEvent.GRACE_EXPIRED: dict.fromkeys(_WITH_PROCESS, _KILLING),
+    KubeletEvent.EXITED: dict.fromkeys(_WITH_PROCESS, _ENDED),
+    KubeletEvent.SHIM_LOST: dict.fromkeys(_WITH_PROCESS, _WAITING),
+    KubeletEvent.POD_DELETED: {_WAITING: _REMOVED, _ENDED: _REMOVED},
 }
 
 
-def recovered_state(*, ended: bool, running: bool, started: bool) -> KeeperState:
+def recovered_state(*, ended: bool, running: bool, started: bool) -> KubeletState:
     """Return the state in which a new supervisor finds a worker.
 
     `ended` and `running` say what phase its pod was stored in, `started` whether there is a shim, or a report of one.
     """
     if ended:
-        return KeeperState.ENDED
+        return KubeletState.ENDED
     if running:
-        return KeeperState.RUNNING
-    return KeeperState.STARTING if started else KeeperState.WAITING
+        return KubeletState.RUNNING
+    return KubeletState.STARTING if started else KubeletState.WAITING

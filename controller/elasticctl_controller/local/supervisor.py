@@ -1,8 +1,8 @@
-"""The local cluster's background process: store, controller loop, rendezvous service and the workers' keeper.
+"""The local cluster's background process: store, controller loop, rendezvous service and the workers' kubelet.
 
 `python -m elasticctl_controller.local.supervisor [--detach]`, one per state folder. With `--detach` it goes into the
 background, and the command returns 0 once its sockets answer, or 1 when it could not start. The main thread serves the
-sockets; the controller and the keeper have a thread each. It can be killed at any point, and the next one continues:
+sockets; the controller and the kubelet have a thread each. It can be killed at any point, and the next one continues:
 all state is in the store and in the process table, and workers do not need a supervisor to run.
 """
 
@@ -37,7 +37,7 @@ from elasticctl_controller.core.group.tokens import derive_token
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.local.http_api import SupervisorApi
-from elasticctl_controller.local.keeper import Keeper
+from elasticctl_controller.local.kubelet import LocalKubelet
 from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import Store, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
@@ -84,7 +84,7 @@ class Supervisor:
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
         scheduling = Scheduling(restrict=self._limits.restrict, allotment=self._arbiter.allotment)
         self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
-        self._keeper = Keeper(
+        self._kubelet = LocalKubelet(
             self._store,
             paths,
             files_for=tokens.files_of,
@@ -112,7 +112,7 @@ class Supervisor:
             await _serve(self._api.app(), self._paths.api_socket),
             await _serve(self._rendezvous.app(), self._paths.rendezvous_socket, self._rendezvous),
         ]
-        self._keeper.start()
+        self._kubelet.start()
         self._store.subscribe(self._changed)
         self._arbiter.start()
         self._outbox.start()
@@ -133,9 +133,9 @@ class Supervisor:
         # The controller first: it would replace the workers that are being stopped.
         self._arbiter.stop()
         self._controller.stop()
-        if self._stop_workers and not self._keeper.drain().wait(DRAIN_LIMIT_S):
+        if self._stop_workers and not self._kubelet.drain().wait(DRAIN_LIMIT_S):
             log.error("some workers did not end within %.0f s", DRAIN_LIMIT_S)
-        self._keeper.stop()
+        self._kubelet.stop()
         self._noticing.stop()
         self._outbox.stop()
 

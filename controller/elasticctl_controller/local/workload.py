@@ -124,7 +124,7 @@ class LocalWorkload:
             raise ConflictError(f"job {job.key} is gone") from e
 
     def deliver_token(self, job: ElasticJob) -> None:
-        """Put the job's current token into its workers' files; the keeper writes them when it looks next."""
+        """Put the job's current token into its workers' files; the kubelet writes them when it looks next."""
         self._deliver(job)
 
     def delete_job(self, job: ElasticJob) -> None:

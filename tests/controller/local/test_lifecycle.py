@@ -1,13 +1,13 @@
-"""The keeper's state machine, pair by pair."""
+"""The kubelet's state machine, pair by pair."""
 
 from __future__ import annotations
 
 import pytest
 
 from elasticctl_controller.local.lifecycle import (
-    ImpossibleKeeperEvent,
-    KeeperEvent,
-    KeeperState,
+    ImpossibleKubeletEvent,
+    KubeletEvent,
+    KubeletState,
     recovered_state,
     transition,
 )
@@ -26,29 +26,29 @@ TABLE = {
 """Event -> the state after it, for each state in the order of `STATES`; "": it cannot happen there."""
 
 
-@pytest.mark.parametrize("event", KeeperEvent)
-@pytest.mark.parametrize("state", KeeperState)
-def test_every_pair_of_state_and_event_is_decided(state: KeeperState, event: KeeperEvent) -> None:
+@pytest.mark.parametrize("event", KubeletEvent)
+@pytest.mark.parametrize("state", KubeletState)
+def test_every_pair_of_state_and_event_is_decided(state: KubeletState, event: KubeletEvent) -> None:
     expected = TABLE[event.value][STATES.index(state.value)]
     if expected:
-        assert transition(state, event) is KeeperState(expected)
+        assert transition(state, event) is KubeletState(expected)
     else:
-        with pytest.raises(ImpossibleKeeperEvent, match=f"{event.value} while {state.value}"):
+        with pytest.raises(ImpossibleKubeletEvent, match=f"{event.value} while {state.value}"):
             transition(state, event)
 
 
 @pytest.mark.parametrize(
     ("ended", "running", "started", "state"),
     [
-        (True, False, True, KeeperState.ENDED),
-        (True, False, False, KeeperState.ENDED),
-        (False, True, True, KeeperState.RUNNING),
-        (False, True, False, KeeperState.RUNNING),
-        (False, False, True, KeeperState.STARTING),
-        (False, False, False, KeeperState.WAITING),
+        (True, False, True, KubeletState.ENDED),
+        (True, False, False, KubeletState.ENDED),
+        (False, True, True, KubeletState.RUNNING),
+        (False, True, False, KubeletState.RUNNING),
+        (False, False, True, KubeletState.STARTING),
+        (False, False, False, KubeletState.WAITING),
     ],
 )
 def test_a_new_supervisor_continues_where_the_last_one_stopped(
-    ended: bool, running: bool, started: bool, state: KeeperState
+    ended: bool, running: bool, started: bool, state: KubeletState
 ) -> None:
     assert recovered_state(ended=ended, running=running, started=started) is state

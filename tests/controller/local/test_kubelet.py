@@ -1,4 +1,4 @@
-"""The keeper's loop: what one pod does to it is no other pod's trouble."""
+"""The kubelet's loop: what one pod does to it is no other pod's trouble."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl_controller.core.manifests import build_pod
-from elasticctl_controller.local import keeper as module
-from elasticctl_controller.local.keeper import RETRY_S, Keeper
-from elasticctl_controller.local.lifecycle import KeeperState
+from elasticctl_controller.local import kubelet as module
+from elasticctl_controller.local.kubelet import RETRY_S, LocalKubelet
+from elasticctl_controller.local.lifecycle import KubeletState
 from elasticctl_controller.local.store import Store
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
@@ -31,13 +31,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def keeper(store: Store, tmp_path: Path) -> Keeper:
-    return Keeper(store, LocalPaths(tmp_path / "state", tmp_path / "run"), files_for=lambda pod: {"token": "token"})
+def kubelet(store: Store, tmp_path: Path) -> LocalKubelet:
+    return LocalKubelet(store, LocalPaths(tmp_path / "state", tmp_path / "run"), files_for=lambda pod: {"token": "token"})
 
 
 @pytest.mark.parametrize("error", [KeyError("a field"), ClusterError("the disk is full"), OSError("no more processes")])
 def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
-    store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    store: Store, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", "true", 2)))
     for index in range(2):
@@ -50,14 +50,14 @@ def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
             raise error
         return 60.0
 
-    monkeypatch.setattr(keeper, "_sync_pod", sync_pod)
-    assert keeper._sync() == RETRY_S
+    monkeypatch.setattr(kubelet, "_sync_pod", sync_pod)
+    assert kubelet._sync() == RETRY_S
     assert looked_after == ["job-worker-0", "job-worker-1"]
     assert "job-worker-0" in caplog.text
-    keeper._exits.close()
+    kubelet._exits.close()
 
 
-def test_a_store_that_cannot_be_read_is_asked_now_and_then(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_is_asked_now_and_then(kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.2)
     asked: list[float] = []
 
@@ -65,22 +65,22 @@ def test_a_store_that_cannot_be_read_is_asked_now_and_then(keeper: Keeper, monke
         asked.append(time.monotonic())
         raise ClusterError("the disk is broken")
 
-    monkeypatch.setattr(keeper, "_sync", sync)
+    monkeypatch.setattr(kubelet, "_sync", sync)
     with subprocess.Popen(["true"]) as ended:
-        keeper._exits.add(ended.pid)  # whose end nobody has taken note of, so that there always is news
-        keeper.start()
+        kubelet._exits.add(ended.pid)  # whose end nobody has taken note of, so that there always is news
+        kubelet.start()
         wait_until(lambda: len(asked) >= 3)
-        keeper.stop()
+        kubelet.stop()
     assert asked[2] - asked[0] >= 0.4
 
 
 def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: Store, tmp_path: Path) -> None:
     paths, texts = LocalPaths(tmp_path / "state", tmp_path / "run"), ["1" * 64]
-    keeper = Keeper(store, paths, files_for=lambda pod: {"token": texts[-1], "peers": "p"})
+    kubelet = LocalKubelet(store, paths, files_for=lambda pod: {"token": texts[-1], "peers": "p"})
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", "sleep 60", 1)))
     pod = store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
     file = paths.pod_dir(pod["metadata"]["uid"]) / "token"
-    keeper.start()
+    kubelet.start()
     try:
         wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Running")
         seen = {file.read_text()}
@@ -90,30 +90,30 @@ def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: Store, 
         assert seen == set(texts)
         assert file.stat().st_mode & 0o077 == 0
     finally:
-        assert keeper.drain().wait(20)
-        keeper.stop()
+        assert kubelet.drain().wait(20)
+        kubelet.stop()
 
 
 def test_a_workers_files_are_the_users_and_not_private_as_the_supervisors(store: Store, tmp_path: Path) -> None:
     paths, result = LocalPaths(tmp_path / "state", tmp_path / "run"), tmp_path / "result"
-    keeper = Keeper(store, paths, files_for=lambda pod: {"token": "token"}, umask=0o027)
+    kubelet = LocalKubelet(store, paths, files_for=lambda pod: {"token": "token"}, umask=0o027)
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", f"touch {result}", 1)))
     pod = store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
-    keeper.start()
+    kubelet.start()
     try:
         wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Succeeded")
         assert result.stat().st_mode & 0o777 == 0o640
         assert paths.pod_dir(pod["metadata"]["uid"]).stat().st_mode & 0o077 == 0
     finally:
-        keeper.stop()
+        kubelet.stop()
 
 
 def test_a_worker_is_stopped_though_the_disk_is_full(
-    store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", "sleep 60", 1)))
     store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
-    keeper.start()
+    kubelet.start()
     wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Running")
     with monkeypatch.context() as full:
 
@@ -121,26 +121,26 @@ def test_a_worker_is_stopped_though_the_disk_is_full(
             raise ClusterError("the disk is full")
 
         full.setattr(store, "update_pod", refuse)
-        drained = keeper.drain()
+        drained = kubelet.drain()
         wait_until(lambda: "the disk is full" in caplog.text)
     assert drained.wait(20)
     wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Failed")  # it is stored once there is room
-    keeper.stop()
+    kubelet.stop()
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_a_clock_that_is_set_changes_no_grace_period_and_delays_no_start(
-    store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, hours: int
+    store: Store, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    real, state = time.time, keeper._paths
+    real, state = time.time, kubelet._paths
     job = ElasticJob.from_manifest(
         store.create_job(shell_job("job", "trap '' TERM; echo up; while :; do sleep 1; done", 2))
     )
-    monkeypatch.setattr(keeper, "_cpu_slots", lambda: 1)
+    monkeypatch.setattr(kubelet, "_cpu_slots", lambda: 1)
     for index in range(2):
         pod = dict(build_pod(job, index, "unix:///nowhere"))
         store.create_pod({**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": 4}}, job.uid)
-    keeper.start()
+    kubelet.start()
 
     def uids(phase: str) -> list[str]:
         return [pod["metadata"]["uid"] for pod in store.list_pods() if pod["status"]["phase"] == phase]
@@ -150,10 +150,10 @@ def test_a_clock_that_is_set_changes_no_grace_period_and_delays_no_start(
     wait_until(lambda: "up" in state.log_file(first).read_text())
     store.delete_pod(first)
     began = time.monotonic()
-    wait_until(lambda: keeper._workers[first].state is KeeperState.STOPPING)
+    wait_until(lambda: kubelet._workers[first].state is KubeletState.STOPPING)
     monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
-    keeper._exits.wake()  # as any change does
+    kubelet._exits.wake()  # as any change does
     wait_until(lambda: uids("Running") == [second])
     assert time.monotonic() - began > 3.0
-    assert keeper.drain().wait(60)
-    keeper.stop()
+    assert kubelet.drain().wait(60)
+    kubelet.stop()

@@ -37,7 +37,7 @@ from elasticctl_controller.local.command import (
     missing_secret,
     pinned_environment,
 )
-from elasticctl_controller.local.lifecycle import KeeperEvent, KeeperState, recovered_state, transition
+from elasticctl_controller.local.lifecycle import KubeletEvent, KubeletState, recovered_state, transition
 from elasticctl_controller.local.objects import grace_s_of, owner_uid
 from elasticctl_controller.local.processes import ExitWatcher, WorkerProcess
 from elasticctl_controller.local.shim import START_ERROR_EXIT_CODE
@@ -60,13 +60,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Worker:
-    """What the keeper knows about a pod's worker; it may be started again from `retry_at` on.
+    """What the kubelet knows about a pod's worker; it may be started again from `retry_at` on.
 
     `files` are its private files as they were last written. `stop_by` is when it has to be gone, and `deletion` the
     pod's deletion timestamp that this follows from.
     """
 
-    state: KeeperState
+    state: KubeletState
     process: WorkerProcess | None = None
     retry_at: float = 0.0
     files: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class _Worker:
     stop_by: float = 0.0
 
 
-class Keeper:
+class LocalKubelet:
     """Starts, watches and stops the workers of one store.
 
     `files_for(pod)` returns what a worker's private files hold, by name, now; `gpus` are the ids to assign,
@@ -105,7 +105,7 @@ class Keeper:
         self._drained = threading.Event()
         self._stopping = threading.Event()
         self._exits = ExitWatcher()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
         store.subscribe(self._store_changed)
 
     def start(self) -> None:
@@ -188,13 +188,13 @@ class Keeper:
         """Look after one pod once; returns seconds until it has to be looked at again."""
         worker = self._workers.get(pod["metadata"]["uid"]) or self._recover(pod)
         event = self._observe(pod, worker, now)
-        if event in (KeeperEvent.STOP_REQUESTED, KeeperEvent.GRACE_EXPIRED):
+        if event in (KubeletEvent.STOP_REQUESTED, KubeletEvent.GRACE_EXPIRED):
             self._end_worker(event, pod, worker, now)
         elif event is not None:
             after = transition(worker.state, event)
             self._handle(event, pod, worker, now)
             worker.state = after  # only now: an event whose handling failed is observed again
-        if worker.state is KeeperState.WAITING and self._drain_from is None and now >= worker.retry_at:
+        if worker.state is KubeletState.WAITING and self._drain_from is None and now >= worker.retry_at:
             event = self._start_worker(pod, worker, now)
             if event is not None:
                 worker.state = transition(worker.state, event)
@@ -202,46 +202,46 @@ class Keeper:
             self._write_files(pod, worker)
         return self._delay_s(pod, worker, now)
 
-    def _observe(self, pod: Manifest, worker: _Worker, now: float) -> KeeperEvent | None:
+    def _observe(self, pod: Manifest, worker: _Worker, now: float) -> KubeletEvent | None:
         """Return what has happened to a worker since it was last looked at; None: nothing."""
-        if worker.state in (KeeperState.WAITING, KeeperState.ENDED):
-            return None if _deletion_deadline(pod) is None else KeeperEvent.POD_DELETED
+        if worker.state in (KubeletState.WAITING, KubeletState.ENDED):
+            return None if _deletion_deadline(pod) is None else KubeletEvent.POD_DELETED
         pod_dir = self._paths.pod_dir(pod["metadata"]["uid"])
         if worker.process is None or worker.process.ended():
-            return KeeperEvent.EXITED if processes.has_run(pod_dir) else KeeperEvent.SHIM_LOST
+            return KubeletEvent.EXITED if processes.has_run(pod_dir) else KubeletEvent.SHIM_LOST
         deadline = self._stop_deadline(pod, worker)
         if deadline is not None:
-            return KeeperEvent.STOP_REQUESTED if now < deadline else KeeperEvent.GRACE_EXPIRED
-        if worker.state is KeeperState.STARTING and processes.read_started(pod_dir) is not None:
-            return KeeperEvent.WORKER_STARTED
+            return KubeletEvent.STOP_REQUESTED if now < deadline else KubeletEvent.GRACE_EXPIRED
+        if worker.state is KubeletState.STARTING and processes.read_started(pod_dir) is not None:
+            return KubeletEvent.WORKER_STARTED
         return None
 
-    def _handle(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
+    def _handle(self, event: KubeletEvent, pod: Manifest, worker: _Worker, now: float) -> None:
         """Carry out what follows from an observed event."""
         uid = pod["metadata"]["uid"]
-        if event is KeeperEvent.WORKER_STARTED:
+        if event is KubeletEvent.WORKER_STARTED:
             self._record_start(pod)
-        elif event is KeeperEvent.EXITED:
+        elif event is KubeletEvent.EXITED:
             self._record_exit(pod, worker)
-        elif event is KeeperEvent.SHIM_LOST:
+        elif event is KubeletEvent.SHIM_LOST:
             self._unwatch(worker)
             processes.kill_strays(uid)
             worker.retry_at = now + RETRY_S
-        elif event is KeeperEvent.POD_DELETED:
+        elif event is KubeletEvent.POD_DELETED:
             self._store.remove_pod(uid)
             del self._workers[uid]
 
     def _delay_s(self, pod: Manifest, worker: _Worker, now: float) -> float:
-        """Return seconds until a worker has to be looked at again, if nothing else wakes the keeper before."""
-        if worker.state is KeeperState.WAITING and self._drain_from is None and worker.retry_at > now:
+        """Return seconds until a worker has to be looked at again, if nothing else wakes the kubelet before."""
+        if worker.state is KubeletState.WAITING and self._drain_from is None and worker.retry_at > now:
             return worker.retry_at - now
-        if worker.state is KeeperState.STARTING:
+        if worker.state is KubeletState.STARTING:
             return START_POLL_S
-        if worker.state is KeeperState.STOPPING:
+        if worker.state is KubeletState.STOPPING:
             return (self._stop_deadline(pod, worker) or now) - now
-        return KILL_POLL_S if worker.state is KeeperState.KILLING else NEVER
+        return KILL_POLL_S if worker.state is KubeletState.KILLING else NEVER
 
-    def _start_worker(self, pod: Manifest, worker: _Worker, now: float) -> KeeperEvent | None:
+    def _start_worker(self, pod: Manifest, worker: _Worker, now: float) -> KubeletEvent | None:
         """Give the pod its GPUs and start its worker; None if it has to wait. Raises ElasticctlError."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         worker.retry_at = now + RETRY_S  # should anything below fail
@@ -249,7 +249,7 @@ class Keeper:
             return None
         gpus = self._place(pod)
         if gpus is None:
-            worker.retry_at = now  # as soon as the end of another worker wakes the keeper
+            worker.retry_at = now  # as soon as the end of another worker wakes the kubelet
             return None
         placed = self._store.update_pod(uid, lambda p: objects.mark_scheduled(p, platform.node(), gpus))
         if placed is None:
@@ -261,14 +261,14 @@ class Keeper:
         except StartError as e:
             refusal = objects.Exit(START_ERROR_EXIT_CODE, time.time(), reason="StartError", message=str(e))
             self._store_exit(pod, refusal)
-            return KeeperEvent.START_REFUSED
+            return KubeletEvent.START_REFUSED
         try:
             make_private(pod_dir)
             self._write_files(pod, worker)
             self._watch(worker, processes.start_shim(pod_dir, command, self._umask))
         except OSError as e:
             raise storage_error(f"start {name}", e) from e
-        return KeeperEvent.SHIM_STARTED
+        return KubeletEvent.SHIM_STARTED
 
     def _write_files(self, pod: Manifest, worker: _Worker) -> None:
         """Write the worker's files if they are to hold something else; it may read them at any time. Raises OSError."""
@@ -343,15 +343,15 @@ class Keeper:
             deadlines.append(self._drain_from + grace_s_of(pod))
         return min(deadlines, default=None)
 
-    def _end_worker(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
+    def _end_worker(self, event: KubeletEvent, pod: Manifest, worker: _Worker, now: float) -> None:
         """Send SIGTERM once, and after the grace period SIGKILL until nothing is left; say so in the pod before."""
         before, worker.state = worker.state, transition(worker.state, event)
         grace_s = (self._stop_deadline(pod, worker) or now) - now
         try:
-            if before in (KeeperState.STARTING, KeeperState.RUNNING):
+            if before in (KubeletState.STARTING, KubeletState.RUNNING):
                 self._record_end(pod, grace_s)
         finally:  # a full disk keeps nobody from being stopped
-            if worker.process is not None and worker.state is KeeperState.KILLING:
+            if worker.process is not None and worker.state is KubeletState.KILLING:
                 worker.process.kill_tree()
                 if grace_s < -SHIM_PATIENCE_S:
                     worker.process.kill_shim()
