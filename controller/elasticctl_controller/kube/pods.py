@@ -26,7 +26,7 @@ from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.workers import worker_index
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_pod
-from elasticctl_controller.loop.acting import NameTakenError
+from elasticctl_controller.loop.apply_actions import NameTakenError
 
 TRUST_S = 600.0
 """How long an object that was created is assumed to exist. After that it is looked for again, because somebody may have

@@ -26,8 +26,8 @@ from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
-from elasticctl_controller.loop.acting import PARALLEL_CALLS, Workload, log_events, log_fields, run_actions
-from elasticctl_controller.loop.evidence import PoolEvidence
+from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, apply_actions, log_events, log_fields
+from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from elasticctl_controller.loop.pod_events import LONGEST_PAUSE_S, PodEvents
 from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
 from elasticctl_controller.rendezvous.service import GroupView
@@ -229,7 +229,7 @@ class Controller:
         for event in decision.events:
             self._workload.record_event(job, event.type, event.reason, event.message)
         decided = replace(job, status=decision.status)
-        created = self._run_actions(decided, decision)
+        created = self._apply_actions(decided, decision)
         self._deliver_token(decided)
         self._carry_out(queued, decided)
         self._ask_about(decided, decision.unexplained)
@@ -410,9 +410,9 @@ class Controller:
             rules=GroupRules.of(job, asked=is_asked_for(status)),
         )
 
-    def _run_actions(self, job: ElasticJob, decision: Decision) -> bool:
+    def _apply_actions(self, job: ElasticJob, decision: Decision) -> bool:
         """Carry out what was decided; False if a worker could not be created, which the status will report."""
-        outcome = run_actions(self._workload, self._calls, job, decision)
+        outcome = apply_actions(self._workload, self._calls, job, decision)
         refused, memory = outcome.refused, self._memory(job)
         for name in outcome.created:
             memory.taken.pop(name, None)

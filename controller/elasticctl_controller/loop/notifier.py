@@ -22,7 +22,7 @@ from elasticctl.api.status import JobStatus
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import Notification
-from elasticctl_controller.loop.acting import Workload
+from elasticctl_controller.loop.apply_actions import Workload
 from elasticctl_controller.loop.outbox import Destination, Outbox
 
 WAITS_LONG_S = 900.0

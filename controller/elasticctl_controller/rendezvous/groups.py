@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.rendezvous.requests import Caller, Refused
-from elasticctl_controller.rendezvous.turns import Turns
+from elasticctl_controller.rendezvous.fair_scheduling import Turns
 
 POLL_S = 20.0
 SHORTEST_WAIT_S = 0.01

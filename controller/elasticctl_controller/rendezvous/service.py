@@ -7,13 +7,13 @@ While a poll is under way, the kernel asks the worker's host for a sign of life 
 sets the live workers through `set_group`; the handlers run on the application's event loop.
 
 Every pod of a cluster can reach the port. `listening` closes connections that show no valid token in time, and reads
-only the head of a request without one. Requests with a token take turns (`turns`), so that each job has its share of
-the service's time.
+only the head of a request without one. Requests with a token take turns (`fair_scheduling`), so that each job has its
+share of the service's time.
 
 All state is in `membership.Group`; `groups` holds all groups under one lock, with their polls and timers.
-`authorization` finds the job of a request, and `verbs` answers it. Nothing is on disk: agents report their group again
-to a restarted service. Answers are fenced like writes: if two services form a group at the same time, agents listen to
-only one of them.
+`authorization` finds the job of a request, and `handlers` answers it. Nothing is on disk: agents report their group
+again to a restarted service. Answers are fenced like writes: if two services form a group at the same time, agents
+listen to only one of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections
 from elasticctl_controller.rendezvous.authorization import Authorization
-from elasticctl_controller.rendezvous.bodies import MAX_BODY_BYTES, Bodies
+from elasticctl_controller.rendezvous.request_bodies import MAX_BODY_BYTES, Bodies
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.listening import connection_of
 from elasticctl_controller.rendezvous.requests import (
@@ -50,8 +50,8 @@ from elasticctl_controller.rendezvous.requests import (
     Refused,
 )
 from elasticctl_controller.rendezvous.sockets import watch_host
-from elasticctl_controller.rendezvous.turns import Turns
-from elasticctl_controller.rendezvous.verbs import Verbs
+from elasticctl_controller.rendezvous.fair_scheduling import Turns
+from elasticctl_controller.rendezvous.handlers import Handlers
 
 DEFAULT_RULES, STAYING = GroupRules(), Leaving()
 
@@ -104,7 +104,7 @@ class RendezvousService:
         self._may_act = may_act
         self.groups = Groups(on_change, clock or steady_clock())
         self.authorization = Authorization(self.groups, token_for, find_job)
-        self.verbs = Verbs(self.groups, Bodies())
+        self.handlers = Handlers(self.groups, Bodies())
         self._limiter = Limiter()
 
     @property
@@ -216,7 +216,7 @@ class RendezvousService:
         group = self.groups.by_key.pop(key, None)
         if group is not None:
             self._limiter.forget(group.job_uid)
-        self.verbs.forget(key)
+        self.handlers.forget(key)
         self.authorization.tokens.pop(key, None)
 
     # The agents' side; on the event loop.
@@ -236,10 +236,10 @@ class RendezvousService:
         return web.json_response(answer) if isinstance(answer, dict) else web.json_response(text=answer)
 
     async def _answer(self, caller: Caller, request: web.Request) -> dict[str, Any] | str:
-        body = await self.verbs.bodies.read(request, caller)
+        body = await self.handlers.bodies.read(request, caller)
         self._limiter.check(caller, time.monotonic())
         name = request.path.rpartition("/")[2]
-        verb = self.verbs.find(name)
+        verb = self.handlers.find(name)
         if verb is None or request.method != "POST":
             raise Refused(404, "unknown verb")
         watch_host(request.transport)

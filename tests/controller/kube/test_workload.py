@@ -18,7 +18,7 @@ from elasticctl_controller.core.manifests import build_budget, build_group_servi
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import build_companions
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
-from elasticctl_controller.loop.acting import NameTakenError
+from elasticctl_controller.loop.apply_actions import NameTakenError
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
 from tests.support.jobs import shell_job

@@ -23,7 +23,7 @@ from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
-from elasticctl_controller.loop.acting import PARALLEL_CALLS, NameTakenError, call_all, slow_start
+from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, NameTakenError, call_all, slow_start
 from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService

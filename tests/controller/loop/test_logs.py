@@ -16,7 +16,7 @@ import elasticctl_controller
 from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import Decision, Event
 from elasticctl_controller.kube.manager import LogFormatter
-from elasticctl_controller.loop.acting import log_events
+from elasticctl_controller.loop.apply_actions import log_events
 from tests.support.controller.samples import a_job
 
 SOURCES = Path(elasticctl_controller.__file__).parent

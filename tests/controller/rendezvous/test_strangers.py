@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks import hostile_pods
-from elasticctl_controller.rendezvous import admission, bodies, listening
+from elasticctl_controller.rendezvous import admission, request_bodies, listening
 from tests.support.launcher_lab import TOKEN, Lab
 
 pytestmark = pytest.mark.slow  # servers listen
@@ -22,7 +22,7 @@ JOIN = "/v1/jobs/default/job/join"
 def port(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> int:
     """The port of a service that knows one job, and has little patience."""
     monkeypatch.setattr(listening, "HEAD_S", QUICK_S)
-    monkeypatch.setattr(bodies, "BODY_S", QUICK_S)
+    monkeypatch.setattr(request_bodies, "BODY_S", QUICK_S)
     lab.add("a-0", "a-1")
     return int(lab.site.address.partition(":")[2])
 

@@ -13,7 +13,7 @@ from yarl import URL
 
 from elasticctl.api.codec import to_json
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.bodies import Bodies
+from elasticctl_controller.rendezvous.request_bodies import Bodies
 from elasticctl_controller.rendezvous.requests import Caller, parse_body
 from elasticctl_controller.rendezvous.service import GroupView, RendezvousService
 from tests.support.fuzz.inputs import as_json, changed, changed_bytes
@@ -91,7 +91,7 @@ async def _ask(service: RendezvousService, verb: str, body: bytes) -> int | None
 
 async def _send(verb: str, body: bytes) -> tuple[int | None, GroupView]:
     service = RendezvousService(lambda uid, number: f"token-{uid}", lambda key: None)
-    service.verbs.bodies = _InlineBodies()
+    service.handlers.bodies = _InlineBodies()
     service.set_group(KEY, status=JobStatus(generation=1), job_uid=UID, alive=ALIVE, minimum=1)
     await _ask(service, "watch", as_json({"uid": "uid-b", "generation": 1, "members": _MEMBERS}))
     status, view = await _ask(service, verb, body), service.view(KEY, UID)

@@ -95,7 +95,7 @@ class Cluster:
     _seen: dict[str, int] = field(default_factory=dict)
     _unseen: list[Callable[[], None]] = field(default_factory=list)
 
-    # The controller's side: `elasticctl_controller.loop.acting.Workload`
+    # The controller's side: `elasticctl_controller.loop.apply_actions.Workload`
 
     @property
     def rendezvous_endpoint(self) -> str:

@@ -23,7 +23,7 @@ from elasticctl_controller.core.group.group_states import (
 )
 from elasticctl_controller.core.group.newcomers import admit_newcomers
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
-from elasticctl_controller.core.group.silence import (
+from elasticctl_controller.core.group.silent_workers import (
     end_for_silent,
     end_unreachable,
     mark_overdue,

@@ -2,7 +2,7 @@
 
 A group that has *formed* trains as generation N. Otherwise its workers join generation N+1. That forms as soon as every
 live member of the last generation has joined, however long its ranks take to stop; only a member that gives no sign of
-life is left out (`silence`). The group never waits for a worker that is still starting, except before the first
+life is left out (`silent_workers`). The group never waits for a worker that is still starting, except before the first
 generation and after the loss of all members, when forming early would only mean forming twice (`generations`).
 
 Newcomers are admitted at a step boundary, once the group has trained long enough for the re-forming to pay for itself
@@ -28,7 +28,7 @@ from elasticctl_controller.core.group.failures import excuse_failure, judge_fail
 from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
 from elasticctl_controller.core.group.record import GroupRecord, Sign
-from elasticctl_controller.core.group.silence import HUNG_UP_S, UNREACHABLE_S, replace_overdue
+from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, UNREACHABLE_S, replace_overdue
 from elasticctl_controller.core.notices import Notice
 
 EXPORTING, FINISHING = "exporting", "finishing"

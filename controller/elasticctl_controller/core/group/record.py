@@ -1,7 +1,7 @@
 """The data of a job's training group, and its state.
 
 Agents and the controller report to `membership.Group`, which is such a record. What follows is decided by functions
-over records, in `failures`, `silence`, `newcomers` and `generations`.
+over records, in `failures`, `silent_workers`, `newcomers` and `generations`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from elasticctl_controller.core.group.group_states import (
 from elasticctl_controller.core.group.membership import MAX_RECALLED, Group
 from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
 from elasticctl_controller.core.group.record import ADOPT_S
-from elasticctl_controller.core.group.silence import SILENT_S
+from elasticctl_controller.core.group.silent_workers import SILENT_S
 
 
 def member(index: int) -> Member:

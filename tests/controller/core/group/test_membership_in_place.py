@@ -7,7 +7,7 @@ from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, Ra
 from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.silence import SILENT_S
+from elasticctl_controller.core.group.silent_workers import SILENT_S
 
 
 def member(index: int) -> Member:

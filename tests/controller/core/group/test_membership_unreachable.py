@@ -10,7 +10,7 @@ from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.record import ADOPT_S
-from elasticctl_controller.core.group.silence import HUNG_UP_S, SILENT_S, STILL_S, UNREACHABLE_S
+from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, SILENT_S, STILL_S, UNREACHABLE_S
 
 
 def member(index: int) -> Member:

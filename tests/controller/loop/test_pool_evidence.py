@@ -13,8 +13,8 @@ from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.goals import plan_workers
 from elasticctl_controller.core.goal.pools import seen_of
-from elasticctl_controller.loop import evidence
-from elasticctl_controller.loop.evidence import PoolEvidence
+from elasticctl_controller.loop import pool_evidence
+from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from tests.support.controller.goal_world import GRACE, a_goal_job
 from tests.support.controller.samples import NOW
 
@@ -85,7 +85,7 @@ def test_other_namespaces_machines_and_pools_say_nothing(changes: dict[str, obje
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "MOST_KINDS", 2)
+    monkeypatch.setattr(pool_evidence, "MOST_KINDS", 2)
     found = PoolEvidence()
     for namespace in "abc":
         found.note(a_job(namespace=namespace), JobStatus(plan=PlanStatus(pools=(POOR,))))

@@ -10,7 +10,7 @@ from typing import Any
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.notices import Notice
-from elasticctl_controller.rendezvous.bodies import Bodies
+from elasticctl_controller.rendezvous.request_bodies import Bodies
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.requests import (
     MAX_GENERATION,
@@ -38,8 +38,8 @@ REPORTS_PER_S = 200.0
 Verb = Callable[[Caller, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]
 
 
-class Verbs:
-    """Answers requests about `groups`, on the event loop. Large bodies are parsed by `bodies`."""
+class Handlers:
+    """Answers requests about `groups`, on the event loop. Large bodies are parsed by `request_bodies`."""
 
     def __init__(self, groups: Groups, bodies: Bodies) -> None:
         self._groups, self.bodies = groups, bodies

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, PoolOrder, PoolsStatus
 from elasticctl.api.status import Phase
 from elasticctl_controller.core.actions import CreateWorker
-from elasticctl_controller.core.goal.order import DO_NOT_DISRUPT, NOT_TO_DISRUPT, NOT_WORTH_IT
+from elasticctl_controller.core.goal.pool_order import DO_NOT_DISRUPT, NOT_TO_DISRUPT, NOT_WORTH_IT
 from tests.support.controller.goal_world import TICK_S, GoalWorld, a_goal_job
 from tests.support.controller.samples import NOW
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from elasticctl_controller.rendezvous.turns import SLICE_S, Turns
+from elasticctl_controller.rendezvous.fair_scheduling import SLICE_S, Turns
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""How the loop acts: it deletes pods, then creates pods, several at a time.
+"""Applies what was decided about a job: deletes pods, then creates pods, several at a time.
 
 `Workload` is what the loop needs from the place where jobs run; the loop knows neither Kubernetes nor processes.
 """
@@ -114,39 +114,39 @@ class Outcome:
     taken: frozenset[str] = frozenset()
 
 
-def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> Outcome:
+def apply_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> Outcome:
     """Delete and create pods, or delete the job.
 
     A worker that the cluster refuses is part of the outcome. Any other error is raised, and the remaining actions are
     not carried out.
     """
-    deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]
-    creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
 
     def delete(action: DeleteWorker) -> None:
         workload.delete_pod(job, action.name, action.uid, force=action.force)
         log.info("job %s: deleted worker %s", job.key, action.name, extra=log_fields(job, action.name))
 
+    call_all(calls, delete, [action for action in decision.actions if isinstance(action, DeleteWorker)])
+    creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
+    outcome = _create_workers(workload, calls, job, creations) if creations else Outcome(refused=None)
+    if any(isinstance(action, DeleteJob) for action in decision.actions):
+        workload.delete_job(job)
+    return outcome
+
+
+def _create_workers(workload: Workload, calls: Executor, job: ElasticJob, creations: list[CreateWorker]) -> Outcome:
     created: list[str] = []
     taken: list[str] = []
 
     def create(action: CreateWorker) -> None:
-        pod = build_pod(job, action.index, workload.rendezvous_endpoint)
-        pod = ask_for_pool(pod, action.pool, insist=job.pools is not None) if action.pool else pod
-        pod = require_node_types(pod, job.node_types) if job.node_types else pod
-        if not asks_karpenter(pod):
-            pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
-            pod = prefer_node(pod, action.node) if action.node else pod
         worker = worker_name(job.name, action.index)
         try:
-            workload.create_pod(job, pod)
+            workload.create_pod(job, _pod_of(job, action, workload.rendezvous_endpoint))
         except NameTakenError:
             taken.append(worker)
             return
         created.append(worker)
         log.info("job %s: created worker %s", job.key, worker, extra=log_fields(job, worker))
 
-    call_all(calls, delete, deletions)
     refused = ""
     try:
         slow_start(lambda batch: call_all(calls, create, batch), creations)
@@ -154,9 +154,18 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
         raise  # for example because the predecessor of the same name still exists
     except ElasticctlError as e:
         refused = _REQUEST.sub("", str(e))
-    if any(isinstance(action, DeleteJob) for action in decision.actions):
-        workload.delete_job(job)
-    return Outcome(refused if creations else None, frozenset(created), frozenset(taken))
+    return Outcome(refused, frozenset(created), frozenset(taken))
+
+
+def _pod_of(job: ElasticJob, action: CreateWorker, rendezvous_endpoint: str) -> Manifest:
+    """The manifest of a new worker's pod, with the nodes that it has to run on, should run on or should avoid."""
+    pod = build_pod(job, action.index, rendezvous_endpoint)
+    pod = ask_for_pool(pod, action.pool, insist=job.pools is not None) if action.pool else pod
+    pod = require_node_types(pod, job.node_types) if job.node_types else pod
+    if not asks_karpenter(pod):
+        pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
+        pod = prefer_node(pod, action.node) if action.node else pod
+    return pod
 
 
 def log_events(job: ElasticJob, decision: Decision) -> None:
