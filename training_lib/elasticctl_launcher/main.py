@@ -154,7 +154,7 @@ def _take_commands(
     on_sigterm: Callable[[], None],
 ) -> int:
     """Run this worker in the launcher role; see `_train` for the arguments and the return value."""
-    from elasticctl_launcher.peers.wire import read_peer_key
+    from elasticctl_launcher.peers.copy_protocol import read_peer_key
     from elasticctl_launcher.rendezvous import handler_from_environment
     from elasticctl_launcher.role.commands import CommandServer
     from elasticctl_launcher.role.hosts import HostFiles, is_loopback

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.rank_processes import Rank
-from elasticctl_launcher.service.questions import Question
+from elasticctl_launcher.service.agent_requests import Question
 from elasticctl_launcher.states import LauncherEvent
 
 

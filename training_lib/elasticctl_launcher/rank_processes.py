@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elasticctl_launcher.ranks.last_words import LastWords
+from elasticctl_launcher.ranks.last_traceback import LastTraceback
 from elasticctl_launcher.ranks.output import RankOutput
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.system import MemoryKills, code_of_ended, start_thread
@@ -173,7 +173,7 @@ class RankGroup:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
 
-    def _reader(self, rank: Rank, is_one_of_several: bool) -> LastWords:
+    def _reader(self, rank: Rank, is_one_of_several: bool) -> LastTraceback:
         def print_line(line: str) -> None:
             self._on_line(rank.rank, f"[rank{rank.rank}] {line}" if is_one_of_several else line)
 
@@ -181,7 +181,7 @@ class RankGroup:
             if not line.endswith("\r"):  # an intermediate state of a progress bar
                 rank.last_lines.append(line)
 
-        return LastWords(note_line, print_line, reword=self._reword)
+        return LastTraceback(note_line, print_line, reword=self._reword)
 
     def _wait_for_exit(self, rank: Rank) -> None:
         code = code_of_ended(rank.process, wait=True)

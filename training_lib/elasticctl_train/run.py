@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import dist, rng
-from elasticctl_train.averaging import AppliedGradients
+from elasticctl_train.same_gradients import AppliedGradients
 from elasticctl_train.checkpoint import dtensor, fitting, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.checkpoint.parts import Stateful

@@ -14,7 +14,7 @@ import pytest
 from elasticctl_launcher import bootstrap
 from elasticctl_launcher.bootstrap import tell_collectives
 from elasticctl_launcher.hangs.collectives import Collective, parse, read_collective
-from elasticctl_launcher.hangs.places import Kind, Place
+from elasticctl_launcher.hangs.rank_location import Kind, Place
 
 
 def entry(name: str, number: object, group: str = "default_pg", **further: Any) -> dict[str, Any]:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_launcher.hangs.places import NOWHERE, Kind, Place
+from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, Place
 from elasticctl_launcher.hangs.stacks import Frame, ThreadStack
 from elasticctl_launcher.hangs.standstill import BUSY_CORES, Sighting, follow, moves
-from elasticctl_launcher.hangs.vitals import Vitals
+from elasticctl_launcher.hangs.process_activity import ProcessActivity
 
 STACKS = (ThreadStack(1, "MainThread", (Frame("load", "/job/data.py", 9),)),)
 BESIDE = (*STACKS, ThreadStack(1, "Thread-1", (Frame("run", "/job/log.py", 1),)))
 ELSEWHERE = (ThreadStack(1, "MainThread", (Frame("load", "/job/data.py", 10),)),)
-QUIET = Vitals(10.0, 1000, 50, running=False)
+QUIET = ProcessActivity(10.0, 1000, 50, running=False)
 STILL = Sighting(0.0, 3, QUIET, STACKS, Place(Kind.CODE, "load (data.py:9)"))
 WAITING = replace(STILL, place=Place(Kind.COLLECTIVE, "all_reduce"))
 STEP_S = 10.0
@@ -24,8 +24,8 @@ STEP_S = 10.0
 
 def after(before: Sighting, cpu_s: float = 0.0, io_bytes: int = 0, wakeups: int = 0, **changes: object) -> Sighting:
     """What is seen ten seconds later."""
-    vitals = Vitals(QUIET.cpu_s + cpu_s, QUIET.io_bytes + io_bytes, QUIET.wakeups + wakeups, running=False)
-    return replace(before, at_s=before.at_s + STEP_S, vitals=vitals, **changes)  # type: ignore[arg-type]
+    activity = ProcessActivity(QUIET.cpu_s + cpu_s, QUIET.io_bytes + io_bytes, QUIET.wakeups + wakeups, running=False)
+    return replace(before, at_s=before.at_s + STEP_S, activity=activity, **changes)  # type: ignore[arg-type]
 
 
 def test_nothing_is_nothing() -> None:
@@ -54,7 +54,7 @@ def test_a_rank_that_has_left_the_collective_is_at_work_again() -> None:
 
 @pytest.mark.parametrize(
     "seen",
-    [after(STILL, wakeups=100), after(STILL, stacks=None, place=NOWHERE), replace(after(STILL), vitals=None)],
+    [after(STILL, wakeups=100), after(STILL, stacks=None, place=NOWHERE), replace(after(STILL), activity=None)],
     ids=["receives a little at a time", "cannot be read", "cannot be seen at all"],
 )
 def test_a_doubt_is_movement_where_proof_is_wanted(seen: Sighting) -> None:
@@ -65,7 +65,7 @@ def test_without_stacks_the_processor_decides() -> None:
     unread = replace(STILL, stacks=None, place=NOWHERE)
     assert not moves(unread, after(unread), strict=False)
     assert moves(unread, after(unread, cpu_s=1.0), strict=False)
-    assert moves(unread, replace(after(unread), vitals=None), strict=False)
+    assert moves(unread, replace(after(unread), activity=None), strict=False)
 
 
 def test_a_rank_that_looks_for_something_again_and_again_waits() -> None:
@@ -79,8 +79,8 @@ def test_a_rank_that_looks_for_something_again_and_again_waits() -> None:
 def test_the_time_without_movement_counts_from_the_last_movement(moved: list[bool]) -> None:
     track, seen, last_s = follow(None, STILL, strict=True), STILL, 0.0
     for works in moved:
-        cpu_s = (seen.vitals or QUIET).cpu_s + (10 * BUSY_CORES * STEP_S if works else 0.0)
-        seen = replace(seen, at_s=seen.at_s + STEP_S, vitals=replace(QUIET, cpu_s=cpu_s))
+        cpu_s = (seen.activity or QUIET).cpu_s + (10 * BUSY_CORES * STEP_S if works else 0.0)
+        seen = replace(seen, at_s=seen.at_s + STEP_S, activity=replace(QUIET, cpu_s=cpu_s))
         track = follow(track, seen, strict=True)
         last_s = seen.at_s if works else last_s
         assert track.moved_at_s == last_s

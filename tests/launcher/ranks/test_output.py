@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elasticctl_launcher.ranks.last_words import LastWords
+from elasticctl_launcher.ranks.last_traceback import LastTraceback
 from elasticctl_launcher.ranks.output import PROGRESS_S, RankOutput
 from tests.support.waiting import wait_until
 
@@ -23,7 +23,7 @@ class Rank:
     def __post_init__(self) -> None:
         read, self.pipe = os.pipe()
         self.output = RankOutput(
-            os.fdopen(read, "rb", buffering=0), LastWords(self.noted.append, self.said.append), lambda: self.now
+            os.fdopen(read, "rb", buffering=0), LastTraceback(self.noted.append, self.said.append), lambda: self.now
         )
 
     def prints(self, text: bytes) -> None:
@@ -124,7 +124,7 @@ def test_a_rank_that_goes_on_after_a_traceback_has_it_printed_soon() -> None:
 
 def test_a_traceback_without_end_is_not_held() -> None:
     said: list[str] = []
-    words = LastWords(lambda line: None, said.append)
+    words = LastTraceback(lambda line: None, said.append)
     for line in (PEERS * 200).decode().splitlines():
         words.add(line)
     assert len(said) > 200 * 6 - 401

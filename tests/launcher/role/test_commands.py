@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.peers.wire import PeerError
+from elasticctl_launcher.peers.copy_protocol import PeerError
 from elasticctl_launcher.role.commands import CommandServer
 from elasticctl_launcher.role.hosts import HOSTFILE_VARIABLE, HostFiles
-from elasticctl_launcher.role.line import MAX_FRAME_BYTES, Frame, Line
+from elasticctl_launcher.role.worker_connection import MAX_FRAME_BYTES, Frame, Line
 
 TOKEN = b"right-token"
 

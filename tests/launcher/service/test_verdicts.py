@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
 from elasticctl_launcher.service.client import ServiceClient
-from elasticctl_launcher.service.questions import Inquiries, Question
+from elasticctl_launcher.service.agent_requests import Inquiries, Question
 from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.states import LauncherEvent
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elasticctl_launcher.service.questions import TELL_TIMEOUT_S
+from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.cluster import Cluster, Pod

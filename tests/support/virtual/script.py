@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from elasticctl_launcher.hangs.pace import Pace
+from elasticctl_launcher.hangs.time_limit import TimeLimit
 from tests.support.virtual.clock import TICK_S, VirtualLoop
 from tests.support.virtual.staying import HANDOVER_S, Exit, Ranks, Where, keep, tear, vote
 
@@ -114,7 +114,7 @@ class Storage:
 class Figures:
     """What really happened, over all generations of a job."""
 
-    pace: Pace = field(default_factory=lambda: Pace(None))
+    time_limit: TimeLimit = field(default_factory=lambda: TimeLimit(None))
     """What launchers have measured."""
     steps_made: int = 0
     furthest: int = 0
@@ -215,7 +215,7 @@ class Training:
         """Start the ranks of one worker, or give those that have stayed in their process a place."""
         uid = ranks.uid
         if not self.ranks:
-            self.figures.pace.begin(self.loop.time())
+            self.figures.time_limit.begin(self.loop.time())
         self.ranks[uid], ranks.generation = ranks, self.generation
         if ranks.attached:
             if ranks.where is Where.WAITING:
@@ -321,9 +321,9 @@ class Training:
         """Launchers have heard of each step until the stall, not only of those that are told here."""
         if self.script.reports and self.has_stepped:
             at = self.time_of(self.step)
-            self.figures.pace.begin(at)
+            self.figures.time_limit.begin(at)
             for kind in ("resumed", "progress"):
-                self.figures.pace.note_report(kind, at)
+                self.figures.time_limit.note_report(kind, at)
 
     def _is_ready(self, ranks: Ranks) -> None:
         ranks.timer = None
@@ -386,7 +386,7 @@ class Training:
 
     def _tell_resumed(self) -> None:
         self.figures.told_to_stay = self.script.stays
-        self.figures.pace.note_report("resumed", self.loop.time())
+        self.figures.time_limit.note_report("resumed", self.loop.time())
         told = {"kind": "resumed", "generation": self.generation, "step": self.resumed}
         source = "memory" if self.from_memory else "storage"
         self.tell(self.members[0], {**told, "source": source, "stays": self.script.stays})
@@ -396,14 +396,14 @@ class Training:
             self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
 
     def _tell_progress(self, every_s: float) -> None:
-        if every_s == 1.0:  # each step is told in truth: the first ones give the pace
-            self.figures.pace.note_report("progress", self.loop.time())
+        if every_s == 1.0:  # each step is told in truth: the first ones give the time limit
+            self.figures.time_limit.note_report("progress", self.loop.time())
             self.timers.append(self.loop.after(max(1.0, self.pace_s), self._measure_step))
         self.tell(self.members[0], self._progress())
         self.timers.append(self.loop.after(every_s, self._tell_progress, every_s * 2))
 
     def _measure_step(self) -> None:
-        self.figures.pace.note_report("progress", self.loop.time())
+        self.figures.time_limit.note_report("progress", self.loop.time())
 
     def _progress(self) -> dict[str, object]:
         return {
@@ -477,7 +477,7 @@ class Training:
 
     def _look_for_hang(self, since: float, culprit: str = "") -> None:
         """The ranks have stood still since then: launchers find out in time."""
-        allowed = self.figures.pace.allowance()
+        allowed = self.figures.time_limit.allowance()
         self.loop.at(since + allowed.report_s, self._report_hang, since)
         if allowed.end_s is not None:
             self.loop.at(since + allowed.end_s, self._find_hang, since, culprit)

@@ -21,7 +21,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run
 from elasticctl_train.checkpoint import fitting, parts
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from elasticctl_train.checkpoint.memory import landing
+from elasticctl_train.checkpoint.memory import read_buffers
 from tests.support.train.states import same, trees
 
 OPTIMIZERS = sorted(
@@ -192,7 +192,7 @@ def resident_bytes() -> int:
 
 def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
     size = 32 << 20
-    room = landing.Landing(2 * size + 100)
+    room = read_buffers.ReadBuffer(2 * size + 100)
     room.data.fill_(1)
     first, second = (room.keep(start, torch.float32, (size // 4,)) for start in (0, size))
     assert first is not None
@@ -206,7 +206,7 @@ def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
 
 
 def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
-    room = landing.Landing(32 << 20)
+    room = read_buffers.ReadBuffer(32 << 20)
     room.data.fill_(1)
     kept = room.keep(16 << 20, torch.uint8, (1 << 20,))
     assert kept is not None
@@ -218,7 +218,7 @@ def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
 
 @pytest.mark.parametrize(("start", "length"), [(64, 1000), (32, 1 << 20)])
 def test_small_and_unaligned_tensors_are_copied(start: int, length: int) -> None:
-    assert landing.Landing(2 << 20).keep(start, torch.uint8, (length,)) is None
+    assert read_buffers.ReadBuffer(2 << 20).keep(start, torch.uint8, (length,)) is None
 
 
 @given(st.dictionaries(st.text(max_size=6) | st.sampled_from(["$rank", "$x", "a/b", "a", ""]), trees, max_size=3))

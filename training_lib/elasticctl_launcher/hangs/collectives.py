@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.hangs.places import Kind, Place
+from elasticctl_launcher.hangs.rank_location import Kind, Place
 
 ANSWER_S = 1.0
 """The timeout for a few kilobytes from a process on this machine. A process that holds the interpreter's lock does not

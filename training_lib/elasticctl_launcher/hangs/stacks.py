@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.hangs.vitals import family
+from elasticctl_launcher.hangs.process_activity import family
 
 TIMEOUT_S = 10.0
 """The timeout for reading one process, which takes about 50 ms, and this long only on an overloaded machine."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elasticctl_launcher.hangs.places import Kind, Place, RankPlace
+from elasticctl_launcher.hangs.rank_location import Kind, Place, RankPlace
 from elasticctl_launcher.hangs.stacks import Stacks, main_thread
-from elasticctl_launcher.hangs.vitals import Vitals
+from elasticctl_launcher.hangs.process_activity import ProcessActivity
 
 BUSY_CORES = 0.05
 """Less CPU use than this does not count as work: idle loggers, monitors and metrics clients need that much."""
@@ -32,7 +32,7 @@ class Sighting:
 
     at_s: float
     lines: int
-    vitals: Vitals | None
+    activity: ProcessActivity | None
     stacks: Stacks | None
     place: Place
 
@@ -79,22 +79,22 @@ def moves(before: Sighting, after: Sighting, *, strict: bool) -> bool:
 
 
 def _works(before: Sighting, after: Sighting, *, strict: bool) -> bool:
-    if before.vitals is None or after.vitals is None:
+    if before.activity is None or after.activity is None:
         return True
     between_s = after.at_s - before.at_s
-    cpu_s = after.vitals.cpu_s - before.vitals.cpu_s
-    io_bytes = after.vitals.io_bytes - before.vitals.io_bytes
+    cpu_s = after.activity.cpu_s - before.activity.cpu_s
+    io_bytes = after.activity.io_bytes - before.activity.io_bytes
     return (
         not 0 <= cpu_s <= BUSY_CORES * between_s + CLOCK_STEP_S  # it is less than before if a process has ended
         or not 0 <= io_bytes <= BUSY_BYTES_PER_S * between_s
-        or (strict and (after.vitals.running or _is_wakeful(before, after)))
+        or (strict and (after.activity.running or _is_wakeful(before, after)))
     )
 
 
 def _is_wakeful(before: Sighting, after: Sighting) -> bool:
-    if before.vitals is None or after.vitals is None:
+    if before.activity is None or after.activity is None:
         return False
-    return after.vitals.wakeups - before.vitals.wakeups > WAKEFUL_PER_S * (after.at_s - before.at_s)
+    return after.activity.wakeups - before.activity.wakeups > WAKEFUL_PER_S * (after.at_s - before.at_s)
 
 
 def where_all_are(tracks: Mapping[int, Track], now_s: float) -> tuple[RankPlace, ...]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from elasticctl_launcher.hangs.collectives import Collective
-from elasticctl_launcher.hangs.pace import Allowance, Pace
-from elasticctl_launcher.hangs.places import RankPlace, describe, place_of
+from elasticctl_launcher.hangs.time_limit import Allowance, TimeLimit
+from elasticctl_launcher.hangs.rank_location import RankPlace, describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
 from elasticctl_launcher.hangs.standstill import Sighting, Track, follow, wakes_by_itself, where_all_are
-from elasticctl_launcher.hangs.vitals import read_vitals
+from elasticctl_launcher.hangs.process_activity import read_activity
 from elasticctl_launcher.system import start_thread
 
 LOOKS = 8
@@ -94,7 +94,7 @@ class HangWatch:
 
     Calls these functions, all from its own thread: `print_line(rank, text)` for lines of stacks, `report(message)` for
     messages to the service, `on_still(generation, still)` when the ranks have stood still for a while or move again,
-    and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `Pace`. `collective_of(local_rank)` returns
+    and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `TimeLimit`. `collective_of(local_rank)` returns
     the collective that a rank is in, if it is known, and `known_path(path)` the path by which people know a file.
     """
 
@@ -109,7 +109,7 @@ class HangWatch:
         collective_of: Callable[[int], Collective | None],
         known_path: Callable[[str], str] = str,
     ) -> None:
-        self.pace = Pace(timeout_s)
+        self.time_limit = TimeLimit(timeout_s)
         self.print_line, self.report = print_line, report
         self.on_still, self.on_hang, self.collective_of = on_still, on_hang, collective_of
         self.known_path = known_path
@@ -125,13 +125,13 @@ class HangWatch:
     def note_report(self, message: Mapping[str, Any]) -> None:
         """Record a report of a rank through the training library."""
         self.reported_at_s, self.step = time.monotonic(), message["step"]
-        self.pace.note_report(str(message.get("kind")), self.reported_at_s)
+        self.time_limit.note_report(str(message.get("kind")), self.reported_at_s)
 
     def begin(self, generation: int, ranks: Sequence[LocalRank], store: Store, workers: int) -> None:
         """Start to watch the local `ranks` of a generation of `workers` workers, whose c10d store is `store`."""
         self.end()
         self._stop = threading.Event()
-        self.pace.begin(time.monotonic())
+        self.time_limit.begin(time.monotonic())
         group = Peers(store if workers > 1 else None, f"elasticctl/moves/{generation}")
         watch = GenerationWatch(self, generation, tuple(ranks), group)
         start_thread(watch.run, self._stop, name=f"hangs-{generation}")
@@ -187,7 +187,7 @@ class GenerationWatch:
     def run(self, stop: threading.Event) -> None:
         """Inspect the ranks until `stop` is set or the group is found to hang."""
         while True:
-            allowance = self._parent.pace.allowance()
+            allowance = self._parent.time_limit.allowance()
             shortest_s = min(allowance.report_s, allowance.end_s or allowance.report_s)
             pause_s = min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, shortest_s / LOOKS))
             if stop.wait(pause_s):
@@ -231,7 +231,7 @@ class GenerationWatch:
     def _see(self, rank: LocalRank, lines: int, *, with_stack: bool) -> Sighting:
         pid = rank.process.pid
         stacks = self._parent.reader.read(pid) if with_stack else None
-        return Sighting(time.monotonic(), lines, read_vitals(pid), stacks, place_of(stacks, linecache.getline))
+        return Sighting(time.monotonic(), lines, read_activity(pid), stacks, place_of(stacks, linecache.getline))
 
     def _is_to_end(self, allowance: Allowance, still_s: float, pause_s: float) -> bool:
         if allowance.end_s is None or (allowance.strict and wakes_by_itself(self._tracks)):
@@ -261,7 +261,7 @@ class GenerationWatch:
         """Report that the ranks move again."""
         still_s = time.monotonic() - (self._told_at_s or 0.0)
         log.info("generation %d: the ranks move again, after %.0f s", self._generation, still_s)
-        self._parent.pace.note_spell(still_s)
+        self._parent.time_limit.note_spell(still_s)
         self._report([{"rank": rank.rank, "where": ""} for rank in self._ranks])
         self._parent.on_still(self._generation, False)
         self._told_at_s = None

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-from elasticctl_launcher.ranks.last_words import LastWords
+from elasticctl_launcher.ranks.last_traceback import LastWords
 from elasticctl_launcher.system import start_thread
 
 MAX_LINE_BYTES = 16_000

@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
-from elasticctl_launcher.ranks.local import LocalRanks
+from elasticctl_launcher.ranks.local_ranks import LocalRanks
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.rendezvous import ServiceRendezvous
 

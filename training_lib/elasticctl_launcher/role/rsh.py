@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from elasticctl_launcher.peers.wire import PeerError, read_peer_key
+from elasticctl_launcher.peers.copy_protocol import PeerError, read_peer_key
 from elasticctl_launcher.role.commands import FORWARDED
 from elasticctl_launcher.role.hosts import HOSTFILE_VARIABLE, address_of
-from elasticctl_launcher.role.line import CHUNK_BYTES, Frame, Line
+from elasticctl_launcher.role.worker_connection import CHUNK_BYTES, Frame, Line
 
 WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
 """ssh's options that take a value."""

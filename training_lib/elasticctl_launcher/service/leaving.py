@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from elasticctl_launcher.service.questions import Inquiries
+from elasticctl_launcher.service.agent_requests import Inquiries
 from elasticctl_launcher.spot_notice import SpotNotice
 
 BY_SIGNAL = "SIGTERM"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl_launcher.hangs.vitals import family, read_vitals
+from elasticctl_launcher.hangs.process_activity import family, read_vitals
 from elasticctl_store import parallel
 from elasticctl_store.parallel import CGROUP
 

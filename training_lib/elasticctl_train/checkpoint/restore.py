@@ -32,7 +32,7 @@ from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, S
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory import local_tier
-from elasticctl_train.checkpoint.memory.landing import Landing
+from elasticctl_train.checkpoint.memory.read_buffers import ReadBuffer
 from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Offer
 from elasticctl_train.dist import World
 
@@ -54,18 +54,18 @@ class Filling:
         self._filled: dict[str, torch.Tensor] = {}
         self._finish = tree.Finisher()
 
-    def take(self, index: int, data: torch.Tensor, landing: Landing | None = None) -> None:
+    def take(self, index: int, data: torch.Tensor, buffer: ReadBuffer | None = None) -> None:
         """Take what this rank needs from share number `index`, whose bytes are `data`.
 
-        If they are in `landing`, large tensors that are contiguous there stay there, without being copied.
+        If they are in `buffer`, large tensors that are contiguous there stay there, without being copied.
         """
         for piece in self._contents.shares[index].pieces:
             wanted = self._wanted(index, piece, self._world.rank)
             if wanted is None:
                 continue
             kept = None
-            if landing is not None and wanted == piece.box == self._target(piece, self._world.rank):
-                kept = landing.keep(piece.start, tree.DTYPES[piece.dtype], piece.box.shape)
+            if buffer is not None and wanted == piece.box == self._target(piece, self._world.rank):
+                kept = buffer.keep(piece.start, tree.DTYPES[piece.dtype], piece.box.shape)
             if kept is not None:
                 self._filled[piece.name] = kept
             else:
@@ -223,12 +223,12 @@ class RestoreSource:
 class Held:
     """A share's bytes, found intact, and where other ranks of this node can find them, if they can.
 
-    `landing`: private memory of this process that contains them, which the tensors can keep.
+    `buffer`: private memory of this process that contains them, which the tensors can keep.
     """
 
     data: torch.Tensor
     spot: FileAddress | None = None
-    landing: Landing | None = None
+    buffer: ReadBuffer | None = None
 
 
 def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[str, Any], Any]:
@@ -263,11 +263,11 @@ def read(
         own = held.pop(index, None)
         data = own.data if own is not None else near.pop(index, None)
         if data is not None:
-            filling.take(index, data, own.landing if own is not None else None)
+            filling.take(index, data, own.buffer if own is not None else None)
         far = [rank for rank in range(world.size) if rank != supplier and index not in near_of[rank]]
         filling.hand_on(index, supplier, far, data)
-        if own is not None and own.landing is not None:
-            own.landing.close()
+        if own is not None and own.buffer is not None:
+            own.buffer.close()
     world.highest(0)  # a barrier: no rank writes to memory that another still reads
     return filling.state(), filling.own()
 
@@ -323,11 +323,11 @@ def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack)
         held = Held(shared[0], local_tier.address_of(opened.enter_context(shared[1])))
     else:
         try:
-            landing = Landing(size_bytes)
+            buffer = ReadBuffer(size_bytes)
         except NoMemoryError:
             place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if the object is shorter
             raise
-        held = Held(landing.data, landing=landing)
+        held = Held(buffer.data, buffer=buffer)
 
     def fill() -> Held:
         place.storage.read_into(key, 0, held.data.numpy().data)

@@ -21,7 +21,7 @@ from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish, finish_on_gpu
 from elasticctl_train.inplace import releases
 from elasticctl_train.inplace.example_inputs import ExampleInputs
-from elasticctl_train.inplace.waits import ReduceWaits
+from elasticctl_train.inplace.gradient_waits import ReduceWaits
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory", "DataLoader worker")
 """The beginnings of errors that no lost peer explains: DistributedDataParallel's about unused parameters, CUDA's, and

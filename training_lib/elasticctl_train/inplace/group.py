@@ -22,7 +22,7 @@ from elasticctl_train.inplace.agreement import Agreement, Standing
 from elasticctl_train.inplace.connections import Connections
 from elasticctl_train.inplace.gradients import PeerWatch, is_own
 from elasticctl_train.inplace.link import Link
-from elasticctl_train.inplace.stuck import is_stuck
+from elasticctl_train.inplace.stuck_calls import is_stuck
 
 log = logging.getLogger("elasticctl_train")
 

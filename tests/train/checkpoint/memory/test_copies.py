@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_launcher.peers.holder import CopyHolder
+from elasticctl_launcher.peers.copy_holder import CopyHolder
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.memory import copies

@@ -1,7 +1,7 @@
 """Copies of shares in the memory of launchers: newer than the last commit, and sufficient to continue after a restart.
 
 Between commits, each rank writes its share, in the format of a checkpoint, to a folder in its launcher's shared memory,
-and has the launcher send it to one on another node (`elasticctl_launcher.peers.holder`, which also describes the
+and has the launcher send it to one on another node (`elasticctl_launcher.peers.copy_holder`, which also describes the
 protocol of the socket). A set of shares with one folder name is a complete state if it has one of every rank, no matter
 on which nodes. Ranks that restart look together for the newest set, and prefer it to an older commit.
 """

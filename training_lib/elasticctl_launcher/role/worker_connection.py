@@ -19,7 +19,7 @@ import struct
 import threading
 from enum import IntEnum
 
-from elasticctl_launcher.peers.wire import NONCE_BYTES, PATIENCE_S, PeerError, receive
+from elasticctl_launcher.peers.copy_protocol import NONCE_BYTES, PATIENCE_S, PeerError, receive
 from elasticctl_launcher.service.client import keep_alive
 
 MAX_FRAME_BYTES = 1 << 20

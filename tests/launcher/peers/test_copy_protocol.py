@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.peers.wire import MAX_MESSAGE_BYTES, CopiedFile, PeerError, receive_files, send_files
+from elasticctl_launcher.peers.copy_protocol import MAX_MESSAGE_BYTES, CopiedFile, PeerError, receive_files, send_files
 
 TOKEN = b"right-token"
 NAME = f"{'0' * 16}/data/g000001-n000002-step000000003-run/share-00000-of-00002.json"

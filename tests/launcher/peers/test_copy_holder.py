@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from elasticctl_launcher.peers import holder
-from elasticctl_launcher.peers.holder import ALONE, CopyHolder, find_peer, prune
-from elasticctl_launcher.peers.wire import PeerError
+from elasticctl_launcher.peers import copy_holder
+from elasticctl_launcher.peers.copy_holder import ALONE, CopyHolder, find_peer, prune
+from elasticctl_launcher.peers.copy_protocol import PeerError
 from tests.support.waiting import wait_until
 
 SHARE = "share-00000-of-00001.json"
@@ -60,14 +60,14 @@ def test_copies_go_to_the_next_launcher_which_keeps_the_newest_two(tmp_path: Pat
 
 
 def test_short_memory_is_refused_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory.max").write_text(str(holder.MARGIN_BYTES + 3_000_000))
+    (tmp_path / "memory.max").write_text(str(copy_holder.MARGIN_BYTES + 3_000_000))
     (tmp_path / "memory.current").write_text("2000000")
-    monkeypatch.setattr(holder, "CGROUP", tmp_path)
+    monkeypatch.setattr(copy_holder, "CGROUP", tmp_path)
     with contextlib.ExitStack() as stack:
         mine, other = holder_in(tmp_path, "mine", stack), holder_in(tmp_path, "other", stack)
         mine.join_group(lambda: other.address)
         assert "0 MB are left" in ask(mine, {"room": 5_000_000})["refused"]
-        (tmp_path / "memory.current").write_text(str(holder.MARGIN_BYTES + 3_000_000))
+        (tmp_path / "memory.current").write_text(str(copy_holder.MARGIN_BYTES + 3_000_000))
         assert "do not fit in the host's memory" in copy(mine, 1)
         assert not list(other.folder.rglob("*.json"))
 

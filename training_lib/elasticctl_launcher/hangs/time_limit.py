@@ -41,8 +41,8 @@ class Allowance:
     strict: bool
 
 
-class Pace:
-    """The pace of a job. `timeout_s` is the user's limit in seconds: 0 for no limit, None if there is none."""
+class TimeLimit:
+    """The time limit of a job. `timeout_s` is the user's limit in seconds: 0 for no limit, None if there is none."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s

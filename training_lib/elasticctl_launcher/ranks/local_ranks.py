@@ -28,8 +28,8 @@ from elasticctl_launcher.notifications import (
     RanksStandStill,
     TrainingDone,
 )
-from elasticctl_launcher.peers.holder import CopyHolder, peer_of
-from elasticctl_launcher.peers.wire import read_peer_key
+from elasticctl_launcher.peers.copy_holder import CopyHolder, peer_of
+from elasticctl_launcher.peers.copy_protocol import read_peer_key
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.drain import Drain, Limits

@@ -16,7 +16,7 @@ MAX_PROCESSES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class ProcessActivity:
     """The total CPU time and I/O of a rank's process and its descendants, and whether one of them is running now.
 
     `wakeups` is how often the main thread of the rank itself has gone to sleep.
@@ -28,7 +28,7 @@ class Vitals:
     running: bool
 
 
-def read_vitals(pid: int) -> Vitals | None:
+def read_activity(pid: int) -> ProcessActivity | None:
     """Inspect the process `pid`; return None if it is gone, or where there is no /proc."""
     cpu_s, io_bytes, running, wakeups = 0.0, 0, False, _wakeups(pid)
     if wakeups is None:
@@ -41,7 +41,7 @@ def read_vitals(pid: int) -> Vitals | None:
             running |= stat[0] == "R"
         counters = dict(line.split(": ") for line in _read(f"/proc/{member}/io").splitlines())
         io_bytes += sum(int(counters.get(name, 0)) for name in IO_COUNTERS)
-    return Vitals(cpu_s, io_bytes, wakeups, running)
+    return ProcessActivity(cpu_s, io_bytes, wakeups, running)
 
 
 def family(pid: int) -> Iterator[int]:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.peers.wire import CopiedFile, PeerError, receive_files, send_files
+from elasticctl_launcher.peers.copy_protocol import CopiedFile, PeerError, receive_files, send_files
 from elasticctl_launcher.system import serve_connections, start_thread
 from elasticctl_store.checkpoints.entries import DATA, save_of
 from elasticctl_store.parallel import CGROUP

@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 _DROP = getattr(mmap, "MADV_DONTNEED", None)
 
 
-class Landing:
+class ReadBuffer:
     """Untouched private memory of this process; `data` (uint8) is all of it, until `close`."""
 
     def __init__(self, size_bytes: int) -> None:

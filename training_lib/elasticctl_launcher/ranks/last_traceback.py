@@ -18,7 +18,7 @@ MAX_HELD_LINES = 400
 MAX_ERROR_CHARS = 300
 
 
-class LastWords:
+class LastTraceback:
     """Passes on lines, changed by `reword`: to `note` at once, and to `say` when they are due. Not thread-safe."""
 
     def __init__(

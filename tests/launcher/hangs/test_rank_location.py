@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_launcher.hangs.places import NOWHERE, Kind, Place, RankPlace, describe, place_of
+from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, Place, RankPlace, describe, place_of
 from elasticctl_launcher.hangs.stacks import Frame, ThreadStack, parse, to_lines
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
