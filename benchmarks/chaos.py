@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.faults.inject import DidNotHappen, Event, Job, FaultInjector
 from benchmarks.faults.checks import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from benchmarks.faults.inject import DidNotHappen, Event, FaultInjector, Job
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
@@ -97,7 +97,9 @@ def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_
     return job
 
 
-def disturb(job: Job, faults: FaultInjector, dice: random.Random, count: int, say: Callable[[str], None]) -> list[Event]:
+def disturb(
+    job: Job, faults: FaultInjector, dice: random.Random, count: int, say: Callable[[str], None]
+) -> list[Event]:
     """Cause `count` events. Most wait until training has resumed after the previous one; some do not."""
     job.wait("the first step", lambda: job.goes_on(0.0), GOES_ON_TIMEOUT_S)
     events: list[Event] = []

@@ -3,9 +3,9 @@
     python benchmarks/sharing.py [--load 1.0] [--seeds 5] [--scale] [--json FILE] [--svg FILE]
 
 Ours is the controller's own core, not a copy: `decide` divides the GPUs and `resizing` says when a group admits
-newcomers. Jobs and interruptions are sampled from distributions (see benchmarks/sharing_simulation/trace.py) with seeds 1, 2, and so
-on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers. docs/performance.md has
-results.
+newcomers. Jobs and interruptions are sampled from distributions (see benchmarks/sharing_simulation/trace.py) with seeds
+1, 2, and so on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers.
+docs/performance.md has results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         }
         args.json.write_text(json.dumps(results.as_json(parameters, found, passes, began_at), indent=1) + "\n")
     if args.svg:
-        from benchmarks.sharing_simulation import plot  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
+        from benchmarks.sharing_simulation import (
+            plot,  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
+        )
 
         plot.save_svg(summaries, args.svg)
     return int(any(not aim.met for aim in aims))

@@ -24,8 +24,8 @@ from elasticctl.api.text import did_you_mean, quote
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
 from elasticctl.cli.submit.flags.job_flags import JobFlags
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest
 from elasticctl.cluster.audit_log import name_client
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest
 
 POLL_EVERY_S = 1.0
 
@@ -93,8 +93,8 @@ def submit(
     Project files are not read, so that a pipeline contains everything it runs. Raises UsageError for invalid options,
     including more ranks than this machine has GPUs, and ClusterError if the job cannot be created.
     """
-    from elasticctl.cli.submit.training_command import Command, of_words
     from elasticctl.cli.submit.draft import from_command, with_notifications
+    from elasticctl.cli.submit.training_command import Command, of_words
     from elasticctl.cli.verbs.run.submit import create
 
     target = _reach(context, namespace)

@@ -25,12 +25,12 @@ from benchmarks import results
 from benchmarks.clusterload import Missing, until
 from benchmarks.commandline import end_as_by_ctrl_c
 from benchmarks.deadlines.cloud import POOLS, node_pool
-from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
-from benchmarks.interruptions.metadata import Metadata
-from benchmarks.interruptions.faults import NOTICE_S, NOTICES, RECOMMENDATION, SCRIPT, SILENT, FaultInjector, Fault
-from benchmarks.replicas import ADDRESS, Replicas, prepare
-from benchmarks.faults.inject import NAMESPACE, DidNotHappen, Job
 from benchmarks.faults.checks import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from benchmarks.faults.inject import NAMESPACE, DidNotHappen, Job
+from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
+from benchmarks.interruptions.faults import NOTICE_S, NOTICES, RECOMMENDATION, SCRIPT, SILENT, Fault, FaultInjector
+from benchmarks.interruptions.metadata import Metadata
+from benchmarks.replicas import ADDRESS, Replicas, prepare
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, LABEL_JOB, PLURAL, WORKER_CONTAINER

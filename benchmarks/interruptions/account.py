@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.results import percentile
 from benchmarks.faults.checks import Step
+from benchmarks.results import percentile
 
 MAX_FAULTS = 5
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.faults.inject import NAMESPACE, Job
 from benchmarks.interruptions.machines import Machine, number_inside, processes_of
 from benchmarks.interruptions.metadata import Metadata
-from benchmarks.faults.inject import NAMESPACE, Job
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import Connection, resource_path

@@ -24,8 +24,8 @@ from benchmarks.leaders.account import controller, install_rights
 from benchmarks.replicas import Replicas, prepare
 from benchmarks.results import percentile
 from benchmarks.stories.arrangements import ARRANGEMENTS
-from benchmarks.stories.story import EVENTS
 from benchmarks.stories.play import Told, telling
+from benchmarks.stories.story import EVENTS
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import connect
 

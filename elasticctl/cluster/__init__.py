@@ -50,8 +50,8 @@ def secrets_of(context: Context) -> SecretStore:
 def worker_access_of(context: Context) -> WorkerAccess:
     """Return access to a context's workers, without connecting to it yet. Raises what `connect` raises."""
     if context.provider == LOCAL:
-        from elasticctl.cluster.local.worker_access import LocalWorkerAccess
         from elasticctl.cluster.local.paths import local_paths
+        from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 
         return LocalWorkerAccess(local_paths())
     from elasticctl.cluster.kube.worker_access import KubeWorkerAccess

@@ -16,7 +16,7 @@ from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import shorten, visible
-from elasticctl.cluster.worker_access import BLOCK_BYTES, WorkerAccess, Streams
+from elasticctl.cluster.worker_access import BLOCK_BYTES, Streams, WorkerAccess
 
 AT_ONCE = 16
 """Workers that are asked at the same time."""

@@ -1,8 +1,9 @@
 """`WorkerAccess`: what the client does in a worker that runs: it runs commands there, and connects to ports.
 
-Two implementations, one contract test (tests/support/worker_access_contract): `LocalWorkerAccess` and `KubeWorkerAccess`. A worker is its
-pod's manifest, as `Cluster.pods_of` returns it: whatever is done goes to that incarnation, or fails. A command has the
-worker's environment and runs in the folder in which the worker runs its script.
+Two implementations, `LocalWorkerAccess` and `KubeWorkerAccess`, pass one contract test
+(tests/support/worker_access_contract). A worker is its pod's manifest, as `Cluster.pods_of` returns it: whatever is
+done goes to that incarnation, or fails. A command has the worker's environment and runs in the folder in which the
+worker runs its script.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Streams:
 
 
 class WorkerAccess(Protocol):
-    """Access to workers that run. Every method may raise UnreachableError, and NotFoundError for a worker that is gone."""
+    """Every method may raise UnreachableError, and NotFoundError for a worker that is gone."""
 
     def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
         """Run a command and return its exit code: 128 + N for one that signal N has ended, 127 for no such program.

@@ -25,9 +25,9 @@ from aiohttp import web
 
 from elasticctl.api.errors import ClusterError, CredentialsError, UsageError
 from elasticctl.dashboard.access import TOKEN_HEADER, is_cross_site, is_own_origin
-from elasticctl.dashboard.user_api import UserApi, Handler, Tools, answered, page_routes, refused
 from elasticctl.dashboard.page_files import file_routes, harden
 from elasticctl.dashboard.sessions import LogIn, Session, Sessions
+from elasticctl.dashboard.user_api import Handler, Tools, UserApi, answered, page_routes, refused
 
 COOKIE = "__Host-elasticctl"
 """The prefix has browsers keep it to this very host, and send it over TLS alone (or to their own machine)."""

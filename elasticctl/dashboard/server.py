@@ -16,8 +16,8 @@ from aiohttp import web
 
 from elasticctl.api.errors import UsageError
 from elasticctl.dashboard.access import COOKIE, Gate, is_cross_site, is_local
-from elasticctl.dashboard.user_api import UserApi, Handler, Scope, Tools, answered, page_routes, refused
 from elasticctl.dashboard.page_files import file_routes, harden
+from elasticctl.dashboard.user_api import Handler, Scope, Tools, UserApi, answered, page_routes, refused
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 4096

@@ -19,8 +19,8 @@ from typing import Any
 
 from elasticctl.api.errors import BusyError, CredentialsError
 from elasticctl.cluster.kube.user import NAME, User
-from elasticctl.dashboard.user_api import UserApi, Scope, Tools
 from elasticctl.dashboard.feed import run_in_thread
+from elasticctl.dashboard.user_api import Scope, Tools, UserApi
 
 MAX_SESSIONS, MAX_PER_USER = 128, 8
 MAX_APIS = 4

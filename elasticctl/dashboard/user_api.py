@@ -40,8 +40,8 @@ from elasticctl.api.errors import (
 from elasticctl.api.observed.workers import runs
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
-from elasticctl.cluster.worker_access import WorkerAccess
 from elasticctl.cluster.stacks import read_stacks
+from elasticctl.cluster.worker_access import WorkerAccess
 from elasticctl.dashboard.access import ChangeRequest, ScalePatch, apply_change
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.logs import Page

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos import main
-from benchmarks.faults.inject import SHARES
 from benchmarks.faults.checks import Record, Resume, Step, Task, differing_weights, lost_commits, misused_samples
+from benchmarks.faults.inject import SHARES
 from elasticctl_store.checkpoints.entries import Commit, Entry, Generation, ObjectRef
 from elasticctl_train.data.plan import EpochPlan, slice_of
 

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
-from benchmarks.interruptions.metadata import Metadata
-from benchmarks.interruptions.faults import NOTICES, SILENT
 from benchmarks.faults.checks import Step
+from benchmarks.interruptions.account import Cost, Event, costs, deck, never_whole, pace, redone_after_notice, rows
+from benchmarks.interruptions.faults import NOTICES, SILENT
+from benchmarks.interruptions.metadata import Metadata
 from elasticctl_launcher.spot_notice import AwsNotices, GcpNotices, MetadataServer
 
 

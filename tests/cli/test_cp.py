@@ -11,8 +11,8 @@ import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.cli.verbs.worker.cp import Place, Room, read_place, split, unpack
-from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from tests.support.cli import Run
 from tests.support.local_worker import local_worker
 

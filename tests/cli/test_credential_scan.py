@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
+from elasticctl.cli.submit.upload.collect_files import collect_files
 from elasticctl.cli.submit.upload.credential_rules import by_content, by_name
 from elasticctl.cli.submit.upload.credential_scan import ContentScan, rule_of
-from elasticctl.cli.submit.upload.collect_files import collect_files
 from tests.support.cli import Run
 
 _RANDOM = random.Random(7)

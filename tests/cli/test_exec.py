@@ -15,8 +15,8 @@ import typer
 
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.verbs.worker.port_forward import PortPair, port_pair
 from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, choose_running
+from elasticctl.cli.verbs.worker.port_forward import PortPair, port_pair
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run, Spawn, Start

@@ -26,7 +26,7 @@ from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.diagnosis import diagnose
 from elasticctl.diagnosis.case import Case
 from elasticctl.settings.contexts import Context
-from elasticctl_store.checkpoints import run_records, rollbacks
+from elasticctl_store.checkpoints import rollbacks, run_records
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.rollbacks import Rollback

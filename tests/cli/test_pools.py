@@ -15,8 +15,8 @@ from elasticctl.api.goal import ON_DEMAND, SPOT, PoolOrder, PoolsStatus, parse_o
 from elasticctl.api.observed.outlook import pools_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, WorkerStatus
-from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.derived_manifests import adapt_pools
+from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.plan import job_spec, plan_summary, size_of, unused_note
 from elasticctl.cli.views.job import capacity_text
 from elasticctl.diagnosis import Case, diagnose

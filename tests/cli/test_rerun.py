@@ -13,7 +13,14 @@ import pytest
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
-from elasticctl.cli.submit.derived_manifests import Rerun, debug_manifest, next_name, original_name, rerun_manifest, sibling_url
+from elasticctl.cli.submit.derived_manifests import (
+    Rerun,
+    debug_manifest,
+    next_name,
+    original_name,
+    rerun_manifest,
+    sibling_url,
+)
 from elasticctl.cli.submit.plan import child_url
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster

@@ -14,7 +14,6 @@ from elasticctl.api.errors import ConflictError, NotFoundError, UnreachableError
 from elasticctl.api.objects import merge_patch
 from elasticctl.api.observed.changes import changes_of
 from elasticctl.cluster import audit_log
-from elasticctl.cluster.base import Cluster
 from elasticctl.cluster.audit_log import (
     AuditLog,
     RecordedSecrets,
@@ -25,6 +24,7 @@ from elasticctl.cluster.audit_log import (
     read_audit,
     recorded,
 )
+from elasticctl.cluster.base import Cluster
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
 from tests.support.job_samples import AT, job
@@ -93,7 +93,7 @@ def events() -> list[str]:
 @pytest.fixture
 def cluster(inner: Any, paths: LocalPaths, events: list[str]) -> Cluster:
     log = AuditLog("lab", lambda: "maria", paths=paths, clock=lambda: AT)
-    return recorded(inner, audit_log, lambda job, reason, message: events.append(message))
+    return recorded(inner, log, lambda job, reason, message: events.append(message))
 
 
 def lines(paths: LocalPaths) -> list[tuple[str, str, str]]:

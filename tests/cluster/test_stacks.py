@@ -11,8 +11,8 @@ import pytest
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cluster.worker_access import Streams, write_all
 from elasticctl.cluster.stacks import MAX_BYTES, Stacks, read_stacks
+from elasticctl.cluster.worker_access import Streams, write_all
 from tests.support.jobs import made
 
 

@@ -23,8 +23,8 @@ from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.worker_access import Streams
 from elasticctl.dashboard import user_api
 from elasticctl.dashboard.access import TOKEN_HEADER
-from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope, Tools
 from elasticctl.dashboard.server import MAX_BODY_BYTES, Dashboard
+from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope, Tools
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
 from tests.support.job_samples import AT, at, job

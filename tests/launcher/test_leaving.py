@@ -9,9 +9,9 @@ import pytest
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
 from elasticctl_controller.core.notices import Leaving, Notice
+from elasticctl_launcher.service.agent_requests import Inquiries
 from elasticctl_launcher.service.client import ServiceAway
 from elasticctl_launcher.service.leaving import Leaving as Departure
-from elasticctl_launcher.service.agent_requests import Inquiries
 from elasticctl_launcher.spot_notice import SpotNotice
 from tests.support.launcher_lab import JOB_UID, KEY, Lab
 from tests.support.metadata_server import ACTION_PATH, fake_metadata

@@ -23,8 +23,8 @@ from benchmarks.stories.kueue import (
     queue_of_flavors,
     set_quota,
 )
-from benchmarks.stories.story import GUARANTEED, PROJECTS, Job
 from benchmarks.stories.play import Came, Teller, telling
+from benchmarks.stories.story import GUARANTEED, PROJECTS, Job
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import PRIORITY_CLASS_LABEL
 from elasticctl.api.status import JobStatus, Phase

@@ -1,4 +1,4 @@
-"""What every `WorkerAccess` does. A module per implementation subclasses `WorkerAccessContract` and gives it a `room`."""
+"""What every `WorkerAccess` does. A module per implementation subclasses the contract and gives it a `room`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.worker_access import WorkerAccess, Streams
+from elasticctl.cluster.worker_access import Streams, WorkerAccess
 
 MARK = "MARK"
 """A variable of the worker, whose value is `here it is`."""

@@ -38,9 +38,9 @@ from elasticctl_launcher.ranks.local_ranks import LocalRanks
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
 from elasticctl_launcher.ranks.torch_agent import TorchAgent
 from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
+from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.service.leaving import BY_SIGNAL, Leaving
-from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.spot_notice import SpotNotice
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 
 from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import dist, rng
-from elasticctl_train.same_gradients import AppliedGradients
 from elasticctl_train.checkpoint import dtensor, fitting, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.checkpoint.parts import Stateful
@@ -31,6 +30,7 @@ from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.policy import SavePolicy
+from elasticctl_train.same_gradients import AppliedGradients
 from elasticctl_train.session import Session, Snapshot
 from elasticctl_train.start import STORAGE_VARIABLE
 

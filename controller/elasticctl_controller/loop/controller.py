@@ -27,8 +27,8 @@ from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, apply_actions, log_events, log_fields
-from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from elasticctl_controller.loop.pod_events import LONGEST_PAUSE_S, PodEvents
+from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
 from elasticctl_controller.rendezvous.service import GroupView
 

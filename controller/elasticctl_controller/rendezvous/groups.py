@@ -15,8 +15,8 @@ from functools import partial
 from typing import TypeVar
 
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.rendezvous.requests import Caller, Refused
 from elasticctl_controller.rendezvous.fair_scheduling import Turns
+from elasticctl_controller.rendezvous.requests import Caller, Refused
 
 POLL_S = 20.0
 SHORTEST_WAIT_S = 0.01

@@ -20,9 +20,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from elasticctl_controller.rendezvous.admission import STRANGERS, Admission
+from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.requests import Caller, Refused
 from elasticctl_controller.rendezvous.sockets import has_lost_host, peer_uid, reset
-from elasticctl_controller.rendezvous.fair_scheduling import Turns
 
 BACKLOG = 4096
 """Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn."""

@@ -41,17 +41,17 @@ from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections
 from elasticctl_controller.rendezvous.authorization import Authorization
-from elasticctl_controller.rendezvous.request_bodies import MAX_BODY_BYTES, Bodies
+from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.groups import Groups
+from elasticctl_controller.rendezvous.handlers import Handlers
 from elasticctl_controller.rendezvous.listening import connection_of
+from elasticctl_controller.rendezvous.request_bodies import MAX_BODY_BYTES, Bodies
 from elasticctl_controller.rendezvous.requests import (
     Caller,
     Limiter,
     Refused,
 )
 from elasticctl_controller.rendezvous.sockets import watch_host
-from elasticctl_controller.rendezvous.fair_scheduling import Turns
-from elasticctl_controller.rendezvous.handlers import Handlers
 
 DEFAULT_RULES, STAYING = GroupRules(), Leaving()
 

@@ -52,8 +52,8 @@ class Draft:
 def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
     """A job that runs a command; prints the plan. Raises UsageError, SpecError or TemplateError."""
     from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
-    from elasticctl.cli.submit.training_command import refuse_notebook, refuse_other_groups
     from elasticctl.cli.submit.goals import check_goal, price_goal
+    from elasticctl.cli.submit.training_command import refuse_notebook, refuse_other_groups
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
     from elasticctl.templates import find_template, render_manifest
 

@@ -31,9 +31,9 @@ from elasticctl.cli.framework.target import Target
 from elasticctl.cluster.base import Cluster, Manifest
 
 if TYPE_CHECKING:
+    from elasticctl.cli.submit.draft import Draft
     from elasticctl.cli.submit.flags.job_flags import JobFlags
     from elasticctl.cli.submit.training_command import Command
-    from elasticctl.cli.submit.draft import Draft
     from elasticctl.settings.contexts import Context
 
 

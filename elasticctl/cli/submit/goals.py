@@ -12,8 +12,8 @@ from elasticctl.api.goal import Goal, PoolOrder, Prices, parse_order
 from elasticctl.api.observed.cost import prices_of
 from elasticctl.api.spec import ElasticJob, JobSpec, Manifest
 from elasticctl.api.text import dollars, span
-from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.flags.goal_flags import GoalFlags, zones_of
+from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.views.cost import rate_of_spec, spot_basis
 from elasticctl.settings.contexts import LOCAL, Context
 

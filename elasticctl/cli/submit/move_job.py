@@ -34,10 +34,16 @@ from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import ENDED, Target
 from elasticctl.cli.job_storage import JobStorage, progress_bar, say_damage, size, storage_errors
-from elasticctl.cli.submit.derived_manifests import JobLocation, moved_manifest, storage_patch, workspace_of, workspaces_beside
+from elasticctl.cli.submit.derived_manifests import (
+    JobLocation,
+    moved_manifest,
+    storage_patch,
+    workspace_of,
+    workspaces_beside,
+)
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage
-from elasticctl_store.checkpoints import move_target, commits, run_records, transfer, verify
+from elasticctl_store.checkpoints import commits, move_target, run_records, transfer, verify
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, MovedError, StorageError

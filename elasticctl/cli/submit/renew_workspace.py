@@ -13,8 +13,8 @@ from elasticctl.api.podtemplate import WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIAB
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import plural, quote
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.submit.flags.job_flags import WORKSPACE_LIMIT_BYTES
 from elasticctl.cli.submit.derived_manifests import set_variable
+from elasticctl.cli.submit.flags.job_flags import WORKSPACE_LIMIT_BYTES
 from elasticctl.cli.submit.upload.collect_files import collect_files, left_out_line
 from elasticctl.cli.submit.upload.workspace import QUICK, Workspace
 from elasticctl.cluster.base import Manifest

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elasticctl.api.errors import CredentialsError
+from elasticctl.cluster.audit_log import AuditLog, recorded
 from elasticctl.cluster.base import Cluster
-from elasticctl.cluster.worker_access import WorkerAccess
 from elasticctl.cluster.kube.client import KubeCluster, ask_user
 from elasticctl.cluster.kube.worker_access import KubeWorkerAccess
-from elasticctl.cluster.audit_log import AuditLog, recorded
+from elasticctl.cluster.worker_access import WorkerAccess
 from elasticctl.kubeapi.connection import connect_as
 
 NAME = "cluster"

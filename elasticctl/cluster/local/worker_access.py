@@ -17,9 +17,9 @@ import psutil
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.text import quote
-from elasticctl.cluster.worker_access import NO_SUCH_PROGRAM, NOT_EXECUTABLE, Streams, copy, write_all
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
 from elasticctl.cluster.local.worker_processes import ENDED, variable_of
+from elasticctl.cluster.worker_access import NO_SUCH_PROGRAM, NOT_EXECUTABLE, Streams, copy, write_all
 
 HOST = "127.0.0.1"
 _OF_TERMINAL = ("TERM", "COLORTERM")

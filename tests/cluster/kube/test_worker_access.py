@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import ClusterError, CredentialsError, ForbiddenError, NotFoundError, UnreachableError
-from elasticctl.cluster.worker_access import Streams
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.worker_access import KubeWorkerAccess
+from elasticctl.cluster.worker_access import Streams
 from elasticctl.kubeapi.connection import connect
 from tests.support.fakeapi import FakeApi, Request
-from tests.support.worker_access_contract import WorkerAccessContract, Room
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.kube import NAMESPACE, WriteKubeconfig, add_pod
 from tests.support.kubelet import OLDER, Kubelet
+from tests.support.worker_access_contract import Room, WorkerAccessContract
 
 
 @pytest.fixture

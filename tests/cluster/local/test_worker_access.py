@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import NotFoundError
-from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from elasticctl.cluster.local.paths import LocalPaths
-from tests.support.worker_access_contract import WorkerAccessContract, Room
+from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from tests.support.local_worker import UID, local_worker
+from tests.support.worker_access_contract import Room, WorkerAccessContract
 
 
 class TestLocalWorkerAccess(WorkerAccessContract):

@@ -32,12 +32,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def kubelet(store: Store, tmp_path: Path) -> LocalKubelet:
-    return LocalKubelet(store, LocalPaths(tmp_path / "state", tmp_path / "run"), files_for=lambda pod: {"token": "token"})
+    return LocalKubelet(
+        store, LocalPaths(tmp_path / "state", tmp_path / "run"), files_for=lambda pod: {"token": "token"}
+    )
 
 
 @pytest.mark.parametrize("error", [KeyError("a field"), ClusterError("the disk is full"), OSError("no more processes")])
 def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
-    store: Store, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    store: Store,
+    kubelet: LocalKubelet,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", "true", 2)))
     for index in range(2):
@@ -57,7 +63,9 @@ def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
     kubelet._exits.close()
 
 
-def test_a_store_that_cannot_be_read_is_asked_now_and_then(kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_is_asked_now_and_then(
+    kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.2)
     asked: list[float] = []
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks import hostile_pods
-from elasticctl_controller.rendezvous import admission, request_bodies, listening
+from elasticctl_controller.rendezvous import admission, listening, request_bodies
 from tests.support.launcher_lab import TOKEN, Lab
 
 pytestmark = pytest.mark.slow  # servers listen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_launcher.hangs.time_limit import FACTOR, MEASURED_S, REPORT_S, UNMEASURED_S, TimeLimit, Phase
+from elasticctl_launcher.hangs.time_limit import FACTOR, MEASURED_S, REPORT_S, UNMEASURED_S, Phase, TimeLimit
 
 
 def test_what_the_user_says_holds_from_the_first_moment_on() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
-from elasticctl_launcher.service.client import ServiceClient
 from elasticctl_launcher.service.agent_requests import Inquiries, Question
+from elasticctl_launcher.service.client import ServiceClient
 from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.states import LauncherEvent
 

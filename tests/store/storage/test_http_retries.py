@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import gcs_responses, s3_responses, outages
+from elasticctl_store.storage import gcs_responses, outages, s3_responses
 from elasticctl_store.storage.http import Caller, Connections, HttpRequest, HttpResponse, Verdict, WireError
 from elasticctl_store.storage.outages import Patience, Waiter
 

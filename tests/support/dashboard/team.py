@@ -17,8 +17,8 @@ from aiohttp import web
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.kube.user import log_in
-from elasticctl.dashboard.user_api import Tools
 from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
+from elasticctl.dashboard.user_api import Tools
 from elasticctl.kubeapi import connection, credentials
 from tests.support.certificates import issue, pem, server_context
 from tests.support.fakeapi import FakeApi, Request

@@ -15,8 +15,8 @@ from aiohttp import web
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.user_api import Scope, Tools
 from elasticctl.dashboard.server import HOST, Dashboard
+from elasticctl.dashboard.user_api import Scope, Tools
 from tests.support.dashboard.looks import PATIENCE_MS
 
 if TYPE_CHECKING:

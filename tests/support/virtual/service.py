@@ -26,10 +26,10 @@ from elasticctl_controller.loop.apply_actions import Workload
 from elasticctl_controller.loop.controller import Controller
 from elasticctl_controller.rendezvous import groups as groups_module
 from elasticctl_controller.rendezvous import service as service_module
+from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.request_bodies import Bodies
 from elasticctl_controller.rendezvous.requests import Caller
 from elasticctl_controller.rendezvous.service import RendezvousService
-from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from tests.support.virtual.clock import EPOCH, VirtualLoop, VirtualTime, WallClock
 
 TOKEN = "token"

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elasticctl_launcher.hangs.process_activity import ProcessActivity
 from elasticctl_launcher.hangs.rank_location import Kind, Place, RankPlace
 from elasticctl_launcher.hangs.stacks import Stacks, main_thread
-from elasticctl_launcher.hangs.process_activity import ProcessActivity
 
 BUSY_CORES = 0.05
 """Less CPU use than this does not count as work: idle loggers, monitors and metrics clients need that much."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from elasticctl_launcher.hangs.collectives import Collective
-from elasticctl_launcher.hangs.time_limit import Allowance, TimeLimit
+from elasticctl_launcher.hangs.process_activity import read_activity
 from elasticctl_launcher.hangs.rank_location import RankPlace, describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
 from elasticctl_launcher.hangs.standstill import Sighting, Track, follow, wakes_by_itself, where_all_are
-from elasticctl_launcher.hangs.process_activity import read_activity
+from elasticctl_launcher.hangs.time_limit import Allowance, TimeLimit
 from elasticctl_launcher.system import start_thread
 
 LOOKS = 8
@@ -94,8 +94,9 @@ class HangWatch:
 
     Calls these functions, all from its own thread: `print_line(rank, text)` for lines of stacks, `report(message)` for
     messages to the service, `on_still(generation, still)` when the ranks have stood still for a while or move again,
-    and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `TimeLimit`. `collective_of(local_rank)` returns
-    the collective that a rank is in, if it is known, and `known_path(path)` the path by which people know a file.
+    and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `TimeLimit`. `collective_of(local_rank)`
+    returns the collective that a rank is in, if it is known, and `known_path(path)` the path by which people know a
+    file.
     """
 
     def __init__(

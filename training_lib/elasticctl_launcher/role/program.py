@@ -27,8 +27,8 @@ from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.role.commands import CommandServer
 from elasticctl_launcher.role.hosts import HostFiles
-from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.service.agent_requests import DONE, EXIT, Inquiries, Question
+from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.states import LauncherEvent
 from elasticctl_launcher.worker_output import WorkerOutput
 

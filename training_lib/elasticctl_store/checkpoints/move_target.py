@@ -12,7 +12,7 @@ import socket
 import time
 from contextlib import suppress
 
-from elasticctl_store.checkpoints import commits, entries, run_records, repair
+from elasticctl_store.checkpoints import commits, entries, repair, run_records
 from elasticctl_store.checkpoints.entries import Commit, Generation, Moved
 from elasticctl_store.errors import ExistsError, StorageError
 from elasticctl_store.storage import Storage

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import move_target, entries, rollbacks, verify
+from elasticctl_store.checkpoints import entries, move_target, rollbacks, verify
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import read_contents, retry_damaged
 from elasticctl_store.checkpoints.verify import CheckedCommit, OnBytes

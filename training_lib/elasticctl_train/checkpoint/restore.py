@@ -32,8 +32,8 @@ from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, S
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory import local_tier
-from elasticctl_train.checkpoint.memory.read_buffers import ReadBuffer
 from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Offer
+from elasticctl_train.checkpoint.memory.read_buffers import ReadBuffer
 from elasticctl_train.dist import World
 
 PARCEL_BYTES = 16 << 20

@@ -82,8 +82,8 @@ def dashboard(
     from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster import connect, worker_access_of
     from elasticctl.cluster.audit_log import name_client
-    from elasticctl.dashboard.user_api import Scope, Tools
     from elasticctl.dashboard.server import HOST, Dashboard, serve
+    from elasticctl.dashboard.user_api import Scope, Tools
 
     context, namespace = locate(where)
     cluster = connect(context, starts=False)
@@ -119,9 +119,9 @@ def _serve_team(team: TeamOptions, port: int) -> None:
     from elasticctl.cli.verbs.inspect.compare import compared
     from elasticctl.cluster.job_storages import CLOSED
     from elasticctl.cluster.kube.user import log_in
-    from elasticctl.dashboard.user_api import Tools
     from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
     from elasticctl.dashboard.server import serve
+    from elasticctl.dashboard.user_api import Tools
     from elasticctl.kubeapi.connection import in_pod
 
     if not in_pod():

@@ -70,8 +70,8 @@ def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Wher
     """
     from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.flags.set_fields import with_settings
     from elasticctl.cli.submit.draft import manifest_with_notifications
+    from elasticctl.cli.submit.flags.set_fields import with_settings
 
     how.check()
     target = reach(where)

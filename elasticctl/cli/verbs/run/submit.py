@@ -28,9 +28,9 @@ from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.training_command import Command
     from elasticctl.cli.submit.draft import Draft
     from elasticctl.cli.submit.job_file import JobFile
+    from elasticctl.cli.submit.training_command import Command
     from elasticctl.settings.contexts import Context
 
 _ATTEMPTS = 5

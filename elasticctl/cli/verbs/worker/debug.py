@@ -15,8 +15,8 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, reach
-from elasticctl.cli.verbs.worker.exec import SHELL, on_a_terminal, run_inside
 from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, choose_running
+from elasticctl.cli.verbs.worker.exec import SHELL, on_a_terminal, run_inside
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob

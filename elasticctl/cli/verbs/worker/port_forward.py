@@ -65,7 +65,9 @@ def port_forward(
     target = reach(where)
     pod = find_worker(target, job, which)
     name = str(pod["metadata"]["name"])
-    forwarding = Forwarding(worker_access_of(target.context), pod, lambda: find_worker(target, job, WhichWorker(worker=name)))
+    forwarding = Forwarding(
+        worker_access_of(target.context), pod, lambda: find_worker(target, job, WhichWorker(worker=name))
+    )
     asyncio.run(forwarding.run(ports, is_here=target.context.provider == LOCAL))
 
 
