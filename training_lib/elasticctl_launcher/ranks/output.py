@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-from elasticctl_launcher.ranks.last_traceback import LastWords
+from elasticctl_launcher.ranks.last_traceback import LastTraceback
 from elasticctl_launcher.system import start_thread
 
 MAX_LINE_BYTES = 16_000
@@ -45,7 +45,7 @@ class RankOutput:
     A line that ends with a carriage return is a state of a progress bar, which the next line replaces.
     """
 
-    def __init__(self, pipe: IO[bytes], words: LastWords, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pipe: IO[bytes], words: LastTraceback, clock: Callable[[], float] = time.monotonic) -> None:
         self._pipe, self._words, self._clock = pipe, words, clock
         self._bar, self._bar_due = b"", -math.inf
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -63,7 +63,7 @@ class RankOutput:
         self._drained.wait(PRINT_S)
 
     def close(self, *, peers_ended: bool = False) -> None:
-        """Pass on what is in the pipe, and stop reading; return at once. `peers_ended` is as in `LastWords.settle`."""
+        """Pass on what is in the pipe and stop reading, without waiting. For `peers_ended`, see `LastTraceback.settle`."""
         self._peers_ended, self._holds = peers_ended, self._words.is_holding
         self._closing = True
         self._wake()

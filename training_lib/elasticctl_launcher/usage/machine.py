@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl_launcher.hangs.process_activity import family, read_vitals
+from elasticctl_launcher.hangs.process_activity import family, read_activity
 from elasticctl_store import parallel
 from elasticctl_store.parallel import CGROUP
 
@@ -42,13 +42,13 @@ def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = P
 
     `alone`: no other processes run in their container.
     """
-    vitals = read_vitals(pid)
-    if vitals is None:
+    activity = read_activity(pid)
+    if activity is None:
         return None
     used, limit = _group_memory(cgroup) if alone else (None, None)
     received, sent = _traffic(proc / "net/dev") if alone else (None, None)
     return Machine(
-        cpu_s=vitals.cpu_s,
+        cpu_s=activity.cpu_s,
         cpus=_cpus(cgroup if alone else None),
         memory_bytes=sum(_private_memory(proc, member) for member in family(pid)) if used is None else used,
         memory_total_bytes=limit or _memory_of_machine(proc),
