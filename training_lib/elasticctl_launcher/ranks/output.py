@@ -63,7 +63,7 @@ class RankOutput:
         self._drained.wait(PRINT_S)
 
     def close(self, *, peers_ended: bool = False) -> None:
-        """Pass on what is in the pipe and stop reading, without waiting. For `peers_ended`, see `LastTraceback.settle`."""
+        """Pass on what is in the pipe and stop reading, at once. `peers_ended`: see `LastTraceback.settle`."""
         self._peers_ended, self._holds = peers_ended, self._words.is_holding
         self._closing = True
         self._wake()
