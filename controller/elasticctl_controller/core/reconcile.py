@@ -70,11 +70,12 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         return Decision(job.status)  # its workers are to stay
     if job.deleting:  # and somebody's finalizer still keeps its object: until then the cluster removes nothing of it
         job = replace(job, cancel=True, ttl_s=None)
-    job, observed, plan = plan_workers(job, observed, now)
+    reported = fold_reports(job.status, observed)
+    job, observed, plan = plan_workers(job, observed, reported, now)
     job = apply_share(job, observed.share)
-    observed, pools = follow_order(job, observed, now)
+    observed, pools = follow_order(job, observed, reported, now)
     roster = update_roster(job, observed, now)
-    status = add_worker_seconds(job, fold_reports(job.status, observed), roster.ends)
+    status = add_worker_seconds(job, reported, roster.ends)
     status = attribute_to_nodes(replace(status, share=observed.share, plan=plan, pools=pools), roster.explained, now)
     if status.phase.terminal:
         decision = PhaseDecision(status.phase, status.reason, status.message)

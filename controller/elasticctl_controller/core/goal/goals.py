@@ -36,7 +36,6 @@ from elasticctl_controller.core.goal.pools import (
     placed,
     present_workers,
 )
-from elasticctl_controller.core.history import fold_reports
 from elasticctl_controller.core.manifests import grace_s
 from elasticctl_controller.core.restarts import BY_PLAN
 
@@ -73,19 +72,20 @@ class _Known:
     basis: str
 
 
-def plan_workers(job: ElasticJob, observed: Observed, now: float) -> tuple[ElasticJob, Observed, PlanStatus | None]:
+def plan_workers(
+    job: ElasticJob, observed: Observed, reported: JobStatus, now: float
+) -> tuple[ElasticJob, Observed, PlanStatus | None]:
     """Return the job with as many workers as its plan wants, what was observed with the pools of new workers and the
     workers that leave, and the plan.
 
-    The plan stays as it is stored while nothing has changed and it is not due. A job without a goal has none; a job
-    that is over or suspended keeps its last one.
+    `reported` is the job's status with what its group has reported since. The plan stays as it is stored while nothing
+    has changed and it is not due. A job without a goal has none; a job that is over or suspended keeps its last one.
     """
     plan = job.status.plan
     if job.goal is None or job.max < 1 or job.status.phase.terminal or job.suspend or job.cancel or job.held:
         return job, observed, plan if job.goal is not None else None
-    status = fold_reports(job.status, observed)
-    present = present_workers(job, observed, status, now)
-    known = _look(job, job.goal, status, present, now, observed)
+    present = present_workers(job, observed, reported, now)
+    known = _look(job, job.goal, reported, present, now, observed)
     due = plan is None or plan.again_at is None or now >= plan.again_at or plan.at is None or now < plan.at
     if plan is None or due or plan.basis != known.basis:
         plan = _decide(job, job.goal, known, now)

@@ -31,7 +31,6 @@ from elasticctl_controller.core.goal.pools import (
     placed,
     present_workers,
 )
-from elasticctl_controller.core.history import fold_reports
 from elasticctl_controller.core.manifests import grace_s
 
 PREFERENCE = 0.1
@@ -85,32 +84,34 @@ class _View:
         return replace(self, placed=placed, waiting=waiting)
 
 
-def _look(job: ElasticJob, order: PoolOrder, observed: Observed, now: float) -> _View:
-    status = fold_reports(job.status, observed)
-    present = present_workers(job, observed, status, now)
+def _look(job: ElasticJob, order: PoolOrder, observed: Observed, reported: JobStatus, now: float) -> _View:
+    present = present_workers(job, observed, reported, now)
     allowed = tuple(name for name in order.order if not job.node_types or type_of(name) in ("", *job.node_types))
     names = allowed or order.order
     pools = {pod.uid: pool for pool, pods in present.pods.items() for pod in pods}
     staying = [pod for pod in present.all() if pod.uid not in observed.notices]
     staying.sort(key=lambda p: (-_rank(names, pools[p.uid]), p.uid in present.ready, -(p.index or 0), p.uid))
     waiting = tuple(pod for pod in staying if not is_placed(pod))
-    return _View(job, order, names, status, present, pools, tuple(placed(staying)), waiting, now)
+    return _View(job, order, names, reported, present, pools, tuple(placed(staying)), waiting, now)
 
 
 def _rank(names: Sequence[str], pool: str) -> int:
     return names.index(pool) if pool in names else len(names)
 
 
-def follow_order(job: ElasticJob, observed: Observed, now: float) -> tuple[Observed, PoolsStatus | None]:
+def follow_order(
+    job: ElasticJob, observed: Observed, reported: JobStatus, now: float
+) -> tuple[Observed, PoolsStatus | None]:
     """Return what was observed, with the pool of new workers and the workers that stop waiting or make room, and the
     status of the pools.
 
-    A job that is over or suspended starts again with the first pool.
+    `reported` is the job's status with what its group has reported since. A job that is over or suspended starts again
+    with the first pool.
     """
     order, phase = job.pools, job.status.phase
     if order is None or phase.terminal or job.suspend or job.cancel or job.held or job.over_limit or not job.desired:
         return observed, None
-    view = _look(job, order, observed, now)
+    view = _look(job, order, observed, reported, now)
     before = job.status.pools or PoolsStatus()
     short = {one.name: one.short_since for one in before.seen if one.short_since is not None}
     short = {name: since for name, since in short.items() if name in view.names} | _given_up(view)
