@@ -30,7 +30,7 @@ from benchmarks.deadlines.clairvoyant import most_there, with_changes, without_c
 from benchmarks.deadlines.contenders import RIGID
 from benchmarks.results import Spread
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.replay import Plan, Policy, Replay
 from elasticctl.simulation.traces import Recording, Trace, parse_trace
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 
 
 def most_there(traces: Sequence[Sequence[int]]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elasticctl.planning.terms import ON_DEMAND, Choice, Decision, Reason, Situation
+from elasticctl.planning.situation import ON_DEMAND, Choice, Decision, Reason, Situation
 from elasticctl.simulation.replay import Policy
 
 

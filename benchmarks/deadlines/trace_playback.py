@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Manifest, to_rfc3339
-from elasticctl.planning.belief import Seen
+from elasticctl.planning.availability import Seen
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.replay import Outcome, Plan, Replay
 from elasticctl.simulation.traces import Recording, Trace
 

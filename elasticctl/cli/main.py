@@ -38,7 +38,7 @@ _JOBS = {
     "scale": ("run.scale", "Change the number of workers of a running job"),
     "preempt": ("run.lifecycle", "Remove a worker, as a spot reclaim would"),
     "wait": ("run.lifecycle", "Wait until a job ends"),
-    "explain": ("inspect.describe", "Explain why a job is waiting, restarting or failed"),
+    "explain": ("inspect.explain", "Explain why a job is waiting, restarting or failed"),
     "describe": ("inspect.describe", "Show everything about a job"),
     "events": ("inspect.events", "Show what happened to a job, in order"),
     "history": ("inspect.events", "Show a job's interruptions and scalings, and what they cost"),

@@ -15,7 +15,7 @@ from elasticctl.api.observed.usage import (
     usage_text,
     uses,
 )
-from elasticctl.api.observed.usage_course import fitted
+from elasticctl.api.observed.usage_history import fitted
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.usage import GpuUsage, UsageCourse, WorkerUsage

@@ -21,7 +21,7 @@ _FILES = (
     "ansi.js",
     "app.js",
     "charts.js",
-    "course.js",
+    "series.js",
     "curves.js",
     "dialogs.js",
     "differences.js",

@@ -6,10 +6,20 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from elasticctl.planning.belief import GUESS_LEAVES
-from elasticctl.planning.outlook import Outlook, outlook, passing, rules_for, state_of
+from elasticctl.planning.availability import GUESS_LEAVES
+from elasticctl.planning.cost_to_go import Outlook, outlook, passing, rules_for, state_of
 from elasticctl.planning.safety import burn_usd_per_h, is_safe, ready_in_s, spare_s, way_out
-from elasticctl.planning.terms import AGES_H, LEAST_LOOK_S, ON_DEMAND, Choice, Decision, Held, Pool, Reason, Situation
+from elasticctl.planning.situation import (
+    AGES_H,
+    LEAST_LOOK_S,
+    ON_DEMAND,
+    Choice,
+    Decision,
+    Held,
+    Pool,
+    Reason,
+    Situation,
+)
 
 HOLD_H = 1.0
 """A choice is valued as if it stayed for this long, so that changes have to pay within it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticctl.planning.safety import spare_s
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 
 
 @dataclass(frozen=True, slots=True)

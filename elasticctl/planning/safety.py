@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elasticctl.planning.terms import ON_DEMAND, Choice, Costs, Held, Situation
+from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, Held, Situation
 
 _ROUNDING_S = 1e-3
 

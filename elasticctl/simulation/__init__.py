@@ -1,6 +1,6 @@
 """Forecasts of time, cost and goodput at other sizes, from a scaling curve and the cost of interruptions."""
 
-from elasticctl.planning.curve import Point, ScalingCurve
+from elasticctl.planning.scaling_curve import Point, ScalingCurve
 from elasticctl.simulation.forecast import Conditions, Forecast, forecast_for
 from elasticctl.simulation.scaling import Evidence, evidence_of
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.terms import Decision, Situation
+from elasticctl.planning.situation import Decision, Situation
 from elasticctl.simulation.replay import Outcome, Plan, Replay
 from elasticctl.simulation.traces import Recording
 

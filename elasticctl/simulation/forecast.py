@@ -7,7 +7,7 @@ the group trains, its time over time of work is thus
     M * (exp((tau + delta) / M) - 1) / tau                     M: mean time between the group's interruptions
 
 (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22, 2006, equation 20, without the restart). tau is chosen as `elasticctl_train.policy` chooses it: Young's
+Systems 22, 2006, equation 20, without the restart). tau is chosen as `elasticctl_train.save_policy` chooses it: Young's
 sqrt(2 * delta * M) ("A first order approximation to the optimum checkpoint interval", 1974) within the same bounds.
 
 The group stands still for R seconds after an interruption, and again when the replacement joins. Another interruption
@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elasticctl.planning.curve import ScalingCurve
+from elasticctl.planning.scaling_curve import ScalingCurve
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the training library chooses its interval between saves."""

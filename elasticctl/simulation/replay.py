@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from elasticctl.planning.terms import LEAST_LOOK_S, ON_DEMAND, Costs, Decision, Held, Pool, Situation, Speeds
+from elasticctl.planning.situation import LEAST_LOOK_S, ON_DEMAND, Costs, Decision, Held, Pool, Situation, Speeds
 from elasticctl.simulation.traces import Recording
 
 Policy = Callable[[Situation], Decision]

@@ -16,7 +16,7 @@ from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus
 from elasticctl.api.text import quote
-from elasticctl.planning.curve import Point
+from elasticctl.planning.scaling_curve import Point
 
 _MOST_GPUS = 100_000
 _OF_THE_MACHINE = (

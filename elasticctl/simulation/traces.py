@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.api.errors import SpecError
-from elasticctl.planning.belief import Seen
-from elasticctl.planning.terms import Market
+from elasticctl.planning.availability import Seen
+from elasticctl.planning.situation import Market
 
 _MOST_TICKS = 10_000_000
 _SEEN_EVERY_H = 0.5

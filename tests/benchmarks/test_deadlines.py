@@ -7,7 +7,7 @@ import pytest
 from benchmarks.deadlines.trace_playback import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape, hours_of, plan_of
 from elasticctl.api.codec import from_json
 from elasticctl.api.goal import SPOT, PoolStatus
-from elasticctl.planning.terms import Costs
+from elasticctl.planning.situation import Costs
 from elasticctl.simulation.traces import Trace
 from elasticctl_controller.core.goal.pools import seen_of
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import policy
 from benchmarks.deadlines.clairvoyant import with_changes, without_changes
 from benchmarks.deadlines.contenders import RIGID
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.replay import Plan, Replay
 from elasticctl.simulation.traces import Recording, Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.verbs.inspect.describe import explanation_lines
+from elasticctl.cli.verbs.inspect.explain import explanation_lines
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run

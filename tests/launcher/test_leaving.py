@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
-from elasticctl_controller.core.notices import Leaving, Notice
+from elasticctl_controller.core.interruption_notices import Leaving, Notice
 from elasticctl_launcher.service.agent_requests import Inquiries
 from elasticctl_launcher.service.client import ServiceAway
 from elasticctl_launcher.service.leaving import Leaving as Departure

@@ -18,7 +18,7 @@ from elasticctl.api.goal import SPOT
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.yamltext import dump_yaml
 from elasticctl.kubeapi.connection import Connection
-from elasticctl.planning.terms import Costs
+from elasticctl.planning.situation import Costs
 from elasticctl.simulation.traces import parse_trace
 from tests.on_cluster.commands import LAB, elasticctl, kubectl
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE, Trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.planning.feasible import judge
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 
 SPEEDS = Speeds.of({1: 1.0, 4: 3.6})
 WORK = 3.6 * 120

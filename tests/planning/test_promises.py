@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.terms import Choice, Costs, Decision, Situation, Speeds
+from elasticctl.planning.situation import Choice, Costs, Decision, Situation, Speeds
 from elasticctl.simulation.replay import Outcome, Plan, Replay
 from elasticctl.simulation.traces import Recording, Trace
 from tests.support.planning import situation

@@ -15,7 +15,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.simulation import Conditions, Point, ScalingCurve, evidence_of, forecast_for, scaling
 from elasticctl.simulation.forecast import forward_share, interval_s
 from elasticctl_train.interruptions import Hazard
-from elasticctl_train.policy import interval_s as interval_in_training
+from elasticctl_train.save_policy import interval_s as interval_in_training
 from tests.support.job_samples import AT, at, job
 
 DAY_S = 86_400.0

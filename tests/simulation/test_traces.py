@@ -7,7 +7,7 @@ import json
 import pytest
 
 from elasticctl.api.errors import SpecError
-from elasticctl.planning.terms import Choice, Costs, Decision, Reason, Situation, Speeds
+from elasticctl.planning.situation import Choice, Costs, Decision, Reason, Situation, Speeds
 from elasticctl.simulation.replay import Plan, Replay
 from elasticctl.simulation.traces import Recording, Trace, parse_trace
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticctl.planning.terms import Costs, Held, Market, Pool, Situation, Speeds
+from elasticctl.planning.situation import Costs, Held, Market, Pool, Situation, Speeds
 
 
 def situation(

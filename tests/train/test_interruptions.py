@@ -30,7 +30,7 @@ from elasticctl_train.interruptions import (
     machines_of,
     this_machine,
 )
-from elasticctl_train.policy import LONGEST_S, SHORTEST_S, interval_s
+from elasticctl_train.save_policy import LONGEST_S, SHORTEST_S, interval_s
 
 HOUR_S = 3600.0
 BATHTUB = (1 / (4 * HOUR_S), 1 / (20 * HOUR_S), 1 / (100 * HOUR_S), 1 / (100 * HOUR_S), 1 / (2 * HOUR_S))

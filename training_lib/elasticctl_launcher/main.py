@@ -154,11 +154,11 @@ def _take_commands(
     on_sigterm: Callable[[], None],
 ) -> int:
     """Run this worker in the launcher role; see `_train` for the arguments and the return value."""
+    from elasticctl_launcher.launcher_role.commands import CommandServer
+    from elasticctl_launcher.launcher_role.hosts import HostFiles, is_loopback
+    from elasticctl_launcher.launcher_role.program import LauncherRole
     from elasticctl_launcher.peers.copy_protocol import read_peer_key
     from elasticctl_launcher.rendezvous import handler_from_environment
-    from elasticctl_launcher.role.commands import CommandServer
-    from elasticctl_launcher.role.hosts import HostFiles, is_loopback
-    from elasticctl_launcher.role.program import LauncherRole
 
     client = heartbeat.client
     handler = handler_from_environment(client, options.nproc_per_node, options.join_timeout, heartbeat)

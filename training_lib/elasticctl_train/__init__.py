@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
     from elasticctl_train.data.loaders import ElasticDataLoader, ElasticSampler
     from elasticctl_train.data.plan import EpochPlan
-    from elasticctl_train.policy import SavePolicy
     from elasticctl_train.run import Run
+    from elasticctl_train.save_policy import SavePolicy
 
 __all__ = [
     "Checkpointer",
@@ -39,7 +39,7 @@ _HOMES = {
     "EpochPlan": "elasticctl_train.data.plan",
     "Label": "elasticctl_train.checkpoint.checkpointer",
     "Run": "elasticctl_train.run",
-    "SavePolicy": "elasticctl_train.policy",
+    "SavePolicy": "elasticctl_train.save_policy",
     "TrainError": "elasticctl_store.errors",
 }
 

@@ -29,8 +29,8 @@ from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
-from elasticctl_train.policy import SavePolicy
 from elasticctl_train.same_gradients import AppliedGradients
+from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 from elasticctl_train.start import STORAGE_VARIABLE
 

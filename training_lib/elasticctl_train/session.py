@@ -28,8 +28,8 @@ from elasticctl_train.data.plan import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
 from elasticctl_train.interruptions import Hazard, Interruptions, this_machine, unknown_hazard
 from elasticctl_train.non_finite_loss import LossGuard
-from elasticctl_train.policy import Cadence, SavePolicy
 from elasticctl_train.progress import Notice, Progress, Reporter
+from elasticctl_train.save_policy import Cadence, SavePolicy
 from elasticctl_train.start import STORAGE_VARIABLE, Start, find_start
 from elasticctl_train.watch import Watch
 

@@ -18,7 +18,7 @@ from elasticctl.api.status import (
 )
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.tokens import EVERY_S
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.limits import ProjectLimits
+from elasticctl_controller.loop.notification_delivery import Outbox
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
-from elasticctl_controller.loop.outbox import Outbox
 from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.listening import Door

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from elasticctl.api.codec import Manifest
 from elasticctl_controller.core.goal.placement import KARPENTER
-from elasticctl_controller.core.notices import Notice, read_node
+from elasticctl_controller.core.interruption_notices import Notice, read_node
 
 UNKNOWN_GRACE_S = 1.0
 """By then Kubernetes has already waited for 40 s by default."""

@@ -32,7 +32,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.features import Feature, left_out
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.kube.limiter import LimitedApi
-from elasticctl_controller.loop.outbox import Destination, value_of
+from elasticctl_controller.loop.notification_delivery import Destination, value_of
 
 COMPONENT = "elasticctl-controller"
 WINDOW_S = 600.0

@@ -20,7 +20,7 @@ from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import JSON_PATCH, MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
 from elasticctl_controller.kube.notifications import EventRecorder

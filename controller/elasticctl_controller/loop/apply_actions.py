@@ -32,8 +32,8 @@ from elasticctl_controller.core.goal.placement import (
     prefer_node,
     require_node_types,
 )
+from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.core.manifests import build_pod
-from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import WARNING
 
 

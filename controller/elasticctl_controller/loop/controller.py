@@ -22,7 +22,7 @@ from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.actions import Allotment, Decision, Observed
 from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
-from elasticctl_controller.core.notices import Leaving, Notice
+from elasticctl_controller.core.interruption_notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob

@@ -20,10 +20,10 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core import notifications
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.core.notifications import Notification
 from elasticctl_controller.loop.apply_actions import Workload
-from elasticctl_controller.loop.outbox import Destination, Outbox
+from elasticctl_controller.loop.notification_delivery import Destination, Outbox
 
 WAITS_LONG_S = 900.0
 """How long a job waits until that is notified of."""

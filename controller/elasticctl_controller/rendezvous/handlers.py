@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.request_bodies import Bodies
 from elasticctl_controller.rendezvous.requests import (

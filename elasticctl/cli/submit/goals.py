@@ -106,9 +106,9 @@ def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
 
 
 def _judged(job: ElasticJob, goal: Goal, prices: Prices | None, now: datetime) -> str:
-    from elasticctl.planning.curve import Point, ScalingCurve
     from elasticctl.planning.feasible import judge
-    from elasticctl.planning.terms import Costs, Speeds
+    from elasticctl.planning.scaling_curve import Point, ScalingCurve
+    from elasticctl.planning.situation import Costs, Speeds
 
     curve = ScalingCurve.through([Point(job.max, 1.0)])
     speeds = Speeds.of({size: curve.rate(size) for size in range(max(1, job.min), job.max + 1)})

@@ -14,7 +14,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.text import dollars, plural, quote, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.simulation import Basis
-from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.deadlines import Prospect, prospects
 from elasticctl.simulation.forecast import interval_s
 from elasticctl.simulation.replay import Plan

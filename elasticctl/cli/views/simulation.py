@@ -13,7 +13,7 @@ from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.api.text import dollars, join_and, plural, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.cost import spot_basis
-from elasticctl.planning.curve import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
+from elasticctl.planning.scaling_curve import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
 from elasticctl.simulation import Conditions, Evidence, Forecast, Point, ScalingCurve, forecast_for
 
 DEFAULT_WORK_S = 86_400

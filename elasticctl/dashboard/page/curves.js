@@ -2,7 +2,7 @@
 
 import { remember, route } from "./address.js";
 import { Chart, colour, last, nearest } from "./charts.js";
-import { marks, range, smoothed, spansDecades, together } from "./course.js";
+import { marks, range, smoothed, spansDecades, together } from "./series.js";
 import { Differences } from "./differences.js";
 import { el, keyed, say, show, table } from "./dom.js";
 import { curves, tablePath } from "./feed.js";

@@ -1,7 +1,7 @@
 // What was planned for a job with a deadline or a budget, and what became of it, over one axis that ends at the deadline.
 
 import { Chart, last, nearest } from "./charts.js";
-import { range, together } from "./course.js";
+import { range, together } from "./series.js";
 import { el, say, show, table } from "./dom.js";
 import { ended } from "./list.js";
 import { clock, count, dollars, span } from "./words.js";

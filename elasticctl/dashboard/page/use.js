@@ -1,7 +1,7 @@
 // What all workers of a job used of their machines over time, and where the time of its steps went: charts, and a table.
 
 import { Chart, nearest } from "./charts.js";
-import { marks } from "./course.js";
+import { marks } from "./series.js";
 import { el, keyed, show, table } from "./dom.js";
 import { bytes, clock, number } from "./words.js";
 

@@ -10,7 +10,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
 from elasticctl.api.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus, ScalingPhase, ShareStatus
 from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.workers import SILENT_MESSAGE
 from tests.support.controller.samples import (

@@ -25,7 +25,7 @@ from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.notifications import kube_webhook_urls
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending
-from elasticctl_controller.loop.outbox import Destination
+from elasticctl_controller.loop.notification_delivery import Destination
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
 from tests.support.controller.rights import allowed, asked

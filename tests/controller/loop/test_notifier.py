@@ -21,8 +21,8 @@ from elasticctl_controller.core.notifications import Notification, WebhookError
 from elasticctl_controller.kube.notifications import kube_webhook_urls
 from elasticctl_controller.local.supervisor import local_webhook_urls
 from elasticctl_controller.loop import notifier as noticing_module
+from elasticctl_controller.loop.notification_delivery import Destination
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
-from elasticctl_controller.loop.outbox import Destination
 from tests.support.controller.samples import a_job
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
 

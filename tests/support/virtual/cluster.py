@@ -17,7 +17,7 @@ from elasticctl.api.codec import to_json, to_rfc3339
 from elasticctl.api.errors import ConflictError, UnreachableError
 from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 from tests.support.virtual.clock import EPOCH, VirtualLoop
 
 Manifest = dict[str, Any]

@@ -23,7 +23,7 @@ from elasticctl_train.checkpoint import fitting, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.data.loaders import is_shared_position
 from elasticctl_train.data.plan import Cursor
-from elasticctl_train.policy import SavePolicy
+from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 
 log = logging.getLogger("elasticctl_train")

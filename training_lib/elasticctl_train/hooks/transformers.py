@@ -37,7 +37,7 @@ from elasticctl_train import dist, rng
 from elasticctl_train.checkpoint import fitting, parts
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data.plan import Cursor
-from elasticctl_train.policy import SavePolicy
+from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 
 log = logging.getLogger("elasticctl_train")

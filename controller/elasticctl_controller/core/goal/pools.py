@@ -2,7 +2,7 @@
 
 Pods that wait for a machine ask a pool for one. If some wait for too long, the pool has no more machines than those
 that are in use; it is asked again when that may have changed. What was seen is kept in the plan, and decays with age
-(`elasticctl.planning.belief`).
+(`elasticctl.planning.availability`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from elasticctl.api.observed.workers import Pod, is_member
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus
-from elasticctl.planning.belief import Seen
-from elasticctl.planning.terms import AGES_H, Costs, Market
+from elasticctl.planning.availability import Seen
+from elasticctl.planning.situation import AGES_H, Costs, Market
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.workers import own_pods

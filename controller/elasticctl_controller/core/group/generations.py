@@ -29,7 +29,7 @@ from elasticctl_controller.core.group.silent_workers import (
     mark_overdue,
     silent_at,
 )
-from elasticctl_controller.core.notices import Replacements, lead_s, who_leaves
+from elasticctl_controller.core.interruption_notices import Replacements, lead_s, who_leaves
 
 FIRST_SETTLE_S = 30.0
 """How long the first generation, or the first after the loss of all members, waits for workers that are alive but have

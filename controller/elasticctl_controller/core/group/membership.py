@@ -29,7 +29,7 @@ from elasticctl_controller.core.group.generations import leaving_lead_s, let_go,
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
 from elasticctl_controller.core.group.record import GroupRecord, Sign
 from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, UNREACHABLE_S, replace_overdue
-from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.interruption_notices import Notice
 
 EXPORTING, FINISHING = "exporting", "finishing"
 """What a launcher reports while ranks still run after the last step, and once they have exited with 0."""

@@ -33,7 +33,7 @@ from elasticctl_controller.core.group.group_states import (
     transition,
 )
 from elasticctl_controller.core.history import TrainingHistory
-from elasticctl_controller.core.notices import Notices
+from elasticctl_controller.core.interruption_notices import Notices
 
 ADOPT_S = 45.0
 """How long newcomers wait for a restarted service to hear from a group that may still be training: a launcher whose

@@ -12,7 +12,7 @@ from elasticctl.api.goal import ON_DEMAND, SPOT
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import GroupGeneration, JobStatus
-from elasticctl.planning.terms import Costs
+from elasticctl.planning.situation import Costs
 from elasticctl_controller.core.goal.pools import Present, kept_costs, measured_costs
 from tests.support.controller.samples import NOW
 

@@ -7,7 +7,7 @@ import pytest
 from elasticctl.api.status import JobStatus, ProgressStatus, WorkerStatus
 from elasticctl_controller.core.group.group_states import GroupState, Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.notices import LEAVE_S, Notice
+from elasticctl_controller.core.interruption_notices import LEAVE_S, Notice
 
 WORDS = "AWS spot interruption"
 

@@ -1,6 +1,6 @@
 """`ssh` for the launcher program: runs a command on another worker of this job.
 
-    python -m elasticctl_launcher.role.rsh [ssh's options] WORKER COMMAND...
+    python -m elasticctl_launcher.launcher_role.rsh [ssh's options] WORKER COMMAND...
 
 As with ssh, the words of the command are joined and passed to the worker's shell. Input, both outputs and the exit code
 are those of the command, and signals are forwarded. ssh's options are accepted and ignored, except -n. Exit code 255
@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from elasticctl_launcher.launcher_role.commands import FORWARDED
+from elasticctl_launcher.launcher_role.hosts import HOSTFILE_VARIABLE, address_of
+from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, Frame, Line
 from elasticctl_launcher.peers.copy_protocol import PeerError, read_peer_key
-from elasticctl_launcher.role.commands import FORWARDED
-from elasticctl_launcher.role.hosts import HOSTFILE_VARIABLE, address_of
-from elasticctl_launcher.role.worker_connection import CHUNK_BYTES, Frame, Line
 
 WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
 """ssh's options that take a value."""

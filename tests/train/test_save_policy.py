@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
 from elasticctl_train.interruptions import QUIET_S, Hazard
-from elasticctl_train.policy import (
+from elasticctl_train.save_policy import (
     LONGEST_S,
     NOTICE_CHECK_S,
     SHORTEST_S,

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from elasticctl_launcher.launcher_role.commands import CommandServer
+from elasticctl_launcher.launcher_role.hosts import HOSTFILE_VARIABLE, HostFiles
+from elasticctl_launcher.launcher_role.worker_connection import MAX_FRAME_BYTES, Frame, Line
 from elasticctl_launcher.peers.copy_protocol import PeerError
-from elasticctl_launcher.role.commands import CommandServer
-from elasticctl_launcher.role.hosts import HOSTFILE_VARIABLE, HostFiles
-from elasticctl_launcher.role.worker_connection import MAX_FRAME_BYTES, Frame, Line
 
 TOKEN = b"right-token"
 
@@ -227,6 +227,6 @@ def test_what_cannot_be_is_said(files: HostFiles, words: tuple[str, ...], said: 
 
 def test_outside_a_job_the_variable_is_named() -> None:
     environ = {name: value for name, value in os.environ.items() if name != HOSTFILE_VARIABLE}
-    argv = [sys.executable, "-m", "elasticctl_launcher.role.rsh", "a-1", "true"]
+    argv = [sys.executable, "-m", "elasticctl_launcher.launcher_role.rsh", "a-1", "true"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, "ELASTICCTL_HOSTFILE is not set. FIX: " in done.stderr) == (255, True)

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from elasticctl.planning.belief import GUESS_LEAVES, GUESS_RETURNS, rounded
-from elasticctl.planning.terms import AGES_H, Costs, Market, Speeds
+from elasticctl.planning.availability import GUESS_LEAVES, GUESS_RETURNS, rounded
+from elasticctl.planning.situation import AGES_H, Costs, Market, Speeds
 
 SHARES = 28
 NODES = tuple((1.0 - math.cos(math.pi * i / SHARES)) / 2 for i in range(SHARES + 1))

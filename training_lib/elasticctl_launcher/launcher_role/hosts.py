@@ -25,7 +25,7 @@ _DISCOVERY = """#!/bin/sh
 while read -r host slots; do echo "$host:${{slots#slots=}}"; done < {hostfile}
 """
 _SSH = """#!/bin/sh
-exec {python} -m elasticctl_launcher.role.rsh "$@"
+exec {python} -m elasticctl_launcher.launcher_role.rsh "$@"
 """
 _ON_LOOPBACK = {
     "OMPI_MCA_oob_tcp_if_include": "lo",

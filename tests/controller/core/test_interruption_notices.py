@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.status import Cause, WorkerStatus
-from elasticctl_controller.core.notices import (
+from elasticctl_controller.core.interruption_notices import (
     LEAVE_S,
     PATIENCE_S,
     TOGETHER_S,

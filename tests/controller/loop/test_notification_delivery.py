@@ -12,8 +12,8 @@ import pytest
 
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.loop import outbox
-from elasticctl_controller.loop.outbox import Destination, Outbox, SendTimes
+from elasticctl_controller.loop import notification_delivery
+from elasticctl_controller.loop.notification_delivery import Destination, Outbox, SendTimes
 from elasticctl_controller.loop.webhooks import LOOKUPS, WebhookRules
 from tests.support.controller.samples import NOW
 from tests.support.waiting import wait_until
@@ -133,7 +133,7 @@ def test_a_redirect_is_not_followed(office: Offices) -> None:
 def test_nobody_there_and_nobody_answering_are_said_without_the_address(
     office: Offices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "TRIES", 2)
+    monkeypatch.setattr(notification_delivery, "TRIES", 2)
     with socket.socket() as closed, socket.socket() as silent:
         for one in (closed, silent):
             one.bind(("127.0.0.1", 0))
@@ -183,13 +183,13 @@ def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Off
         one.outbox._url_of = lambda destination: (blocked.wait(20), url)[1]  # type: ignore[assignment]
         one.tell("first")
         wait_until(lambda: not one.outbox._queues[SLACK].pending)
-        for n in range(outbox.MAX_PENDING + 50):
+        for n in range(notification_delivery.MAX_PENDING + 50):
             one.tell(f"change {n}")
-        assert len(one.outbox._queues[SLACK].pending) == outbox.MAX_PENDING
+        assert len(one.outbox._queues[SLACK].pending) == notification_delivery.MAX_PENDING
         blocked.set()
         wait_until(lambda: len(hook.got) == 2)
-        assert hook.got[1]["elasticctl"]["omitted"] == outbox.MAX_PENDING + 50 - 20
-        assert hook.texts[-1].endswith(f"change {outbox.MAX_PENDING + 49}")
+        assert hook.got[1]["elasticctl"]["omitted"] == notification_delivery.MAX_PENDING + 50 - 20
+        assert hook.texts[-1].endswith(f"change {notification_delivery.MAX_PENDING + 49}")
 
 
 def test_what_is_left_goes_out_at_the_end(office: Offices) -> None:
@@ -205,7 +205,7 @@ def test_what_is_left_goes_out_at_the_end(office: Offices) -> None:
 def test_the_end_does_not_wait_for_who_does_not_answer(
     office: Offices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outbox, "STOP_S", 0.3)
+    monkeypatch.setattr(notification_delivery, "STOP_S", 0.3)
     caplog.set_level(logging.ERROR)
     with serving(Hook(slow_s=3.0)) as hook:
         one = office(hook, SendTimes(gather_s=60.0, answer_s=60.0))
@@ -217,7 +217,7 @@ def test_the_end_does_not_wait_for_who_does_not_answer(
 
 
 def test_no_more_destinations_than_can_be_looked_after(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_DESTINATIONS", 2)
+    monkeypatch.setattr(notification_delivery, "MAX_DESTINATIONS", 2)
     one = office(pace=SendTimes(gather_s=60.0))
     for n in range(4):
         one.tell("x", Destination(f"ns-{n}", "secret:slack"))
@@ -238,9 +238,9 @@ def test_a_hundred_dead_webhooks_of_a_project_delay_no_other(office: Offices) ->
             return hook.url
 
         one.outbox._url_of = url_of  # type: ignore[assignment]
-        for n in range(outbox.MAX_PROJECT_DESTINATIONS + 20):
+        for n in range(notification_delivery.MAX_PROJECT_DESTINATIONS + 20):
             one.tell("x", Destination("dead", f"secret:{n}"))
-        assert len(one.outbox._queues) == outbox.MAX_PROJECT_DESTINATIONS
+        assert len(one.outbox._queues) == notification_delivery.MAX_PROJECT_DESTINATIONS
         wait_until(lambda: len(hanging) == LOOKUPS)
         one.tell("alive", Destination("live", "secret:slack"))
         wait_until(lambda: hook.texts)

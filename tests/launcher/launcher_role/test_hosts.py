@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_launcher.role.hosts import HostFiles, address_of, host_of
+from elasticctl_launcher.launcher_role.hosts import HostFiles, address_of, host_of
 
 
 def member(name: str, host: str, slots: int = 1) -> dict[str, Any]:

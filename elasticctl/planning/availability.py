@@ -12,7 +12,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from elasticctl.planning.terms import AGES_H
+from elasticctl.planning.situation import AGES_H
 
 GUESS_LEAVES = (1.0, 0.35, 0.15)
 GUESS_RETURNS = (0.9, 0.3, 0.2)

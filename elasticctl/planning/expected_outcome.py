@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticctl.planning.choose_workers import aim_h, table_for, weights_of
 from elasticctl.planning.safety import out_s
-from elasticctl.planning.terms import Decision, Reason, Situation
+from elasticctl.planning.situation import Decision, Reason, Situation
 
 _RATE_ERROR = 0.05
 """A measured rate is taken to be as wrong as that."""

@@ -15,6 +15,8 @@ from dataclasses import replace
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
+from elasticctl_launcher.launcher_role.commands import CommandServer
+from elasticctl_launcher.launcher_role.hosts import HostFiles
 from elasticctl_launcher.notifications import (
     Notification,
     RankExited,
@@ -25,8 +27,6 @@ from elasticctl_launcher.notifications import (
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
-from elasticctl_launcher.role.commands import CommandServer
-from elasticctl_launcher.role.hosts import HostFiles
 from elasticctl_launcher.service.agent_requests import DONE, EXIT, Inquiries, Question
 from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.states import LauncherEvent

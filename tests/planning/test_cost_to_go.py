@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticctl.planning.belief import Seen
+from elasticctl.planning.availability import Seen
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.outlook import Outlook, passing, rules_for, state_of
-from elasticctl.planning.terms import ON_DEMAND, Choice, Costs, Held, Market, Pool, Reason, Speeds
+from elasticctl.planning.cost_to_go import Outlook, passing, rules_for, state_of
+from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, Held, Market, Pool, Reason, Speeds
 from tests.support.planning import situation
 
 LINEAR = Speeds.of({1: 1.0, 2: 2.0, 4: 4.0})
