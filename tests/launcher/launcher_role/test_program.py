@@ -21,9 +21,10 @@ UNTIL_DONE = 'while [ ! -e "$LAB/done" ]; do sleep 0.05; done'
 def hosts(lab: Lab, name: str) -> list[str]:
     """What discovery prints for the program of this worker, which wrote down where it is."""
     path = lab.folder / f"{name}.discovery"
-    if not path.exists():
+    command = path.read_text().strip() if path.exists() else ""
+    if not command:  # the shell creates the file before it writes to it
         return []
-    return subprocess.run([path.read_text().strip()], capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run([command], capture_output=True, text=True, check=True).stdout.split()
 
 
 def start(lab: Lab, name: str, script: str, *options: str) -> None:
