@@ -83,45 +83,61 @@ class Run:
         """
         dist.refuse_helper()
         self._choice = fitting.parse_choice(resume or os.environ.get(fitting.VARIABLE) or "strict")
-        self._given = model
-        self._loaders = loaders.among(others)
-        shared = {name: part for name, part in others.items() if name not in self._loaders}
-        self._parts = parts.unwrap(model=model, optimizer=optimizer, scheduler=scheduler, **shared)
-        parts.check(self._parts)
-        self._describe = parts.Describer(self._parts)
-        named: Any = self._parts[parts.MODEL]
-        self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in named.named_parameters())
-        self._frozen = parts.Frozen(named)
-        self._applied = AppliedGradients(self._parts)
-        self._has_warned_of_prefetch = False
-        self._buckets: Buckets | None = None
-        self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
+        self._read_parts(model, others, optimizer=optimizer, scheduler=scheduler)
         obstacle = self._obstacle_to_staying(optimizer)
         self._stay = None if obstacle else InPlace.open(self._parts)
         handed = None if self._stay is None else self._stay.enter(model)
-        world = dist.join() if self._stay is None else self._stay.group.world
-        self.device = world.device
-        if self._stay is None and (url or os.environ.get(STORAGE_VARIABLE)):
+        group = None if self._stay is None else self._stay.group
+        world = dist.join() if group is None else group.world
+        if group is None and (url or os.environ.get(STORAGE_VARIABLE)):
             parts.check_alike(self._parts, world)
-        if self._parallel:
-            self.device = next(model.parameters()).device
-        elif not dtensor.has_sharded(model):
-            model.to(self.device)
-        self._feed = Feed(world.rank, world.size)
-        if self._stay is not None:
-            self._feed.on_fetch = self._stay.begin_step
+        self.device = self._place_model(world.device)
+        self._buckets: Buckets | None = None
         self._mark: Any = None  # the state of a stream behind the last step; `feed` has that behind the last batch
         self._begun: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
-        group = None if self._stay is None else self._stay.group
+        self._feed = Feed(world.rank, world.size)
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
+        self._connect_feed()
+        self._begin_training(handed)
+
+    def _read_parts(self, model: torch.nn.Module, others: Mapping[str, Stateful], **named: Stateful | None) -> None:
+        """Find out what is to be saved, and how. Raises StateError if a checkpoint cannot hold it."""
+        self._given = model
+        self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
+        self._loaders = loaders.among(others)
+        shared = {name: part for name, part in others.items() if name not in self._loaders}
+        self._parts = parts.unwrap(model=model, **named, **shared)
+        parts.check(self._parts)
+        self._describe = parts.Describer(self._parts)
+        unwrapped: Any = self._parts[parts.MODEL]
+        self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in unwrapped.named_parameters())
+        self._frozen = parts.Frozen(unwrapped)
+        self._applied = AppliedGradients(self._parts)
+
+    def _place_model(self, device: torch.device) -> torch.device:
+        """Move a plain model to `device`; return the device that the model is on."""
+        if self._parallel:
+            return next(self._given.parameters()).device
+        if not dtensor.has_sharded(self._given):
+            self._given.to(device)
+        return device
+
+    def _connect_feed(self) -> None:
+        """Measure how long batches take, and begin a step with each where this process stays in its group."""
+        self._has_warned_of_prefetch = False
         self._feed.on_fetched = self._session.progress.times.add_data
         self._session.progress.times.all_reduce_s = self._all_reduce_s
+        if self._stay is not None:
+            self._feed.on_fetch = self._stay.begin_step
+
+    def _begin_training(self, handed: Mapping[str, Any] | None) -> None:
+        """Start from the state that another rank has `handed` over, from a checkpoint, or from the beginning."""
         restored = self._session.restored
         if handed is not None:
             cursor = self._take(handed)
-            rng.seed_all(self._seed, world.rank, cursor.step)
+            rng.seed_all(self._seed, self.rank, cursor.step)
         else:
             cursor = self._skip(Cursor() if restored is None else self._resume(restored))
         if self._loaders:
