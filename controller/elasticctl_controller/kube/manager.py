@@ -106,16 +106,8 @@ class Manager:
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
-        build_group = functools.partial(build_named_group, features=flags.features)
-        companions = functools.partial(build_companions, key, build_group=build_group)
-        current_token = functools.partial(build_current_token, key)
-        owned = OwnedObjects(api, ObjectBuilders(companions, build_budget, build_group, current_token))
         self._gangs = Gangs(api) if flags.has(Feature.GANGS) else None
-        settings = Settings(
-            flags.rendezvous_url, self._host, flags.node_grace_s, flags.watch_namespace, flags.has(Feature.NODES)
-        )
-        counted = (self._metrics.observe_replacement, self._metrics.observe_status)
-        self._workload = KubeWorkload(api, settings, owned, self._finish_pod, *counted)
+        self._workload = self._build_workload(api, key)
         self._rendezvous = RendezvousService(
             functools.partial(derive_token, key),
             self._reported,
@@ -129,16 +121,8 @@ class Manager:
         self._quotas = KubeQuotas(api)
         self._spending = Spending(api, self._quotas, self._workload, self._limits_changed)
         self._limits = ProjectLimits(self._quotas.of, self._spending.today)
-        self._floor = KubeCapacity(api, self._workload, self._quotas) if flags.sharing else None
-        self._arbiter = None
-        if self._floor is not None:
-            terms = SharingSettings(True, SharingRules(), flags.capacity)
-            self._arbiter = Arbiter(
-                self._floor,
-                lambda: terms,
-                lambda key: self._controller.enqueue(key),
-                restrict=self._limits.restrict,
-            )
+        self._capacity = KubeCapacity(api, self._workload, self._quotas) if flags.sharing else None
+        self._arbiter = self._build_arbiter(self._capacity) if self._capacity is not None else None
         self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key), namespace=flags.watch_namespace)
         self._controller = Controller(
             self._noticing,
@@ -156,6 +140,27 @@ class Manager:
         self._loop = asyncio.get_running_loop()
         explain_exhaustion(self._loop)
 
+    def _build_workload(self, api: LimitedApi, key: bytes) -> KubeWorkload:
+        flags = self._flags
+        build_group = functools.partial(build_named_group, features=flags.features)
+        companions = functools.partial(build_companions, key, build_group=build_group)
+        current_token = functools.partial(build_current_token, key)
+        owned = OwnedObjects(api, ObjectBuilders(companions, build_budget, build_group, current_token))
+        settings = Settings(
+            flags.rendezvous_url, self._host, flags.node_grace_s, flags.watch_namespace, flags.has(Feature.NODES)
+        )
+        counted = (self._metrics.observe_replacement, self._metrics.observe_status)
+        return KubeWorkload(api, settings, owned, self._finish_pod, *counted)
+
+    def _build_arbiter(self, capacity: KubeCapacity) -> Arbiter:
+        settings = SharingSettings(True, SharingRules(), self._flags.capacity)
+        return Arbiter(
+            capacity,
+            lambda: settings,
+            lambda key: self._controller.enqueue(key),
+            restrict=self._limits.restrict,
+        )
+
     async def run(self) -> None:
         """Watch, and lead once elected, until SIGTERM or SIGINT. Raises ElasticctlError if that is impossible."""
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -165,8 +170,8 @@ class Manager:
         self._workload.start()
         if self._flags.has(Feature.LIMITS):
             self._quotas.start(self._limits_changed)
-        if self._floor is not None and self._arbiter is not None:
-            self._floor.start(self._arbiter.wake)
+        if self._capacity is not None and self._arbiter is not None:
+            self._capacity.start(self._arbiter.wake)
         self._election.start()
         log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
         leading = asyncio.create_task(self._lead())
@@ -209,8 +214,8 @@ class Manager:
         self._kueue.stop()
         self._noticing.stop()
         self._outbox.stop()
-        if self._floor is not None:
-            self._floor.stop()
+        if self._capacity is not None:
+            self._capacity.stop()
         if self._flags.has(Feature.LIMITS):
             self._quotas.reflector.stop()
         self._workload.stop()
@@ -237,7 +242,7 @@ class Manager:
             self._arbiter.wake()
 
     def _reflectors(self) -> list[Reflector]:
-        more = self._floor.reflectors if self._floor is not None else ()
+        more = self._capacity.reflectors if self._capacity is not None else ()
         quotas = [self._quotas.reflector] if self._flags.has(Feature.LIMITS) else []
         return [*self._workload.reflectors, *quotas, *more]
 
