@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -89,13 +90,13 @@ class Net(nn.Module):
         return outputs
 
 
-def main() -> None:
+def main(make_model: Callable[[], nn.Module] = Net) -> None:
     """Train."""
     time.sleep(float(E.get("SCRIPT_SLOW_S", "0")))
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, 8)
     dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True), torch.arange(SAMPLES))
-    model = Net().to("cuda" if torch.cuda.is_available() else "cpu")
+    model = make_model().to("cuda" if torch.cuda.is_available() else "cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer.register_step_pre_hook(lambda *_: strike("optimizer", NOW[0]))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
