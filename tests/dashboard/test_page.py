@@ -229,7 +229,7 @@ def test_the_charts_are_read_with_the_keyboard(visitor: Visitor) -> None:
 def test_the_largest_numbers_fit_their_axis(visitor: Visitor) -> None:
     with hosted(Jobs(job())) as host:
         page = visitor.open(host.link)
-        ticks = "async (values) => (await import('./words.js')).marksOf(values)"
+        ticks = "async (values) => (await import('./format.js')).marksOf(values)"
         for values in ([1e12, 1.1e12, 1.2e12], [-1.25e-12, 0, 1.25e-12], [1e300, 2e300], [0, 0.5, 1], [123400, 999999]):
             said = page.evaluate(ticks, values)
             assert max(map(len, said)) <= 8

@@ -1,6 +1,6 @@
 // The page: what the server tells goes in here, and what is shown comes out.
 
-import { route } from "./address.js";
+import { route } from "./route.js";
 import { ask } from "./dialogs.js";
 import { byId, say, show } from "./dom.js";
 import { change, details, follow, stacks } from "./feed.js";
@@ -9,7 +9,7 @@ import { List, ended, sorted } from "./list.js";
 import { asksForLogin, showPerson } from "./login.js";
 import { ProjectsView, waiting, waits } from "./projects.js";
 import { TeamView } from "./team.js";
-import { plural } from "./words.js";
+import { plural } from "./format.js";
 
 const LOOK_EVERY_MS = 5000;
 const TICK_MS = 1000;

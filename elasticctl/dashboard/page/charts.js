@@ -2,7 +2,7 @@
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { el, say, show } from "./dom.js";
-import { marksOf, short, span, tick } from "./words.js";
+import { marksOf, short, span, tick } from "./format.js";
 
 const AXIS_PX = 64;
 /** Half of the longest label below a chart: the last one may stand at its right edge. */

@@ -1,14 +1,14 @@
 // The course of a job: its metrics, several at once, beside those of other runs; steps and workers; one cursor for all.
 
-import { remember, route } from "./address.js";
+import { remember, route } from "./route.js";
 import { Chart, colour, last, nearest } from "./charts.js";
 import { marks, range, smoothed, spansDecades, together } from "./series.js";
-import { Differences } from "./differences.js";
+import { Differences } from "./compare.js";
 import { el, keyed, say, show, table } from "./dom.js";
 import { curves, tablePath } from "./feed.js";
 import { ended, href } from "./list.js";
 import { sheet } from "./svg.js";
-import { clock, count, number, plural, span } from "./words.js";
+import { clock, count, number, plural, span } from "./format.js";
 
 import uPlot from "./vendor/uPlot.esm.js";
 

@@ -1,7 +1,7 @@
 // Nothing is changed without being asked: the dialog before scale, suspend, resume and cancel.
 
 import { byId, say, show } from "./dom.js";
-import { plural } from "./words.js";
+import { plural } from "./format.js";
 
 const QUESTIONS = {
   scale: (job) => ({

@@ -8,7 +8,7 @@ import { Logs } from "./logs.js";
 import { Machines } from "./machines.js";
 import { PlanView } from "./plan.js";
 import { Stacks } from "./stacks.js";
-import { ago, bytes, clock, count, dollars, of, plural, short, span } from "./words.js";
+import { ago, bytes, clock, count, dollars, of, plural, short, span } from "./format.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
 const VERBS = ["scale", "suspend", "resume", "cancel"];

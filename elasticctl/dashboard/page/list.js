@@ -1,8 +1,8 @@
 // The list of jobs: found, filtered, a page at a time. A thousand jobs are fifty elements.
 
-import { remember, route } from "./address.js";
+import { remember, route } from "./route.js";
 import { byId, el, keyed, say, show } from "./dom.js";
-import { ago, count, of, span } from "./words.js";
+import { ago, count, of, span } from "./format.js";
 
 const PER_PAGE = 50;
 const ENDED = new Set(["Succeeded", "Failed", "Cancelled"]);

@@ -1,10 +1,10 @@
 // What the workers of a job print, or one of its ranks: live, around a moment, or the lines that have a text.
 
-import { remember, route } from "./address.js";
+import { remember, route } from "./route.js";
 import { coloured } from "./ansi.js";
 import { el, keyed, say, show } from "./dom.js";
 import { logs } from "./feed.js";
-import { clock } from "./words.js";
+import { clock } from "./format.js";
 
 const LIVE_MS = 2000;
 const TYPING_MS = 300;

@@ -1,10 +1,10 @@
 // Machines in use: what each worker uses of its own, and each of its GPUs, as launchers measure it; and what all used before.
 
-import { remember, route } from "./address.js";
+import { remember, route } from "./route.js";
 import { el, say, show, table } from "./dom.js";
 import { ended } from "./list.js";
-import { Course } from "./use.js";
-import { clock } from "./words.js";
+import { UsageCharts } from "./usage.js";
+import { clock } from "./format.js";
 
 export class Machines {
   #shown = "";
@@ -18,8 +18,8 @@ export class Machines {
     this.tools = el("div", { class: "machine-tools" }, this.each);
     this.place = el("div");
     this.notes = el("p", { class: "muted small-note" });
-    this.course = new Course(on);
-    this.nodes = [this.summary, this.steps, this.at, this.tools, this.place, this.notes, ...this.course.nodes];
+    this.charts = new UsageCharts(on);
+    this.nodes = [this.summary, this.steps, this.at, this.tools, this.place, this.notes, ...this.charts.nodes];
   }
 
   /** Show what the server has told of a job, and the course of it in `view`. */
@@ -35,7 +35,7 @@ export class Machines {
   }
 
   draw(known, view) {
-    this.course.update(known, view);
+    this.charts.update(known, view);
   }
 
   #fill() {

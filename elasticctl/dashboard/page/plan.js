@@ -4,7 +4,7 @@ import { Chart, last, nearest } from "./charts.js";
 import { range, together } from "./series.js";
 import { el, say, show, table } from "./dom.js";
 import { ended } from "./list.js";
-import { clock, count, dollars, span } from "./words.js";
+import { clock, count, dollars, span } from "./format.js";
 
 export class PlanView {
   constructor() {

@@ -2,7 +2,7 @@
 
 import { el, keyed, say, show } from "./dom.js";
 import { href } from "./list.js";
-import { count, plural } from "./words.js";
+import { count, plural } from "./format.js";
 
 const PARTS = [["own", "held by right"], ["lent", "borrowed"], ["unused", "guaranteed, not used"], ["limit", "limit"]];
 const NOTHING = "No project has a quota, and no jobs share this cluster.";

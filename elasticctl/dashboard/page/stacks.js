@@ -1,7 +1,7 @@
 // Where the ranks of a job are, by a button: it looks into every worker, so nobody is asked before somebody wants it.
 
 import { el, say, show } from "./dom.js";
-import { clock, plural } from "./words.js";
+import { clock, plural } from "./format.js";
 
 export class Stacks {
   #job = null;

@@ -1,10 +1,10 @@
 // The front page of a team: what failed, waits and runs, and where the money went.
 
-import { remember, route } from "./address.js";
+import { remember, route } from "./route.js";
 import { el, keyed, say, show, table } from "./dom.js";
 import { doing, ended, href, left } from "./list.js";
 import { waits } from "./projects.js";
-import { ago, clock, count, dollars, of, plural, span } from "./words.js";
+import { ago, clock, count, dollars, of, plural, span } from "./format.js";
 
 const DAY_S = 86_400;
 const PERIODS = { "": ["Since yesterday", 1], 7: ["7 days", 7], 30: ["30 days", 30], all: ["All that is known", Infinity] };

@@ -2,7 +2,7 @@
 
 import { el, say, show, table } from "./dom.js";
 import { compare } from "./feed.js";
-import { plural } from "./words.js";
+import { plural } from "./format.js";
 
 const KINDS = { "+": "added", "-": "removed" };
 

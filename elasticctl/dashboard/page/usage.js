@@ -3,7 +3,7 @@
 import { Chart, nearest } from "./charts.js";
 import { marks } from "./series.js";
 import { el, keyed, show, table } from "./dom.js";
-import { bytes, clock, number } from "./words.js";
+import { bytes, clock, number } from "./format.js";
 
 const GIB = 2 ** 30;
 const percent = (share) => `${Math.round(100 * share)}%`;
@@ -35,7 +35,7 @@ const FAR_S = 60; // a line does not go through a longer time in which nothing w
 const KEPT = "Of all workers together, at about 120 moments of the whole job; each value is the mean over ten seconds. "
   + "What was between those moments, and what single workers used, is not kept.";
 
-export class Course {
+export class UsageCharts {
   #charts = new Map();
   #shown = "";
   #known = null;
