@@ -12,7 +12,7 @@ import torch
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import TrainError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train import Run, SavePolicy, policy
+from elasticctl_train import Run, SavePolicy, save_policy
 from tests.support.train import ranks
 from tests.support.train.programs import Numbers
 
@@ -20,7 +20,7 @@ from tests.support.train.programs import Numbers
 def test_how_often_it_was_interrupted_is_known_from_its_storage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "SHORTEST_S", 0.01)
+    monkeypatch.setattr(save_policy, "SHORTEST_S", 0.01)
 
     def start() -> Run:
         run = Run(str(tmp_path), model=torch.nn.Linear(1, 1))
