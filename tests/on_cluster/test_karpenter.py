@@ -82,14 +82,15 @@ def test_a_job_gets_the_nodes_that_it_lacks_and_trains(trainer: Trainer, api: Co
     assert trainer.job().status.interruptions == ()
 
 
-def test_karpenter_moves_no_worker_that_is_to_stay(trainer: Trainer, api: Connection) -> None:
+@pytest.fixture(scope="module")
+def drifted(trainer: Trainer, api: Connection) -> dict[str, str]:
+    """From now on, the nodes are not what their pool would make; the workers that are on them, and their uids."""
     trainer.wait_training(2)
-    generation, uids = trainer.job().status.generation, trainer.uids()
+    uids = trainer.uids()
     changed = {"spec": {"template": {"metadata": {"labels": {"example.com/image": "2"}}}}}
-    api.request("PATCH", POOL, changed, content_type=MERGE_PATCH)  # now the nodes are not what the pool would make
+    api.request("PATCH", POOL, changed, content_type=MERGE_PATCH)
     wait_until(lambda: all(map(is_drifted, node_claims(api))), 60, every_s=0.5)
-    wait_until(lambda: STAYS in blocked(api), 180, every_s=0.5)  # it gives a node one reason in two minutes
-    assert (trainer.job().status.generation, trainer.uids()) == (generation, uids)
+    return uids
 
 
 def is_drifted(claim: Manifest) -> bool:
@@ -102,7 +103,9 @@ def blocked(api: Connection) -> str:
     return json.dumps(api.request("GET", "/api/v1/events", None, params)["items"])
 
 
-def test_a_reclaim_with_notice_costs_no_step_and_moves_no_other_worker(trainer: Trainer, api: Connection) -> None:
+def test_a_reclaim_with_notice_costs_no_step_and_moves_no_other_worker(
+    trainer: Trainer, drifted: dict[str, str]
+) -> None:
     trainer.wait_training(2)
     trainer.wait_steady(5)
     before, uids = nodes_of(trainer), trainer.uids()
@@ -150,3 +153,14 @@ def test_workers_fall_back_to_on_demand_machines_and_go_back_when_there_are_spot
     finally:
         job.delete()
         offer(api, "spot", "on-demand")
+
+
+def test_karpenter_moves_no_worker_that_is_to_stay(trainer: Trainer, drifted: dict[str, str], api: Connection) -> None:
+    """It gives a node one reason in two minutes, so the tests above run meanwhile."""
+    trainer.wait_training(2)
+    generation, uids = trainer.job().status.generation, trainer.uids()
+    wait_until(lambda: STAYS in blocked(api), 180, every_s=0.5)
+    assert (trainer.job().status.generation, trainer.uids()) == (generation, uids)
+    moved = {name for name, uid in drifted.items() if uid not in uids.values()}
+    assert moved <= {f"{trainer.name}-worker-1"}, "only what was reclaimed"
+    assert {item.worker for item in trainer.ends_of(drifted)} == moved

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.replicas import ADDRESS, RENDEZVOUS_PORT, Replicas
 from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.spec import LABEL_JOB
 from elasticctl.kubeapi.connection import Connection
 from elasticctl_controller.core.group.tokens import EVERY_S
 from tests.on_cluster.commands import kubectl
@@ -20,7 +21,7 @@ from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
 KUBELET_S = 180
-"""Kubelets look at a pod's files every minute or so."""
+"""Kubelets look at a pod's files every minute or so, and whenever the pod changes."""
 
 
 @pytest.fixture
@@ -54,6 +55,12 @@ def test_a_jobs_token_changes_and_its_workers_train_on(trainer: Trainer) -> None
         token = trainer.job().status.token
         return token is not None and token.number == 2 and token.former_until is not None
 
+    def bring_tokens() -> set[str]:
+        """Have the kubelets look at once, and return what the workers have."""
+        looked_at = f"test.elasticctl.dev/looked-at={time.time()}"
+        kubectl("annotate", "pods", "--overwrite", "-l", f"{LABEL_JOB}={trainer.name}", looked_at)
+        return tokens()
+
     def put(moment: str, shift_s: float) -> None:
         """Have the job's status say that this was, or will be, so long from now: hours pass at once."""
         trainer.patch({"status": {"token": {moment: to_rfc3339(time.time() + shift_s)}}})
@@ -65,7 +72,7 @@ def test_a_jobs_token_changes_and_its_workers_train_on(trainer: Trainer) -> None
     put("since", -EVERY_S)
     wait_until(is_delivered, 60)
     assert answer(first) == 400, "it is good until the workers have the next"
-    wait_until(lambda: not before & tokens(), KUBELET_S)
+    wait_until(lambda: not before & bring_tokens(), KUBELET_S, every_s=1)
     (second,) = tokens()
     assert answer(second) == 400
     put("formerUntil", -1.0)
