@@ -47,7 +47,7 @@ def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 @pytest.mark.parametrize(
     ("script", "accuracy"),
     [
@@ -58,6 +58,7 @@ def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) 
 def test_frameworks_train_on_two_workers(
     script: str, accuracy: str, home: Path, local_cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    assert local_cluster.list_jobs(None) == []  # which starts the supervisor
     elasticctl = str(Path(sys.executable).parent / "elasticctl")
     name = script.partition("/")[0]
     options = ("--workers", "2", "--name", name, "--env", "OMP_NUM_THREADS=1", "--env", "PYTHONWARNINGS=ignore")

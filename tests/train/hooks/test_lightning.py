@@ -22,10 +22,7 @@ from tests.support.train.counting import note_samples
 from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples
 from tests.support.train.launcher import Launcher
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # Lightning's advice, and what it does with this version of torch
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it does with this version of torch
 
 Seen = list[tuple[int, list[float]]]
 

@@ -16,10 +16,7 @@ from elasticctl_store.storage.local import LocalStorage
 from tests.support.train import hook_programs, ranks
 from tests.support.train.counting import note_samples
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # what transformers and accelerate do with this version of torch
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers and accelerate do with this version of torch
 
 
 def train(tmp_path: Path, name: str, **options: Any) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
