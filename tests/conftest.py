@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,9 @@ from elasticctl_launcher.bootstrap import imports_that_stay
 from tests.support.jobs import light_template
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.forked.supervisors import Supervisors
 
 # Else each process that a test starts compiles our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -100,6 +104,25 @@ def forked_workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.forked.cluster import start_supervisor
 
     monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", start_supervisor)
+
+
+@pytest.fixture(scope="session")
+def supervisors() -> Iterator[Supervisors]:
+    """What forks supervisors, once it is asked to."""
+    from tests.support.forked.supervisors import Supervisors
+
+    found = Supervisors()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def forked_supervisor(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the supervisor of a local cluster forked, if this very process starts it, and nothing else.
+
+    For tests of what is asked of a local cluster. Those of how it starts and ends do without.
+    """
+    monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", supervisors.start)
 
 
 @pytest.fixture
