@@ -78,11 +78,12 @@ def test_nor_does_one_that_comes_too_late(
     assert run("logs", job).code == 0  # which only prints what there is
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 @pytest.mark.parametrize("words", [("--wait",), ()], ids=["--wait", "attached"])
 def test_submit_and_rerun_fail_with_their_job(
-    words: tuple[str, ...], start: Start, home: Path, tmp_path: Path, gate: Path
+    words: tuple[str, ...], start: Start, local_cluster: LocalCluster, tmp_path: Path, gate: Path
 ) -> None:
+    assert local_cluster.list_jobs(None) == []  # which starts the supervisor
     gate.touch()
     script = tmp_path / "bad.py"
     script.write_text("raise SystemExit(7)\n")

@@ -15,7 +15,10 @@ from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 PATIENCE_S = 240.0
+LAUNCHER = str(Path(sys.executable).parent / "elasticctl-launch")
 COUPLED = """
 import os, sys, time, torch
 import torch.distributed as dist
@@ -29,9 +32,9 @@ def submit(cluster: LocalCluster, folder: Path, name: str, source: str, workers:
     """A job of workers that run this Python source, one rank each."""
     script = folder / f"{name}.py"
     script.write_text(source)
-    preload = "torch" if "torch" in source else "none"
-    launch = f"{sys.executable} -m elasticctl_launcher.main --preload {preload} -- {sys.executable} {script}"
-    cluster.create_job(shell_job(name, f"exec {launch}", workers, **spec))
+    options = ("--preload", "torch" if "torch" in source else "none", "--")
+    container = {"command": [LAUNCHER, *options, sys.executable, str(script)]}
+    cluster.create_job(shell_job(name, "", workers, container=container, **spec))
 
 
 def ended(cluster: LocalCluster, name: str) -> Manifest:
