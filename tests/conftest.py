@@ -95,17 +95,6 @@ def light_spares(home: Path) -> None:
     (folder / f"{DEFAULT}{SUFFIX}").write_text(light_template().text)
 
 
-@pytest.fixture
-def forked_workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what this test starts on the local cluster forked. Its supervisor must be started by this very process.
-
-    For tests of what becomes of a job that trains. Those of how processes start, end and are found do without.
-    """
-    from tests.support.forked.cluster import start_supervisor
-
-    monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", start_supervisor)
-
-
 @pytest.fixture(scope="session")
 def supervisors() -> Iterator[Supervisors]:
     """What forks supervisors, once it is asked to."""
@@ -123,6 +112,17 @@ def forked_supervisor(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch)
     For tests of what is asked of a local cluster. Those of how it starts and ends do without.
     """
     monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", supervisors.start)
+
+
+@pytest.fixture
+def forked_workers(home: Path, forked_supervisor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what this test starts on the local cluster forked. Its supervisor must be started by this very process.
+
+    For tests of what becomes of a job that trains. Those of how processes start, end and are found do without.
+    """
+    from tests.support.forked.cluster import start_supervisor
+
+    monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", start_supervisor)
 
 
 @pytest.fixture

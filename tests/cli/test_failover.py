@@ -155,6 +155,7 @@ def test_a_context_with_capacity_ends_the_search(run: Run, place: Make) -> None:
     assert cheap.names() == ["train"]
 
 
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_this_machine_takes_over_where_no_cloud_has_capacity(
     run: Run, place: Make, local_cluster: LocalCluster
 ) -> None:

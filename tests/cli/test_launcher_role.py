@@ -20,7 +20,7 @@ while read -r host slots; do ssh -n "$host" 'cat beside; echo " on $ELASTICCTL_W
 """
 
 
-@pytest.mark.usefixtures("light_spares")
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_the_program_runs_once_while_its_workers_change(
     run: Run, local_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

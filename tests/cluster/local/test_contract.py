@@ -9,6 +9,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cluster_contract import ClusterContract
 
 
+@pytest.mark.usefixtures("forked_supervisor")
 class TestLocalCluster(ClusterContract):
     @pytest.fixture
     def cluster(self, local_cluster: LocalCluster) -> Cluster:

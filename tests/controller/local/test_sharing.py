@@ -17,6 +17,8 @@ from tests.support.processes import kill_supervisor
 from tests.support.sharing_story import PATIENCE_S, give_way_and_grow_back, status, training, trains
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_supervisor")
+
 
 def shared(cluster: LocalCluster, slots: int, **guaranteed: int) -> None:
     """Share that many CPU slots between projects."""
