@@ -42,6 +42,7 @@ class ScriptedRendezvous:
     on_drain: Callable[[int], None] = lambda generation: None
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     said: list[Doing] = field(default_factory=list)
+    was_away: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
