@@ -20,6 +20,8 @@ from tests.support.jobs import FOREVER, shell_job
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_supervisor")
+
 ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 
