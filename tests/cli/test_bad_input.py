@@ -59,6 +59,7 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
         ("submit train.py --template ./none.yaml.j2", 2, "cannot read the template none.yaml.j2: No such file"),
         ("submit train.py --set spec.backofLimit=3", 2, "with --set: spec.backofLimit: unknown field (did you mean"),
         ("submit train.py --set a", 2, "Invalid value for '--set': \"a\" is not of the form PATH=VALUE."),
+        ("submit train.py --dry-run maybe", 2, '--dry-run "maybe": is that a value, or an argument of the script?'),
         ("submit train.py -o json", 2, "--output needs --detach or --dry-run"),
         (
             "submit train.py -f job.yaml",

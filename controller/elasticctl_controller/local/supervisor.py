@@ -120,7 +120,8 @@ class Supervisor:
         self._controller.start()
         log.info("version %s serves %s", elasticctl.__version__, self._paths.state)
         if ready is not None:
-            os.write(ready, b"1")
+            with suppress(BrokenPipeError):  # the client has not waited that long, but the next one will find us
+                os.write(ready, b"1")
             os.close(ready)
         await self._ending.wait()
         await asyncio.to_thread(self._stop_all)

@@ -150,8 +150,11 @@ def start_supervisor(paths: LocalPaths) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired as e:
-            message = f"the local supervisor did not answer within {START_TIMEOUT_S:.0f} s"
-            raise UnreachableError(f"{message}: {_last_lines(paths.supervisor_log, size)}") from e
+            raise UnreachableError(
+                f"the local supervisor did not answer within {START_TIMEOUT_S:.0f} s: "
+                f"{_last_lines(paths.supervisor_log, size)}. Next: run the command again; on a machine that is this "
+                "busy, a start takes long. Workers that run are not affected"
+            ) from e
     if started.returncode != 0:
         raise UnreachableError(f"the local supervisor did not start: {_last_lines(paths.supervisor_log, size)}")
 

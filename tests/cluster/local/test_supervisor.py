@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -169,3 +170,18 @@ def test_a_start_that_hangs_elsewhere_is_given_up(home: Path, monkeypatch: pytes
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnreachableError, match="has been held by another process"):
             ensure_supervisor(paths, print)
+
+
+def test_one_that_nobody_waits_for_any_longer_serves_the_next_client(home: Path) -> None:
+    """On a busy machine, a client gives up before the supervisor that it has started answers."""
+    command = [sys.executable, "-m", "elasticctl_controller.local.supervisor", "--detach"]
+    client = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(supervisors(home)) == 2)
+    (started,) = set(supervisors(home)) - {client.pid}
+    os.kill(started, signal.SIGSTOP)
+    client.kill()
+    client.wait()
+    os.kill(started, signal.SIGCONT)
+    wait_until(lambda: supervisor_info(local_paths()))
+    assert LocalCluster().list_jobs(None) == []
+    assert supervisors(home) == [started]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -109,11 +110,16 @@ class Places(Where):
     ] = None
 
 
+AFTER_DRY_RUN = "elasticctl.after_dry_run"
+"""Where the words behind a `--dry-run` without a value are among the context's meta data."""
+
+
 class DryRunVerb(Verb):
     """Takes --dry-run with or without a value, as kubectl does; Typer does not support optional values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
+        ctx.meta[AFTER_DRY_RUN] = {word for before, word in pairwise(args[:end]) if before == "--dry-run"}
         ours = ["--dry-run=client" if arg == "--dry-run" else arg for arg in args[:end]]
         return super().parse_args(ctx, ours + args[end:])
 
@@ -263,6 +269,7 @@ def _what_to_run(
     after: tuple[str, ...] = ctx.meta[AFTER_DASHES]
     words = (*([script] if script is not None else []), *args)
     typed = words[: len(words) - len(after)]
+    _check_dry_run(ctx, typed[1:])
     if source.file and written is None:
         _check_alone(ctx, script)
         if source.save:
@@ -281,6 +288,16 @@ def _what_to_run(
     if typed or not after:  # a variable of a shell that is not set, perhaps
         raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
     return of_words(after, starts_ranks=starts_ranks)
+
+
+def _check_dry_run(ctx: typer.Context, args: tuple[str, ...]) -> None:
+    """Raise UsageError if one of the script's arguments may be meant as the value of --dry-run."""
+    for word in args:
+        if word in ctx.meta[AFTER_DRY_RUN]:
+            raise UsageError(
+                f"--dry-run {quote(word)}: is that a value, or an argument of the script? FIX: --dry-run=client or "
+                "--dry-run=server; put arguments of the script behind --"
+            )
 
 
 def _draft(
