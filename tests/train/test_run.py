@@ -225,6 +225,46 @@ def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp
     assert seen == Counter(range(30))
 
 
+def test_a_step_goes_on_while_gradients_wait_for_an_optimizer(tmp_path: Path) -> None:
+    """A script that accumulates gradients may call run.step for each batch: a resume must not lose some of them."""
+    seen: Counter[int] = Counter()
+    for stop_at in (2, None):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Run(str(tmp_path), model=model, optimizer=optimizer, save=EVERY_STEP) as run:
+            for _ in run.epochs(1):
+                for index, batch in enumerate(run.loader(Numbers(36), global_batch=3)):
+                    seen.update(batch.tolist())
+                    loss = run.model(batch[:, None].float()).sum()
+                    loss.backward()
+                    before = run.steps_done
+                    if index % 3 == 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    run.step(loss=loss)
+                    assert run.steps_done == before + (index % 3 == 2)
+                    if run.steps_done == stop_at:
+                        break
+                if stop_at:
+                    break
+    assert seen == Counter(range(36))
+    assert run.steps_done == 4
+
+
+def test_steps_that_another_optimizer_makes_are_counted(tmp_path: Path) -> None:
+    """The script has replaced the one that it has given to the run."""
+    model = torch.nn.Linear(1, 1)
+    with Run(str(tmp_path), model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in run.epochs(1):
+            for batch in run.loader(Numbers(12), global_batch=2):
+                optimizer.zero_grad()
+                run.model(batch[:, None].float()).sum().backward()
+                optimizer.step()
+                run.step()
+    assert run.steps_done == 5
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop_at", [3, 4, 6])
 def test_a_loader_made_before_the_loop_follows_training(tmp_path: Path, stop_at: int, workers: int) -> None:

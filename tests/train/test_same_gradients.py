@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from elasticctl_train import Run
+from elasticctl_train.same_gradients import OptimizerCalls
 from tests.support.train import ranks
 
 
@@ -57,3 +58,38 @@ def train(habit: str) -> None:
 @pytest.mark.parametrize("habit", ["none", "bare", "forgotten"])
 def test_gradients_that_nobody_averages_are_told(habit: str) -> None:
     assert ranks.run(train, 2, habit, timeout_s=120) == [0, 0]
+
+
+@pytest.mark.parametrize("habit", ["none", "rate", "calls"])
+def test_ranks_whose_optimizers_make_other_steps_are_told_apart(habit: str) -> None:
+    digests = []
+    for rank in range(2):
+        model = nn.Linear(1, 1)
+        optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name in ("one", "other")}
+        calls = OptimizerCalls(optimizers)
+        calls.begin(is_compared=True)
+        for step in range(4):
+            optimizers["one"].step()
+            if step == (rank if habit == "calls" else 0):
+                optimizers["other"].step()
+            if habit == "rate" and rank:
+                optimizers["one"].param_groups[0]["lr"] = 0.1 + 0.01 * step
+            calls.end_step()
+        digests.append(calls.digest)
+    assert (digests[0] == digests[1]) == (habit == "none")
+    calls.begin(is_compared=False)
+    calls.end_step()
+    assert calls.digest == 0
+
+
+def test_nothing_waits_for_an_optimizer_whose_step_is_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = OptimizerCalls({"optimizer": optimizer})
+    model(torch.ones(1, 1)).sum().backward()
+    assert calls.are_awaited()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    optimizer.step()
+    calls.end_step()
+    assert not calls.are_awaited()

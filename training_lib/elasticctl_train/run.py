@@ -29,7 +29,7 @@ from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
-from elasticctl_train.same_gradients import AppliedGradients
+from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 from elasticctl_train.start import STORAGE_VARIABLE
@@ -114,7 +114,7 @@ class Run:
         unwrapped: Any = self._parts[parts.MODEL]
         self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in unwrapped.named_parameters())
         self._frozen = parts.Frozen(unwrapped)
-        self._applied = AppliedGradients(self._parts)
+        self._applied, self._calls = AppliedGradients(self._parts), OptimizerCalls(self._parts)
 
     def _place_model(self, device: torch.device) -> torch.device:
         """Move a plain model to `device`; return the device that the model is on."""
@@ -143,8 +143,10 @@ class Run:
         if self._loaders:
             self._session.losses.refuse_rollback("a data loader keeps a position of its own")
         self._session.is_place_shared = not self._loaders
+        self._session.calls_digest = lambda: self._calls.digest
         self._session.begin(cursor)
         self._applied.begin(cursor.step)
+        self._calls.begin(is_compared=handed is not None)
 
     @property
     def rank(self) -> int:
@@ -240,10 +242,17 @@ class Run:
     def step(self, *, loss: torch.Tensor | float | None = None) -> None:
         """Count and report a step, and save if it is time. Call it last in the loop's body, after `optimizer.step()`.
 
-        It does not return if the launcher has given notice that the group is about to change and this process cannot
-        stay: all ranks then commit the same step and wait to be stopped. Raises FencedError if a newer run has taken
-        over the storage URL.
+        While gradients wait for an optimizer of the run, because the script accumulates those of several batches, the
+        step goes on: only the loss is recorded. The call does not return if the launcher has given notice that the
+        group is about to change and this process cannot stay: all ranks then commit the same step and wait to be
+        stopped. Raises FencedError if a newer run has taken over the storage URL.
         """
+        has_skipped = self._stay is not None and self._stay.has_skipped
+        if self._feed.pending and not has_skipped and self._calls.are_awaited():
+            self._feed.go_on()
+            if loss is not None:
+                self.log(loss=loss)
+            return
         samples, is_uneven = self._feed.take_step()
         if self._feed.fetches_ahead and not self._has_warned_of_prefetch:
             self._has_warned_of_prefetch = True
@@ -254,6 +263,7 @@ class Run:
             self._move(is_uneven=is_uneven)
             return
         self._mark = self._feed.mark
+        self._calls.end_step()
         cursor = self._session.cursor = self._session.cursor.next_step(samples)
         if self._stay is None:
             self._end_step(cursor, samples, loss)
@@ -327,6 +337,7 @@ class Run:
         self._feed.move(world.rank, world.size)
         self._session.move(world, self._stay.group.generation)
         self._applied.begin(self._session.cursor.step)
+        self._calls.begin(is_compared=self._stay.group.has_state)
 
     def _fit(self, state: dict[str, Any], where: str) -> dict[str, Any]:
         """Check that a checkpoint is one of a run with these parts, before anything is changed."""

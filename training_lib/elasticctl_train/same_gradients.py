@@ -1,15 +1,20 @@
-"""Do all ranks apply the same gradients?
+"""Do all ranks apply the same gradients, at the same times?
 
 A script that calls the bare model in training, or trains a second model that nobody has wrapped, trains another model
-on each rank, without a word: checkpoints hold that of one of them. The gradients that optimizers apply tell.
+on each rank, without a word: checkpoints hold that of one of them. The gradients that optimizers apply tell. So does a
+script that counts its batches to tell when an optimizer or a scheduler is due, once a new worker, which counts from 0,
+has joined ranks that train.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +30,82 @@ _PARAMETERS, _ELEMENTS = 32, 64
 """Of each optimizer so many parameters are looked at, and so many elements of each."""
 _ALIKE = 1e-2
 """What ranks compute with the same gradients, such as the norm by which they are clipped, may differ a little."""
+
+_RATES = 16
+"""Of each optimizer the learning rates of so many parameter groups are compared."""
+
+
+class OptimizerCalls:
+    """The steps of the optimizers among `parts`: whether gradients wait for one, and whether all ranks make the same.
+
+    `digest` stands for all steps since `begin`, and for the learning rates in them; 0 if they are not to be compared.
+    """
+
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        self._optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
+        self._calls = [0] * len(self._optimizers)
+        self._is_called = self._is_compared = False
+        self._versions: list[int] | None = None
+        self.digest = 0
+        try:
+            for number, optimizer in enumerate(self._optimizers):
+                optimizer.register_step_pre_hook(partial(self._note, number))
+        except AttributeError:  # what wraps an optimizer may take no hooks
+            self._optimizers = []
+        for part in parts.values():
+            if isinstance(part, torch.amp.GradScaler):
+                self._note_calls_of(part)
+
+    def begin(self, *, is_compared: bool) -> None:
+        """A group begins. `is_compared`: some of its ranks may count the script's batches from another one."""
+        self._is_compared, self.digest = is_compared, 0
+        self._forget()
+
+    def are_awaited(self) -> bool:
+        """Return whether there are gradients, and no optimizer was called since the end of the last step.
+
+        The script then accumulates gradients. Return False if parameters change without these optimizers.
+        """
+        if self._is_called:
+            return False
+        parameters = [one for each in self._optimizers for group in each.param_groups for one in group["params"]]
+        before, self._versions = self._versions, [parameter._version for parameter in parameters]
+        is_changed = before is not None and before != self._versions
+        return not is_changed and any(parameter.grad is not None for parameter in parameters)
+
+    def end_step(self) -> None:
+        """Record that the step has been made."""
+        if self._is_compared:
+            rates = [_rates(optimizer) for optimizer in self._optimizers]
+            self.digest = zlib.crc32(repr((self._calls, rates)).encode(), self.digest)
+        if self._is_called:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._calls, self._is_called, self._versions = [0] * len(self._calls), False, None
+
+    def _note(self, number: int, *_: Any) -> None:
+        self._calls[number] += 1
+        self._is_called = True
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._optimizers = []  # a CUDA graph makes the steps from now on, and calls nobody
+
+    def _note_calls_of(self, scaler: torch.amp.GradScaler) -> None:
+        """It calls no optimizer if a gradient is infinite; the script is done with those gradients all the same."""
+        make_step = scaler.step
+
+        @functools.wraps(make_step)
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._is_called = True
+            return make_step(optimizer, *args, **kwargs)
+
+        scaler.step = step  # type: ignore[method-assign]
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[str]:
+    """The learning rates, without the digits in which machines may differ. Those in tensors are not read."""
+    found = [group.get("lr") for group in optimizer.param_groups[:_RATES]]
+    return [f"{rate:.6g}" if isinstance(rate, int | float) else "" for rate in found]
 
 
 class AppliedGradients:

@@ -61,6 +61,7 @@ class Session:
 
     `cursor` is how far training is; the user sets it. `losses` watches for losses that are not finite.
     `is_place_shared`: after a step, all ranks must be at the same position in the data; otherwise the script is wrong.
+    `calls_digest()` must be the same on all ranks, too.
     """
 
     def __init__(
@@ -101,6 +102,8 @@ class Session:
         self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
         self._is_open = False
         self.is_place_shared = False
+        self.calls_digest: Callable[[], int] = lambda: 0
+        self._has_warned_of_calls = False
         self.losses = LossGuard(self.progress)
         if group is None or not group.has_state:
             with self._watch.standing_still(nothing_to_save=True):
@@ -334,16 +337,26 @@ class Session:
                 self._copy(self._checkpoints, self._checkpoints.copies)
 
     def _compare_places(self) -> None:
-        """Raise TrainError, on all ranks, if some have left a loop over batches that others are still in."""
-        epoch, position = self.cursor.epoch, self.cursor.position
-        last_epoch, last, *lowest = self.world.highest(epoch, position, -epoch, -position)
-        first_epoch, first = (-number for number in lowest)
+        """Raise TrainError, on all ranks, if some have left a loop over batches that others are still in.
+
+        Warn, once, if their optimizers have made different steps since a new rank joined them.
+        """
+        here = self.cursor.epoch, self.cursor.position, self.calls_digest()
+        last_epoch, last, digest, *lowest = self.world.highest(*here, *(-number for number in here))
+        first_epoch, first, other_digest = (-number for number in lowest)
         if (first_epoch, first) != (last_epoch, last):
             raise TrainError(
                 f"after step {self.cursor.step}, the ranks are at different positions in the data: in epoch "
                 f"{first_epoch} and {last_epoch}, at sample {first} and {last}. FIX: leave the loop over the batches on"
                 " all ranks in the same step, by run.steps_done or a value that they share, not by a count of a rank's"
                 " own batches or by its own loss"
+            )
+        if digest != other_digest and self.world.rank == 0 and not self._has_warned_of_calls:
+            self._has_warned_of_calls = True
+            log.warning(
+                "since a new worker joined, ranks step their optimizers at different times or at different learning "
+                "rates, so that each trains a model of its own: the script goes by a count of its own, which starts "
+                "from 0 in a new process. FIX: go by run.steps_done"
             )
 
     def _copy(self, checkpoints: Checkpointer, copies: Copies) -> None:

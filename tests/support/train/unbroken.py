@@ -2,7 +2,8 @@
 
 `$FAULTS` is a list of `POINT:STEP:WORKER`, each heeded once; `+N` is the process's own Nth step. Each batch is a line
 in `ledger-PID`, before its step is made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
-Training ends before the epoch N if there is a file `stop-before-N`.
+Training ends before the epoch N if there is a file `stop-before-N`. `$STEP_EACH`: `run.step` is called for each of the
+batches that `$ACCUMULATE` says. `$SCHEDULED`: the scheduler is stepped in so many of the process's own first steps.
 """
 
 from __future__ import annotations
@@ -133,12 +134,15 @@ def main(make_model: Callable[[], nn.Module] = Net) -> None:
                     print(json.dumps({**row, "made": False, "at": time.time()}), file=ledger)
                 run.scale_loss(loss / accumulate).backward()
                 if not is_last:
+                    if "STEP_EACH" in E:
+                        run.step(loss=loss)
                     continue
                 seen = []
                 optimizer.step()
                 optimizer.zero_grad()
                 strike("after", NOW[0])
-                scheduler.step()
+                if OWN[0] <= float(E.get("SCHEDULED", "inf")):
+                    scheduler.step()
                 average.update()
                 time.sleep(float(E.get("STEP_S", "0.01")))
                 before = run.steps_done

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher_lab import Lab
-from tests.support.train.unbroken_workers import EVERY_KIND, ROOT, Workers
+from tests.support.train.unbroken_workers import ENDLESS, EVERY_KIND, ROOT, Workers
 
 
 @pytest.mark.timeout(900)
@@ -46,9 +46,18 @@ def test_with_fewer_ranks_the_averages_are_those_of_the_global_batch(lab: Lab, t
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("habit", "point"), [("twice", "between"), ("metrics", "after"), ("groups", "backward")])
+def test_a_loss_between_two_steps_of_an_optimizer_undoes_the_first(lab: Lab) -> None:
+    workers = Workers(lab, 3, 2, EVERY_KIND, HABIT="twice", FAULTS="between:7:w1")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 10
+    assert len(workers.ledger().pids) <= 4, "the one that was lost, and nobody else, started again"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("habit", "point"), [("metrics", "after"), ("groups", "backward")])
 def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
-    """Steps of one optimizer around another backward pass; collectives, and groups, of the script's own."""
+    """Collectives, and groups, of the script's own."""
     workers = Workers(lab, 3, 2, EVERY_KIND, HABIT=habit, FAULTS=f"{point}:7:w1")
     steps, *_ = workers.finish()
     workers.check_samples()
@@ -56,3 +65,17 @@ def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab
     generations = lab.site.service.view("default/job", "job-uid").generations
     ways = {item.resumed_from for item in generations}
     assert ways & {"storage", "copies"}, "ranks start again, from whatever is newer"
+
+
+@pytest.mark.timeout(900)
+def test_a_new_rank_that_counts_otherwise_is_said(lab: Lab) -> None:
+    """A scheduler that is stepped by the script's own count: a new rank would train at other learning rates."""
+    workers = Workers(lab, 2, ENDLESS, SCHEDULED="20", SAVE_EVERY="5", STEP_S="0.03")
+    workers.begin(30)
+    lab.add("w2")
+    workers.start("w2")
+    workers.names.append("w2")
+
+    lab.until(lambda: "the script goes by a count of its own" in lab.output("w0") + lab.output("w1"))
+    workers.end_soon()
+    assert {lab.wait(name) for name in workers.names} == {0}

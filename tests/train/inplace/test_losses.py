@@ -109,6 +109,15 @@ def test_accumulated_gradients_and_saves_in_between(lab: Lab) -> None:
     assert len(workers.ledger().pids) <= 6
 
 
+def test_a_script_may_call_run_step_for_each_batch_whose_gradient_it_accumulates(lab: Lab) -> None:
+    """A new rank, which counts batches from 0, would otherwise step its optimizer at other times than the rest."""
+    workers = Workers(lab, 3, 6, FAULTS="forward:5:w2 backward:11:w0", ACCUMULATE="4", STEP_EACH="1", SAVE_EVERY="3")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 18
+    assert len(workers.ledger().pids) <= 5
+
+
 def test_the_smaller_step_at_the_end_of_an_epoch(lab: Lab) -> None:
     """The script counts batches to know when to make a step: of six, and of the four that are left."""
     lab.minimum = 3

@@ -184,6 +184,10 @@ class Feed:
             self.fetches_ahead |= self.first_steps in ([2, 1, 1], [3, 1, 1])
         return self.take(), batches > 1 and batches != usual
 
+    def go_on(self) -> None:
+        """Record that the step goes on with another batch, whose gradient is added: nothing was fetched ahead."""
+        self.first_steps = [0, 0, 0]
+
     @property
     def weight(self) -> float:
         """The factor for this rank's mean loss by which the mean over ranks becomes that of the global batch."""

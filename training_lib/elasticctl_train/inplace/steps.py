@@ -36,24 +36,33 @@ Buffers = dict[str, torch.Tensor | None]
 
 
 class StepGate:
-    """Skips the steps of optimizers while a peer is lost; calls `on_first()` before the first one in each step."""
+    """Skips the steps of optimizers while a peer is lost; calls `on_first()` before the first one in each step.
+
+    If more will follow in the same step, as a GAN's do, a loss may come between them. What an optimizer changes is then
+    copied before, unless its step is the last one. `has_skipped`: it has skipped one since the end of the last step.
+    """
 
     def __init__(
         self, watch: PeerWatch, optimizers: Sequence[torch.optim.Optimizer], on_first: Callable[[], None]
     ) -> None:
         self._watch, self._on_first = watch, on_first
-        self._made = 0
+        self._made = self._most = 0
+        self._kept: dict[torch.optim.Optimizer, KeptOptimizer] = {}
+        self._is_torn = self.has_skipped = False
         for optimizer in optimizers:
             self._guard(optimizer)
 
-    @property
-    def is_torn(self) -> bool:
-        """True if an optimizer made its step before the loss of a peer was noticed in the same step."""
-        return self._made > 0
-
     def mark(self) -> None:
         """Record the end of the script's step."""
-        self._made = 0
+        self._most = max(self._most, self._made)
+        self._made, self._kept = 0, {}
+        self._is_torn = self.has_skipped = False
+
+    def undo(self) -> bool:
+        """Undo the steps that were made before the loss was noticed; return False if one cannot be undone."""
+        for kept in self._kept.values():
+            kept.put_back()
+        return not self._is_torn
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
         make_step: Callable[..., Any] = optimizer.step
@@ -61,16 +70,38 @@ class StepGate:
         # A method rather than a function, because schedulers that are created later wrap only methods.
         @functools.wraps(getattr(make_step, "__func__", make_step))  # keeps a scheduler's marks
         def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not self._made:
-                self._watch.finish_on_gpu()
+            self._watch.finish_on_gpu()
             if self._watch.lost:
+                self.has_skipped = True
                 return _call_closure(*args, **kwargs)
             if not self._made:
                 self._on_first()
             self._made += 1
+            takes_closure = bool(args) or "closure" in kwargs
+            if (takes_closure or self._made < self._most) and optimizer not in self._kept and not self._is_torn:
+                self._kept[optimizer] = KeptOptimizer(optimizer)
+            self._is_torn |= optimizer not in self._kept
             return make_step(*args, **kwargs)
 
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+class KeptOptimizer:
+    """The parameters and the state of an optimizer, as they were before its first step in a step of the script's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        self._state = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
+
+    def put_back(self) -> None:
+        """Undo what has changed since."""
+        with torch.no_grad():
+            for parameter, before in self._parameters:
+                parameter.copy_(before)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
 
 
 class LastStep:

@@ -93,6 +93,11 @@ class InPlace:
         self.group.watch.finish_on_gpu()
         return self.group.watch.lost
 
+    @property
+    def has_skipped(self) -> bool:
+        """True if an optimizer was called in this step, which is lost, and has not changed anything."""
+        return self._gate.has_skipped
+
     def obstacle(self) -> str:
         """Return why this process cannot stay because of its script; empty if it can. Call this in each step.
 
@@ -154,7 +159,7 @@ class InPlace:
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
-        is_whole = self._last.restore() and not self._gate.is_torn and not is_uneven
+        is_whole = self._last.restore() & self._gate.undo() and not is_uneven
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
