@@ -225,30 +225,52 @@ def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp
     assert seen == Counter(range(30))
 
 
-def test_a_step_goes_on_while_gradients_wait_for_an_optimizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goes_by_steps_done", [False, True])
+def test_a_step_goes_on_while_gradients_wait_for_an_optimizer(tmp_path: Path, goes_by_steps_done: bool) -> None:
     """A script that accumulates gradients may call run.step for each batch: a resume must not lose some of them."""
     seen: Counter[int] = Counter()
-    for stop_at in (2, None):
+    for stop_at in (6, None):
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with Run(str(tmp_path), model=model, optimizer=optimizer, save=EVERY_STEP) as run:
+            assert run.steps_done == (0 if stop_at else 6)
             for _ in run.epochs(1):
                 for index, batch in enumerate(run.loader(Numbers(36), global_batch=3)):
                     seen.update(batch.tolist())
                     loss = run.model(batch[:, None].float()).sum()
                     loss.backward()
                     before = run.steps_done
-                    if index % 3 == 2:
+                    if (before if goes_by_steps_done else index) % 3 == 2:
                         optimizer.step()
                         optimizer.zero_grad()
                     run.step(loss=loss)
-                    assert run.steps_done == before + (index % 3 == 2)
+                    assert run.steps_done == before + 1
                     if run.steps_done == stop_at:
                         break
                 if stop_at:
                     break
     assert seen == Counter(range(36))
-    assert run.steps_done == 4
+    assert run.steps_done == 12
+
+
+def test_a_resume_takes_up_a_step_whose_gradients_were_not_used_at_its_beginning(tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+    for stop_at in (5, None):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with suppress(KeyboardInterrupt), Run(str(tmp_path), model=model, optimizer=optimizer, save=EVERY_STEP) as run:
+            seen.append([])
+            for _ in run.epochs(1):
+                for batch in run.loader(Numbers(12), global_batch=2):
+                    seen[-1] += batch.tolist()
+                    run.model(batch[:, None].float()).sum().backward()
+                    if run.steps_done % 3 == 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    run.step()
+                    if run.steps_done == stop_at:
+                        raise KeyboardInterrupt
+    assert seen == [[*range(10)], [*range(6, 12)]]
 
 
 def test_steps_that_another_optimizer_makes_are_counted(tmp_path: Path) -> None:
@@ -262,7 +284,7 @@ def test_steps_that_another_optimizer_makes_are_counted(tmp_path: Path) -> None:
                 run.model(batch[:, None].float()).sum().backward()
                 optimizer.step()
                 run.step()
-    assert run.steps_done == 5
+    assert run.steps_done == 6
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -98,6 +98,7 @@ class Run:
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
         self._feed = Feed(world.rank, world.size)
+        self._accumulated = 0  # calls of `step` since an optimizer was called
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         self._connect_feed()
         self._begin_training(handed)
@@ -165,8 +166,8 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """The number of optimizer steps done so far, including those before restarts."""
-        return self._session.cursor.step
+        """The number of calls of `step` so far, including those before restarts, but not those that were lost."""
+        return self._session.cursor.step + self._accumulated
 
     @property
     def own_samples(self) -> int:
@@ -188,10 +189,10 @@ class Run:
         self._session.progress.total_epochs = total
         warned = False
         while self._session.cursor.epoch < total:
-            epoch, steps = self._session.cursor.epoch, self._session.cursor.step
+            epoch, steps = self._session.cursor.epoch, self.steps_done
             self._feed.is_done = False
             yield epoch
-            if self._feed.take() and self._session.cursor.step == steps and self.is_main and not warned:
+            if self._feed.take() and self.steps_done == steps and self.is_main and not warned:
                 warned = True
                 log.warning(
                     "epoch %d had batches but no run.step(): its steps are not counted, and nothing is saved before the"
@@ -243,12 +244,14 @@ class Run:
         """Count and report a step, and save if it is time. Call it last in the loop's body, after `optimizer.step()`.
 
         While gradients wait for an optimizer of the run, because the script accumulates those of several batches, the
-        step goes on: only the loss is recorded. The call does not return if the launcher has given notice that the
-        group is about to change and this process cannot stay: all ranks then commit the same step and wait to be
-        stopped. Raises FencedError if a newer run has taken over the storage URL.
+        call is counted, but nothing is saved and no worker joins before an optimizer has used them. The call does not
+        return if the launcher has given notice that the group is about to change and this process cannot stay: all
+        ranks then commit the same step and wait to be stopped. Raises FencedError if a newer run has taken over the
+        storage URL.
         """
         has_skipped = self._stay is not None and self._stay.has_skipped
         if self._feed.pending and not has_skipped and self._calls.are_awaited():
+            self._accumulated += 1
             self._feed.go_on()
             if loss is not None:
                 self.log(loss=loss)
@@ -264,7 +267,8 @@ class Run:
             return
         self._mark = self._feed.mark
         self._calls.end_step()
-        cursor = self._session.cursor = self._session.cursor.next_step(samples)
+        cursor = self._session.cursor = self._session.cursor.next_step(samples, 1 + self._accumulated)
+        self._accumulated = 0
         if self._stay is None:
             self._end_step(cursor, samples, loss)
         elif not self._stay.complete(lambda: self._end_step(cursor, samples, loss)):
@@ -332,7 +336,7 @@ class Run:
         handed = self._stay.enter_next(self._session.cursor, lambda: self._snapshot().state, is_uneven=is_uneven)
         if handed is not None:
             self._session.cursor = self._take(handed)
-        world = self._stay.group.world
+        world, self._accumulated = self._stay.group.world, 0
         self._feed.take()
         self._feed.move(world.rank, world.size)
         self._session.move(world, self._stay.group.generation)

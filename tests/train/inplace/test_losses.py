@@ -114,7 +114,7 @@ def test_a_script_may_call_run_step_for_each_batch_whose_gradient_it_accumulates
     workers = Workers(lab, 3, 6, FAULTS="forward:5:w2 backward:11:w0", ACCUMULATE="4", STEP_EACH="1", SAVE_EVERY="3")
     steps, *_ = workers.finish()
     workers.check_samples()
-    assert steps == 18
+    assert steps == 60
     assert len(workers.ledger().pids) <= 5
 
 

@@ -94,9 +94,9 @@ class Cursor:
             return self.epoch * self.length + self.position
         return self.position if self.position and not self.epoch else None
 
-    def next_step(self, samples: int) -> Cursor:
-        """Return the cursor after one more step, over this many samples."""
-        return Cursor(self.step + 1, self.epoch, self.position + samples, self.length, self.shuffle, self.seed)
+    def next_step(self, samples: int, calls: int = 1) -> Cursor:
+        """Return the cursor after a step over this many samples, which the script has counted as `calls` steps."""
+        return Cursor(self.step + calls, self.epoch, self.position + samples, self.length, self.shuffle, self.seed)
 
     def next_epoch(self) -> Cursor:
         """Return the start of the next epoch."""
