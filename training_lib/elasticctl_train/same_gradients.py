@@ -87,7 +87,7 @@ class OptimizerCalls:
     def _note(self, number: int, *_: Any) -> None:
         self._calls[number] += 1
         self._is_called = True
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self._optimizers = []  # a CUDA graph makes the steps from now on, and calls nobody
 
     def _note_calls_of(self, scaler: torch.amp.GradScaler) -> None:
