@@ -87,8 +87,7 @@ class Job:
 
     def scale(self, workers: int) -> None:
         """Request that many workers."""
-        path = f"{self._contender.path}/{NAME}"
-        self._api.request("PATCH", path, self._contender.size(workers), content_type=MERGE_PATCH)
+        self._api.request("PATCH", self._path, self._contender.size(workers), content_type=MERGE_PATCH)
 
     def _settle(self, world: int, settle_s: float, but: str = "") -> None:
         """Wait until that many have trained for a while, in another group than `but`."""
@@ -157,10 +156,21 @@ class Job:
         self._api.request("POST", self._contender.path, self._contender.manifest)
 
     def delete(self) -> None:
-        """Delete it and everything that belongs to it."""
+        """Delete it and everything that belongs to it; both are gone when this returns."""
         with suppress(NotFoundError):
-            self._api.request("DELETE", f"{self._contender.path}/{NAME}", {"propagationPolicy": "Foreground"})
-        until(lambda: not self._pods(), 120, "the end of the job")
+            self._api.request("DELETE", self._path, {"propagationPolicy": "Foreground"})
+        until(lambda: not self._pods() and self._is_gone(), 120, "the end of the job")
+
+    @property
+    def _path(self) -> str:
+        return f"{self._contender.path}/{NAME}"
+
+    def _is_gone(self) -> bool:
+        try:
+            self._api.request("GET", self._path)
+        except NotFoundError:
+            return True
+        return False
 
 
 EVENTS: dict[str, Callable[[Job], None]] = {
