@@ -23,7 +23,7 @@ from elasticctl.api.observed.history import (
     samples_per_s,
     steps_per_s,
 )
-from elasticctl.api.observed.outlook import outlook_text
+from elasticctl.api.observed.plan_text import outlook_text
 from elasticctl.api.observed.ranks import rank_count
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
 from elasticctl.api.observed.workers import count_workers, known_workers

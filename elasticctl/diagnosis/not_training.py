@@ -6,7 +6,7 @@ import shlex
 
 from elasticctl.api.goal import PlanStatus
 from elasticctl.api.objects import as_mapping, as_text, at
-from elasticctl.api.observed.outlook import pools_outlook
+from elasticctl.api.observed.plan_text import pools_outlook
 from elasticctl.api.observed.timeline import NOTIFY_FAILED
 from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, Pod
 from elasticctl.api.status import Cause, Phase, RankFailure

@@ -20,7 +20,7 @@ from elasticctl.doctor.clouds import allocatable_gpus, check_cloud, check_identi
 from elasticctl.doctor.network import check_network
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
-from elasticctl.kubeapi.refusals import NoSuchApiError
+from elasticctl.kubeapi.error_responses import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
 OLDEST = (1, 34)

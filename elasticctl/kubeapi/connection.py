@@ -32,7 +32,7 @@ from elasticctl.kubeapi.credentials import (
     from_service_account,
     plugin_error,
 )
-from elasticctl.kubeapi.refusals import refusal
+from elasticctl.kubeapi.error_responses import refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
 
 CONNECT_TIMEOUT_S = 4.0

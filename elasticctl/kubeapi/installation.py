@@ -12,8 +12,8 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.yamltext import parse_yaml
-from elasticctl.kubeapi.confined import confine
 from elasticctl.kubeapi.features import ALL, FOR_THE_CLUSTER, LABEL_FEATURE, Feature, format_features
+from elasticctl.kubeapi.single_namespace import confine
 
 NAMESPACE = "elasticctl-system"
 DEPLOYMENT = "elasticctl-controller"

@@ -16,7 +16,7 @@ import aiohttp
 from elasticctl.api.errors import ClusterError, CredentialsError, UnreachableError
 from elasticctl.api.text import shorten
 from elasticctl.kubeapi.connection import CONNECT_TIMEOUT_S, Connection
-from elasticctl.kubeapi.refusals import refusal
+from elasticctl.kubeapi.error_responses import refusal
 
 PING_EVERY_S = 20.0
 """Load balancers on the way drop connections on which nothing is said for a minute."""

@@ -37,7 +37,7 @@ from elasticctl.api.errors import (
     SpecError,
 )
 from elasticctl.kubeapi.connection import Requests, Stream, list_pages
-from elasticctl.kubeapi.refusals import NoSuchApiError, refusal
+from elasticctl.kubeapi.error_responses import NoSuchApiError, refusal
 
 WATCH_S = 60.0
 """After this time the server ends a watch; the next one resumes where it stopped."""

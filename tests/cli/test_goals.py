@@ -13,7 +13,7 @@ import pytest
 from elasticctl.api.codec import Timestamp, to_json
 from elasticctl.api.errors import ConflictError, UsageError
 from elasticctl.api.goal import Goal, PlanStatus, PlanStep
-from elasticctl.api.observed.outlook import outlook_text
+from elasticctl.api.observed.plan_text import outlook_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cli.submit.goals import check_goal

@@ -12,7 +12,7 @@ import pytest
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import ON_DEMAND, SPOT, PoolOrder, PoolsStatus, parse_order
-from elasticctl.api.observed.outlook import pools_text
+from elasticctl.api.observed.plan_text import pools_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, WorkerStatus
 from elasticctl.cli.submit.derived_manifests import adapt_pools

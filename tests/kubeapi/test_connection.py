@@ -27,7 +27,7 @@ from elasticctl.api.errors import (
 )
 from elasticctl.kubeapi import connection as module
 from elasticctl.kubeapi.connection import Connection, connect, resource_path
-from elasticctl.kubeapi.refusals import refusal
+from elasticctl.kubeapi.error_responses import refusal
 from tests.support.fakeapi import FakeApi
 from tests.support.kube import WriteKubeconfig
 

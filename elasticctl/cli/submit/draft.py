@@ -23,9 +23,9 @@ from elasticctl.api.yamltext import parse_yaml
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit import plan
+from elasticctl.cli.submit.check_module import check_module
 from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.flags.set_fields import Settings, with_settings
-from elasticctl.cli.submit.modules import check_module
 from elasticctl.cluster.base import Manifest
 from elasticctl.settings.contexts import LOCAL, Context
 

@@ -13,7 +13,7 @@ from typing import Any
 from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import ON_DEMAND, PoolOrder, capacity_of
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
-from elasticctl.api.observed.outlook import goal_words
+from elasticctl.api.observed.plan_text import goal_words
 from elasticctl.api.podtemplate import (
     SETUP_VARIABLE,
     START_FROM_VARIABLE,

@@ -15,7 +15,7 @@ from elasticctl.api.objects import as_text
 from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps, waited_s
-from elasticctl.api.observed.outlook import step_words
+from elasticctl.api.observed.plan_text import step_words
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase

@@ -22,7 +22,7 @@ from elasticctl.api.observed.history import (
     samples_per_s,
     steps_per_s,
 )
-from elasticctl.api.observed.outlook import outlook_text, pools_text
+from elasticctl.api.observed.plan_text import outlook_text, pools_text
 from elasticctl.api.observed.step_times import mean_times, times_text
 from elasticctl.api.observed.usage import idle_text, usage_text
 from elasticctl.api.observed.workers import count_workers

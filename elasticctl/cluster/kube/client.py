@@ -37,7 +37,7 @@ from elasticctl.cluster.base import (
     say_on_stderr,
 )
 from elasticctl.kubeapi.connection import MAX_STREAMS, MERGE_PATCH, Connection, connect, list_objects, resource_path
-from elasticctl.kubeapi.refusals import NoSuchApiError
+from elasticctl.kubeapi.error_responses import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
 LABEL_SECRET = f"{GROUP}/secret"

@@ -24,9 +24,9 @@ from elasticctl.api.errors import (
 )
 from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
 from elasticctl.kubeapi import installation
-from elasticctl.kubeapi.confined import is_for_all
 from elasticctl.kubeapi.connection import APPLY_PATCH, Connection, list_objects, resource_path
-from elasticctl.kubeapi.refusals import NoSuchApiError
+from elasticctl.kubeapi.error_responses import NoSuchApiError
+from elasticctl.kubeapi.single_namespace import is_for_all
 
 FIELD_MANAGER = "elasticctl"
 KEY_BYTES = 32

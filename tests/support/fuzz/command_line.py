@@ -29,8 +29,8 @@ VALUES = [
     "/", "~", "", " ", "\n", "\x1b[31m", "\udcff",
 ]
 # fmt: on
-# Verbs that read a cluster are left out here: they would start one. test_real.py runs them. `list` stands for them with
-# an option that it has not, since a wrong value could be made good by a later one.
+# Verbs that read a cluster are left out here: they would start one. test_local_cluster.py runs them. `list` stands for
+# them with an option that it has not, since a wrong value could be made good by a later one.
 HEADS = [
     ["submit", "--dry-run"],
     ["submit", "--dry-run", "train.py"],

@@ -14,7 +14,7 @@ from elasticctl.api.codec import to_json
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.observed.cost import prices_of
 from elasticctl.api.observed.history import unkept_s
-from elasticctl.api.observed.outlook import goal_words
+from elasticctl.api.observed.plan_text import goal_words
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
 from elasticctl.api.status import WorkerStatus

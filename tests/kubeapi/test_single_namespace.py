@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.kubeapi import installation
-from elasticctl.kubeapi.confined import LABEL_NAMESPACE, OF_THE_CLUSTER, is_for_all
 from elasticctl.kubeapi.features import ALL, FOR_THE_CLUSTER, Feature
+from elasticctl.kubeapi.single_namespace import LABEL_NAMESPACE, OF_THE_CLUSTER, is_for_all
 from tests.support.controller.rights import allowed, bound_roles, rights_of
 
 
