@@ -19,7 +19,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.reader import Piece, read_contents
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.train import programs, ranks
 from tests.support.train.checkpoints import damage, gather_shares, model_state, saved, write_shares
 
@@ -56,6 +56,21 @@ def test_another_part_is_pulled_by_its_paths(tmp_path: Path) -> None:
     }
     with pytest.raises(TrainError, match=r"step 1 has no part 'ema', only model, optimizer"):
         verify.pull(storage, commit, "ema", tmp_path / "e.safetensors", ignore)
+
+
+def test_two_tensors_of_one_path_are_both_pulled(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    part = {"a": {"b": torch.zeros(2)}, "a.b": torch.ones(3), 1: torch.full((4,), 2.0), "1": torch.full((5,), 3.0)}
+    checkpoints.save({"odd": part, "plain": {"__metadata__": torch.ones(6)}}, Label(1))
+    assert checkpoints.settle()
+    (commit,) = read_commits(LocalStorage(tmp_path))
+    verify.pull(LocalStorage(tmp_path), commit, "odd", tmp_path / "odd.safetensors", ignore)
+    pulled = safetensors.torch.load_file(tmp_path / "odd.safetensors")
+    assert {name: tensor.tolist() for name, tensor in pulled.items()} == {
+        "a.b": [0.0] * 2, "a.b~": [1.0] * 3, "1": [2.0] * 4, "1~": [3.0] * 5
+    }  # fmt: skip
+    verify.pull(LocalStorage(tmp_path), commit, "plain", tmp_path / "plain.safetensors", ignore)
+    assert list(safetensors.torch.load_file(tmp_path / "plain.safetensors")) == ["__metadata__~"]
 
 
 def test_a_flipped_bit_is_found_and_leaves_no_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any
 
 import torch
@@ -62,13 +62,16 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return tensor
 
 
-keys = st.text(max_size=8) | st.integers() | st.none() | st.booleans() | st.tuples(st.integers(), st.text(max_size=3))
+texts = st.text(max_size=8) | st.sampled_from(["\ud83d", "\ude00\ud83d", "$map", "$ordered", "a/b", "a.b"])
+numbers = st.integers() | st.floats() | st.booleans()
+keys = texts | numbers | st.none() | st.tuples(st.integers(), texts) | st.binary(max_size=3)
 leaves = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats()
-    | st.text(max_size=20)
+    | texts
+    | st.binary(max_size=5)
     | tensors()
     | st.builds(Counter, st.dictionaries(st.integers(0, 50), st.integers(0, 50), max_size=3))
 )
@@ -79,6 +82,7 @@ trees = st.recursive(
         | st.lists(inner, max_size=4).map(tuple)
         | st.dictionaries(st.text(max_size=8), inner, max_size=4)
         | st.dictionaries(keys, inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=4).map(OrderedDict)
     ),
     max_leaves=15,
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import tempfile
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from elasticctl_store.errors import StateError
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.reader import fetch_documents, parse
+from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run
-from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint import fitting, parts, restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import read_buffers
 from tests.support.train.states import same, trees
@@ -237,6 +242,54 @@ def test_whatever_is_saved_comes_back_and_the_rest_is_refused(state: dict[str, A
         assert restored is not None
         assert same(restored.state, state)
         assert same(restored.local, local)
+
+
+def test_ordered_dicts_are_plain_ones_to_earlier_versions(tmp_path: Path) -> None:
+    """Which ignore what a share document says of them."""
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    inner = OrderedDict({2: 1.5, "$b": OrderedDict(a=(OrderedDict(c=1), {"d": [OrderedDict()]}))})
+    state, local = {"part": {"x": inner, "y": [inner]}}, {"own": OrderedDict(z=1, a=2)}
+    checkpoints.save(state, Label(1), local=local)
+    assert checkpoints.settle()
+    (commit,) = read_commits(storage)
+    read, own = restore.read_alone(storage, commit)
+    assert same(read, state)
+    assert same(own, local)
+    (document,) = fetch_documents(storage, commit)
+    assert b"$ordered" not in json.dumps({**document, "ordered": None}).encode()
+    del document["ordered"]
+    plain = decode(parse(commit, [document]).state, lambda name, kind: None)
+    assert plain == state
+    assert type(plain["part"]["x"]["$b"]["a"][0]) is dict
+    odd = ["part", "z"], ["part", "y", 0, "$map"], [[]], ["part", "x", "$map", 0, 1]
+    for where in (*([place] for place in odd), [["part"], 3], {}):
+        with pytest.raises(DamagedError):
+            parse(commit, [{**document, "ordered": {"state": where}}])
+
+
+def test_a_part_of_the_scripts_own_gets_its_ordered_dict(tmp_path: Path) -> None:
+    class Recent:
+        """Moves what it has seen to the end."""
+
+        def __init__(self) -> None:
+            self.seen: Any = OrderedDict(a=torch.ones(1), b=torch.ones(2))
+
+        def state_dict(self) -> Any:
+            return self.seen
+
+        def load_state_dict(self, state: Any) -> None:
+            state.move_to_end("a")
+            self.seen = state
+
+    part = Recent()
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save({"recent": part.state_dict()}, Label(1))
+    assert checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    fitting.load({"recent": part}, restored.state, "here")
+    assert list(part.seen) == ["b", "a"]
 
 
 @pytest.mark.parametrize("name", ["$own", "$rank", "$"])

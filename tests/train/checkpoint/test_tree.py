@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from contextlib import suppress
 from enum import IntEnum
 from typing import Any
@@ -19,7 +19,7 @@ from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_train.checkpoint import tree as tree_module
-from elasticctl_train.checkpoint.tree import MAX_BYTES, Flattener, leaves
+from elasticctl_train.checkpoint.tree import MAX_BYTES, Flattener, check_part_name, leaves
 from tests.support.train.states import same, through_json, trees
 
 
@@ -96,8 +96,10 @@ def test_names_never_clash() -> None:
     assert "__metadata__" not in flat.tensors
 
 
-def test_a_state_dicts_ordered_dict_becomes_a_dict() -> None:
-    assert same(through_json(OrderedDict(b=1, a=2)), {"b": 1, "a": 2})
+def test_the_ordered_dict_of_a_module_becomes_a_dict() -> None:
+    state = torch.nn.Linear(1, 1).state_dict()
+    assert type(state) is OrderedDict
+    assert same(through_json(state), dict(state))
 
 
 def freed() -> torch.Tensor:
@@ -117,6 +119,10 @@ class Level(IntEnum):
     """A number, and more than that."""
 
     LOW = 1
+
+
+class Subclass(torch.Tensor):
+    """More than its elements, perhaps."""
 
 
 class Custom:
@@ -153,10 +159,23 @@ class Custom:
         (Level.LOW, "Level"),
         ({torch.ones(1): 1}, "tensors as keys"),
         ({(1, torch.ones(1)): 1}, "tensors as keys"),
+        (namedtuple("Pair", "a b")(1, 2), "Pair"),
+        (frozenset({1}), "builtins.frozenset"),
+        (1j, "builtins.complex"),
+        (np.int64(1), "numpy.int64"),
+        (np.bool_(True), "numpy.bool"),
+        (defaultdict(int), "collections.defaultdict"),
+        (experimental(lambda: torch.ones(2, 2).to_sparse_csr()), "torch.sparse_csr"),
+        (experimental(lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)), "torch.quint8"),
+        (experimental(lambda: torch.ones(2, dtype=torch.complex32)), "torch.complex32"),
+        (torch.ones(2).to(torch.float8_e4m3fnuz), "torch.float8_e4m3fnuz"),
+        (torch.ones(2).as_subclass(Subclass), "Subclass"),
+        ("\ud83d\ude00", "a text with a pair of surrogates"),
+        ([1, "\ud83d\ude00"], "a text with a pair of surrogates"),
     ],
 )
 def test_anything_else_is_refused_by_its_path(value: object, said: str) -> None:
-    with pytest.raises(StateError, match=r"optimizer/groups/1/odd: a checkpoint cannot hold") as caught:
+    with pytest.raises(StateError, match=r"optimizer/groups/1/odd(/1)?: a checkpoint cannot hold") as caught:
         Flattener().encode({"groups": [{}, {"odd": value}]}, "optimizer")
     assert said in str(caught.value)
 
@@ -208,6 +227,14 @@ def test_a_key_too_large_for_words_is_refused(key: Any) -> None:
 @pytest.mark.parametrize("number", [(1 << 14_000) - 1, 1 << 64, -(1 << 64)], ids=["largest", "large", "low"])
 def test_large_numbers_survive(number: int) -> None:
     assert through_json([number, {"a": number, number: 1}]) == [number, {"a": number, number: 1}]
+
+
+@pytest.mark.parametrize("key", ["\ud83d\ude00", ("\ud83d\ude00", 1)], ids=["text", "pair"])
+def test_a_key_that_would_come_back_as_another_is_refused(key: Any) -> None:
+    with pytest.raises(StateError, match=r"^state/.*: a checkpoint cannot hold a text"):
+        Flattener().encode({key: 1, "\N{GRINNING FACE}": 2}, "state")
+    with pytest.raises(StateError, match="the name of a part: a checkpoint cannot hold a text"):
+        check_part_name("\ud83d\ude00")
 
 
 MARKERS = ("$tensor", "$map", "$tuple", "$counter", "$float", "$bytes")

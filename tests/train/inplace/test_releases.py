@@ -46,7 +46,7 @@ HOMES: dict[Any, set[str]] = {
     graph: {"_engine_run_backward"},
     lr_scheduler: {"_opt_called"},
     placement_types: {"_StridedShard"},
-    torch.nn.Module: {"_compiled_call_impl", "_extra_state"},
+    torch.nn.Module: {"_compiled_call_impl", "_extra_state", "_metadata"},
     DistributedDataParallel: {
         "_assign_modules_buffers",
         "_build_params_for_reducer",

@@ -8,7 +8,8 @@ holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
      "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …],
      "bases": [{"file": {"key": …, "size_bytes": …, "checksum": …}, "pieces": …}]}     absent if there are none
 
-A document also has a `label`, which describes its checkpoint (step, epoch, metrics, time), and ends with a digest of
+`ordered` says which of the dicts in `state` and `local` are ordered (see `state_trees`); absent if none is. A document
+also has a `label`, which describes its checkpoint (step, epoch, metrics, time), and ends with a digest of
 itself, its *seal*. So the entry of the journal can be restored from the documents (see `repair`).
 
 `bases` are tensor files, too, which an earlier save of the same job may have written: they hold the pieces that have
@@ -50,6 +51,8 @@ _FOLDER = re.compile(rf"{entries.DATA}[A-Za-z0-9._-]{{1,200}}/", re.ASCII)
 _MIN_FILE_BYTES = tensor_files.PREFIX_BYTES + len("{}")
 _SEAL = b', "sha256": "%s"}'
 _SEAL_BYTES = len(_SEAL % bytes(64))
+_ORDERED = '"$ordered"'
+_TREES = ("state", "local")
 _FIELDS = ("rank", "world_size", "fingerprint", "state", "local", "tensors", "pieces")
 
 
@@ -136,7 +139,7 @@ def fetch_document(storage: Storage, ref: ObjectRef) -> Any:
 
 def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
     """Return the contents that share documents describe. Raises DamagedError unless they form a complete checkpoint."""
-    state = documents[0].get("state") if isinstance(documents[0], dict) else None
+    state = _read_tree(documents[0], "state") if isinstance(documents[0], dict) else None
     if not isinstance(state, dict):
         raise DamagedError(f"{commit.shares[0].key}: it contains no state")
     tensors = _tensors_of(state)
@@ -148,7 +151,8 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
     shares, bases = [], list[ShareContents]()
     for rank, (ref, document) in enumerate(zip(commit.shares, documents, strict=True)):
         _check_document(ref.key, document, documents, rank)
-        own_tensors, own_boxes = _tensors_of(document["local"]), dict[str, list[Box]]()
+        local = _read_tree(document, "local")
+        own_tensors, own_boxes = _tensors_of(local), dict[str, list[Box]]()
         if any(not name.startswith(f"{OWN}/") for name in own_tensors):
             raise DamagedError(f"{ref.key}: one of the rank's own tensors has a name of the state's")
         file = _parse_file(ref.key, document["tensors"])
@@ -156,7 +160,7 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
         for piece in pieces:
             (own_boxes if piece.is_own else boxes).setdefault(piece.name, []).append(piece.box)
         _check_complete(own_tensors, own_boxes)
-        shares.append(ShareContents(file, pieces, document["local"]))
+        shares.append(ShareContents(file, pieces, local))
         for base in _parse_bases(ref.key, document.get("bases", []), tensors):
             bases.append(base)
             for piece in base.pieces:
@@ -169,7 +173,12 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
 
 def seal(document: Mapping[str, Any]) -> bytes:
     """Return a share document in its stored form: JSON that ends with a digest of everything before it."""
-    body = json.dumps(document).encode()[:-1]
+    text = json.dumps(document)
+    if _ORDERED in text:
+        where: dict[str, list[Any]] = {name: [] for name in _TREES}
+        trees = {name: state_trees.take_order(document[name], where[name]) for name in _TREES}
+        text = json.dumps({**document, **trees, "ordered": where})
+    body = text.encode()[:-1]
     return body + _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
@@ -235,6 +244,14 @@ def _check_document(key: str, document: Any, documents: Sequence[Any], rank: int
         raise DamagedError(f"{key}: it contains a state, which only rank 0 writes")
     if not isinstance(document["local"], dict):
         raise DamagedError(f"{key}: it contains no state of its rank's own")
+
+
+def _read_tree(document: Mapping[str, Any], name: str) -> Any:
+    """Return a tree of a share document. Raises DamagedError."""
+    ordered = document.get("ordered", {})
+    if not isinstance(ordered, dict):
+        raise DamagedError("not a share document: its list of ordered dicts is invalid")
+    return state_trees.give_order(document.get(name), ordered.get(name, []))
 
 
 def _tensors_of(tree: dict[str, Any]) -> dict[str, TensorType]:

@@ -6,6 +6,10 @@ What JSON lacks is represented by an object with a key that starts with `$`:
         and, where it applies: "stride": […] unless it is row-major, "requires_grad": true, "parameter": true
     {"$map": [[KEY, VALUE], …]}                     a dict with keys that are not text (optimizer states), in order
     {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}  {"$bytes": BASE64}
+    {"$ordered": [[KEY, VALUE], …]}                 an OrderedDict
+
+Versions that do not know `$ordered` must be able to read a tree, too. So it is stored with a plain dict instead, and
+the document lists where these are (`take_order`, `give_order`).
 
 Nothing is ever unpickled. `elasticctl_train.checkpoint.tree` writes these trees.
 """
@@ -13,7 +17,7 @@ Nothing is ever unpickled. `elasticctl_train.checkpoint.tree` writes these trees
 from __future__ import annotations
 
 import binascii
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
@@ -32,6 +36,7 @@ OnTensor = Callable[[str, TensorType], Any]
 
 _REFERENCE, _SPECIALS = {"$tensor", "dtype", "shape"}, {"stride", "requires_grad", "parameter"}
 _FLOATS = {"nan", "inf", "-inf"}
+_PAIRS = {"$map", "$counter", "$ordered"}
 
 
 def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
@@ -51,6 +56,49 @@ def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
     if len(data) > 1:
         raise DamagedError(f"not a state tree: an object has other keys beside {marker!r:.40}")
     return _decode_marked(marker, data[marker], on_tensor, depth)
+
+
+def take_order(tree: Any, where: list[Any], place: tuple[Any, ...] = ()) -> Any:
+    """Return the tree with a plain dict for each `$ordered`, and append the places of these to `where`.
+
+    A place is a list of keys and indices, in the returned JSON.
+    """
+    if type(tree) is list:
+        return [take_order(item, where, (*place, index)) for index, item in enumerate(tree)]
+    if type(tree) is not dict:
+        return tree
+    marker = next(iter(tree), "")
+    if marker == "$ordered":
+        where.append(place)
+        pairs = tree[marker]
+        is_plain = all(type(key) is str and not key.startswith("$") for key, _ in pairs)
+        tree = dict(pairs) if is_plain else {"$map": pairs}
+    return {key: take_order(item, where, (*place, key)) for key, item in tree.items()}
+
+
+def give_order(tree: Any, where: Any) -> Any:
+    """Return the tree with `$ordered` in the places that `take_order` has found. Raises DamagedError."""
+    if type(where) is not list or any(type(place) is not list for place in where):
+        raise DamagedError("not a state tree: the list of its ordered dicts is invalid")
+    try:
+        return _with_order(tree, where) if where else tree
+    except (LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise DamagedError("not a state tree: one of its ordered dicts is not there") from e
+
+
+def _with_order(tree: Any, where: list[list[Any]]) -> Any:
+    below: dict[Any, list[list[Any]]] = {}
+    for first, *rest in filter(None, where):
+        below.setdefault(first, []).append(rest)
+    tree = tree.copy()
+    for key, places in below.items():
+        tree[key] = _with_order(tree[key], places)
+    if [] not in where:
+        return tree
+    marker = next(iter(tree), "")
+    if type(tree) is not dict or (marker.startswith("$") and marker != "$map"):
+        raise TypeError("not a dict")
+    return {"$ordered": tree["$map"] if marker == "$map" else [[key, item] for key, item in tree.items()]}
 
 
 def parse_reference(data: dict[str, Any]) -> tuple[str, TensorType]:
@@ -118,7 +166,7 @@ def tensors_by_path(tree: Any, path: str = "") -> Iterator[tuple[str, str, Tenso
         elif marker == "$tuple":
             yield from tensors_by_path(tree[marker], path)
         else:
-            for key, item in tree[marker] if marker in ("$map", "$counter") else tree.items():
+            for key, item in tree[marker] if marker in _PAIRS else tree.items():
                 yield from tensors_by_path(item, f"{path}.{key}" if path else str(key))
 
 
@@ -128,6 +176,8 @@ def _decode_marked(marker: str, content: Any, on_tensor: OnTensor, depth: int) -
             return _decode_pairs(content, on_tensor, depth)
         case "$counter":
             return Counter(_decode_pairs(content, on_tensor, depth))
+        case "$ordered":
+            return OrderedDict(_decode_pairs(content, on_tensor, depth))
         case "$tuple" if type(content) is list:
             return tuple([decode(item, on_tensor, depth + 1) for item in content])
         case "$float" if type(content) is str and content in _FLOATS:

@@ -47,6 +47,8 @@ DTYPES: Mapping[str, Dtype] = {
 }
 """The dtypes that a checkpoint can hold, by the names that share documents and torch use for them."""
 
+RESERVED_NAME = "__metadata__"
+"""The one name that the format has for itself."""
 PREFIX_BYTES = 8
 """A file begins with the length of its header, in this many bytes."""
 ALIGNMENT = 64

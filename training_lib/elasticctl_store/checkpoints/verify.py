@@ -24,6 +24,7 @@ from elasticctl_store.checkpoints.reader import (
     read_contents,
     retry_damaged,
 )
+from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage import Storage
 
@@ -101,10 +102,14 @@ def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: On
     if part not in contents.state:
         known = ", ".join(sorted(contents.state))
         raise TrainError(f"the checkpoint of step {commit.step} has no part {part!r}, only {known}")
-    found = list(state_trees.tensors_by_path(contents.state[part]))
-    layout = tensor_files.lay_out({path: tensor for path, _, tensor in found})
+    found: dict[str, tuple[str, TensorType]] = {}
+    for path, name, tensor in state_trees.tensors_by_path(contents.state[part]):
+        while path in found or path == tensor_files.RESERVED_NAME:  # keys may contain dots, and 1 is not "1"
+            path += "~"
+        found[path] = name, tensor
+    layout = tensor_files.lay_out({path: tensor for path, (_, tensor) in found.items()})
     starts: dict[str, list[int]] = {}
-    for path, name, _ in found:
+    for path, (name, _) in found.items():
         starts.setdefault(name, []).append(layout.starts[path])
     partial = target.with_name(f"{target.name}.partial")
     try:

@@ -223,7 +223,10 @@ def _where_they_are(saved: Any, live: Any) -> Any:
     if isinstance(saved, torch.Tensor):
         return saved.to(live.device) if isinstance(live, torch.Tensor) else saved
     if isinstance(saved, dict) and isinstance(live, Mapping):
-        return {key: _where_they_are(value, live.get(key)) for key, value in saved.items()}
+        found = saved.copy()
+        for key, value in saved.items():
+            found[key] = _where_they_are(value, live.get(key))
+        return found
     if isinstance(saved, list | tuple) and isinstance(live, list | tuple):
         rest = [None] * (len(saved) - len(live))
         return type(saved)(map(_where_they_are, saved, [*live, *rest]))

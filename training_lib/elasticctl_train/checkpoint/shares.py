@@ -224,7 +224,7 @@ def lay_out(todo: Sequence[tuple[str, TensorType, Box]]) -> tuple[tensor_files.L
     parts: dict[str, int] = {}
     for index, (name, kind, box) in enumerate(todo):
         part = name if box.shape == kind.shape else f"{name}@{','.join(map(str, box.offset))}"
-        while part in parts or part == tree.RESERVED_NAME:
+        while part in parts or part == tensor_files.RESERVED_NAME:
             part += "~"
         parts[part] = index
     layout = tensor_files.lay_out(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import binascii
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -36,7 +37,7 @@ MAX_BYTES = 1 << 20
 
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-RESERVED_NAME = "__metadata__"  # by safetensors
+_SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 Kind = tuple[str, torch.dtype, torch.Size, object]
 
@@ -61,7 +62,7 @@ class Flattener:
             raise StateError(f"{path:.60}…: a checkpoint cannot hold more than {MAX_DEPTH} nested levels")
         kind = type(value)
         if kind in _AS_THEY_ARE:
-            return value if kind is not int else _checked(value, path)  # type: ignore[arg-type]
+            return value if _is_plain(value) else _refuse(value, path)
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path)
         if kind is float or kind is bytes:
@@ -90,7 +91,10 @@ class Flattener:
         return [self.encode(item, f"{path}/{index}", depth) for index, item in enumerate(value)]
 
     def _encode_dict(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
+        # The result of Module.state_dict() is an OrderedDict that nobody needs as one.
+        if type(value) is OrderedDict and not hasattr(value, "_metadata"):
+            return {"$ordered": self._encode_pairs(value, path, depth)}
+        if all(type(key) is str and not key.startswith("$") and _is_plain(key) for key in value):
             return {key: self.encode(item, f"{path}/{key}", depth) for key, item in value.items()}
         return {"$map": self._encode_pairs(value, path, depth)}
 
@@ -124,7 +128,7 @@ class Flattener:
             _check_empty(tensor, path)
         if name is None:
             name = path
-            while name in self.tensors or name == RESERVED_NAME:
+            while name in self.tensors or name == tensor_files.RESERVED_NAME:
                 name += "~"
             self.tensors[name] = tensor
             self.kinds.append((name, dtype, shape, spread))
@@ -156,19 +160,25 @@ def check_part_name(name: object) -> None:
     """Raise StateError for an invalid name of a part."""
     if type(name) is not str:
         raise StateError(f"the state's part {name!r:.100} needs a name that is text")
+    if not _is_plain(name):
+        _refuse(name, "the name of a part")
     if name.startswith("$"):
         raise StateError(f"the state's part {name!r:.100} needs another name: names that start with $ are reserved")
 
 
 def _is_plain(value: Any) -> bool:
+    """Return whether JSON represents the value as it is."""
     kind = type(value)
+    if kind is str:
+        return value.isascii() or not _SURROGATES.search(value)
     return kind in _AS_THEY_ARE and (kind is not int or value.bit_length() <= MAX_INT_BITS)
 
 
-def _checked(value: int, path: str) -> int:
-    if value.bit_length() > MAX_INT_BITS:
+def _refuse(value: object, path: str) -> NoReturn:
+    """Raise StateError for a number that is too large, or a text that JSON would turn into another."""
+    if isinstance(value, int):
         raise StateError(f"{path}: a checkpoint cannot hold an integer of more than {MAX_INT_BITS} bits")
-    return value
+    raise StateError(f"{path}: a checkpoint cannot hold a text with a pair of surrogates in place of a character")
 
 
 def _encode_unusual(value: float | bytes, path: str) -> Any:
