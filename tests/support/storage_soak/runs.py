@@ -18,7 +18,7 @@ from elasticctl_store.checkpoints.commits import read_entries
 from elasticctl_store.checkpoints.entries import Commit, Generation, Retention
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.errors import TrainError
-from elasticctl_train.checkpoint import shares, unchanged
+from elasticctl_train.checkpoint import saving, shares, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import servers
 from tests.support.gate import Fault, Seen
@@ -31,6 +31,8 @@ from tests.support.train import ranks
 from tests.support.train.checkpoints import make_share
 
 LONGEST_LIFE_S = 300.0
+ROOM_PAUSES_S = (0.001,) * 6
+"""No storage here counts late what has been deleted."""
 
 
 def run(world: World) -> None:
@@ -191,6 +193,7 @@ def save_until_killed(url: str, notes: str, number: int, keep: int, at: int, key
     """
     os.environ |= keys
     unchanged.LEAST_BYTES = 1000
+    saving.ROOM_PAUSES_S = ROOM_PAUSES_S
     if at:
         die_at_change(at)
     log = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -19,7 +19,7 @@ from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import all_keys
-from elasticctl_train.checkpoint import unchanged
+from elasticctl_train.checkpoint import saving, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.storage_soak import runs, verbs
 from tests.support.storage_soak.damages import damage_folder, damage_storage
@@ -65,7 +65,12 @@ def prepared(seed: int) -> Iterator[None]:
     names = mock.patch.object(secrets, "token_hex", lambda count=32: dice.randbytes(count).hex())
     logging.disable()
     try:
-        with names, mock.patch.object(unchanged, "LEAST_BYTES", 1000), mock.patch.object(unchanged, "LEAST_SHARE", 0.1):
+        with (
+            names,
+            mock.patch.object(unchanged, "LEAST_BYTES", 1000),
+            mock.patch.object(unchanged, "LEAST_SHARE", 0.1),
+            mock.patch.object(saving, "ROOM_PAUSES_S", runs.ROOM_PAUSES_S),
+        ):
             yield
     finally:
         logging.disable(logging.NOTSET)

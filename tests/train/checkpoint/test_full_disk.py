@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.entries import Retention, save_folder, share_key, tensors_key
+from elasticctl_store.checkpoints.commits import read_commits, read_entries
+from elasticctl_store.checkpoints.entries import Generation, Retention, save_folder, share_key, tensors_key
 from elasticctl_store.errors import FullError, StorageError
 from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import saving
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
@@ -55,8 +56,9 @@ def steps(disk: LocalStorage) -> list[int]:
 
 
 def leave_half_a_save(disk: Disk, size_bytes: int) -> None:
-    """What a run leaves that is killed while it writes."""
-    key = tensors_key(share_key(save_folder(1, 77, 77, "dead"), 0, 1))
+    """What the first run leaves if it is killed while it writes."""
+    run_id = next(entry.run_id for _, entry in read_entries(disk) if isinstance(entry, Generation))
+    key = tensors_key(share_key(save_folder(1, 77, 77, run_id), 0, 1))
     path = disk.root / f"{key}.12ab34cd.partial"
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(size_bytes))
@@ -183,6 +185,55 @@ def test_a_service_without_room_gets_some(s3: Cloud) -> None:
         checkpoints.save(state_of(step), Label(step))
         assert checkpoints.settle()
     assert [commit.step for commit in read_commits(s3.open())] == [4, 3]
+
+
+class Quota(Disk):
+    """What is deleted goes on counting until so many more writes have been refused."""
+
+    def __init__(self, root: Path, capacity_bytes: int, late: int) -> None:
+        super().__init__(root, capacity_bytes, tells=False)
+        self.late, self.refused, self.counted_bytes = late, 0, 0
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self.counted_bytes = max(self.counted_bytes, self.used_bytes())
+        super().delete(keys)
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if self.counted_bytes + sum(map(len, parts)) > self.capacity_bytes:
+            self.refused += 1
+            if self.refused <= self.late:
+                raise FullError(f"cannot write {key}: the quota is used up")
+        self.counted_bytes = 0
+        return super().put(key, parts, if_absent=if_absent)
+
+
+@pytest.mark.parametrize(("late", "saved", "left"), [(1, True, [6, 5, 4, 3, 2]), (99, False, [5, 4, 3])])
+def test_a_quota_that_counts_late_costs_no_more_than_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, saved: bool, left: list[int]
+) -> None:
+    """Which is two, at most: what is reserved for a save is a little more than the one before took."""
+    monkeypatch.setattr(saving, "ROOM_PAUSES_S", (0.0,) * 6)
+    disk = Quota(tmp_path, 5_100_000, late)
+    checkpoints = Checkpointer(disk, keep=Retention(9))
+    assert all(save(checkpoints, step) for step in range(1, 6))
+    assert save(checkpoints, 6) is saved
+    assert steps(disk) == left
+
+
+def test_a_disk_that_frees_late_costs_no_more_than_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with snapshots does, or never."""
+
+    class Late(Disk):
+        def used_bytes(self) -> int:
+            self.most_bytes = max(getattr(self, "most_bytes", 0), super().used_bytes())
+            return self.most_bytes
+
+    monkeypatch.setattr(saving, "ROOM_PAUSES_S", (0.0,) * 6)
+    disk = Late(tmp_path, 5_100_000)
+    checkpoints = Checkpointer(disk, keep=Retention(9))
+    assert all(save(checkpoints, step) for step in range(1, 6))
+    assert not save(checkpoints, 6)
+    assert steps(disk) == [5, 4, 3, 2]
 
 
 def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:

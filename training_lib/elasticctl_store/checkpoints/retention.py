@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from elasticctl_store.checkpoints import entries, repair, verify
+from elasticctl_store.checkpoints import entries, reader, repair, verify
 from elasticctl_store.checkpoints.commits import CommitWriter, delete_bases, delete_commit, read_entries
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.checkpoints.verify import OnBytes
@@ -114,6 +114,8 @@ class Keeper:
         self._swept = False
         self._is_readable = True
         self._marked: Commit | None = None
+        self._freed = 0, 0
+        """The save for which room was made last, and the bytes of the commits that were deleted for it."""
 
     def retire(self, keep: Retention) -> None:
         """Mark the newest commit, and delete the commits that `keep` does not keep: the entry first, then the data.
@@ -155,8 +157,9 @@ class Keeper:
         deleted.
 
         Interrupted saves are deleted first, then the oldest commits, one after the other, but never the newest intact
-        one or anything newer. Room is short if the storage says so, or if it has just refused a write (`is_full`); in
-        that case, one step is taken. Raises FencedError, StorageError.
+        one or anything newer, and no more than have the size of what is lacking: the storage may count late what has
+        become free. Room is short if the storage says so, or if it has just refused a write (`is_full`); in that case,
+        one step is taken. Raises FencedError, StorageError.
         """
         if not (is_full or self._is_short(needed_bytes)):
             return False
@@ -175,7 +178,12 @@ class Keeper:
             if is_full:
                 return True
         gone = bool(strays)
-        while len(found) > 1 and (self._is_short(needed_bytes) or (is_full and not gone)):
+        freed_bytes = self._freed[1] if self._freed[0] == number else 0
+        free_bytes = _free_bytes(self._storage) or 0
+        lacking_bytes = needed_bytes - free_bytes if free_bytes < needed_bytes else needed_bytes
+        while (
+            len(found) > 1 and freed_bytes < lacking_bytes and (self._is_short(needed_bytes) or (is_full and not gone))
+        ):
             oldest = min(found, key=lambda commit: commit.position)
             self._prove(found, [oldest])
             if self._proven is None or oldest.position >= self._proven.position:
@@ -189,11 +197,23 @@ class Keeper:
                 oldest.step,
                 len(found) - 1,
             )
+            freed_bytes += self._bytes_of_alone(oldest, found)
+            self._freed = number, freed_bytes
             delete_commit(self._storage, oldest, found)
             found.remove(oldest)
             self._drop_bases([oldest], found)
             gone = True
         return gone
+
+    def _bytes_of_alone(self, commit: Commit, found: Collection[Commit]) -> int:
+        """Return the size of what only this one of the commits needs; 0 if that cannot be read."""
+        needed = {base for other in found if other is not commit for base in other.bases}
+        try:
+            shares = reader.read_contents(self._storage, commit).shares
+        except (DamagedError, MissingError):
+            return 0
+        files = [*commit.shares, *(share.file for share in shares)]
+        return sum(file.size_bytes for file in files if entries.folder_of(file.key) not in needed)
 
     @property
     def damaged(self) -> int:

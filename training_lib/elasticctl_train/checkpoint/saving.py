@@ -27,8 +27,9 @@ log = logging.getLogger("elasticctl_train")
 
 _DOCUMENT_BYTES = 1 << 16
 """About the size of a share without its tensors."""
-_ROOM_PAUSES_S = (1.0, 2.0, 4.0)
-"""The pauses between tries of a rank that finds the storage full, while rank 0 may be making room."""
+ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+"""The pauses between tries of a rank that finds the storage full: rank 0 may be making room, and a quota may count that
+late."""
 NICENESS = 10
 """Of the thread that saves and those that it starts: a save only gets the processor time that training leaves."""
 
@@ -247,17 +248,20 @@ class Saves:
         """Return what `write` returns; retry while the storage is full and something can be deleted. Rank 0 makes the
         room."""
         needed_bytes = self._world.size * (self._snapshots.unchanged.to_write_bytes(share) + _DOCUMENT_BYTES)
-        if self._committer is not None:
-            self._committer.make_room(needed_bytes, self.number, is_full=False)
-        pauses_s = iter(_ROOM_PAUSES_S)
+        committer = self._committer
+        is_made = committer is not None and committer.make_room(needed_bytes, self.number, is_full=False)
+        has_waited, pauses_s = True, iter(ROOM_PAUSES_S)
         while True:
             try:
                 return write()
             except FullError:
-                if self._committer is not None:
-                    if not self._committer.make_room(needed_bytes, self.number, is_full=True):
+                if committer is not None and has_waited:
+                    if committer.make_room(needed_bytes, self.number, is_full=True):
+                        is_made, has_waited = True, False
+                        continue
+                    if not is_made:
                         raise
-                else:
-                    pause_s = next(pauses_s, None)
-                    if pause_s is None or self._abandon.wait(pause_s):
-                        raise
+                pause_s = next(pauses_s, None)
+                if pause_s is None or self._abandon.wait(pause_s):
+                    raise
+                has_waited = True
