@@ -60,7 +60,11 @@ class MissingError(StorageError):
 
 
 class DamagedError(StorageError):
-    """The object does not match its checksum or its format."""
+    """The object does not match its checksum or its format. `found` is the checksum of what was read, if known."""
+
+    def __init__(self, message: str, *, found: str = "") -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class FormatError(DamagedError):

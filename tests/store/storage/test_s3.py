@@ -26,7 +26,7 @@ from elasticctl_store.storage.s3 import Signer
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
-from tests.support.gate import Fault, Gate, Seen, first
+from tests.support.gate import Fault, Gate, Reply, Seen, first
 from tests.support.storage_contract import StorageContract
 from tests.support.train.states import same
 
@@ -377,6 +377,23 @@ def test_an_endpoint_that_is_no_s3_is_said_so(s3: Cloud) -> None:
 def test_an_error_behind_spaces_is_heard() -> None:
     body = b" " * 400 + b"\r\n<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
     assert s3_responses.judge(HttpResponse(200, {}, body)) is Verdict.TEMPORARY
+
+
+def test_the_listing_of_something_else_is_asked_for_again(s3: Cloud) -> None:
+    """Such as the empty page behind the last one."""
+    storage = s3.open()
+    for key in ("a/1", "a/2"):
+        storage.put(key, [b"x"])
+    plain, answers = s3.gate.pass_on, list[Reply]()
+
+    def pass_on(seen: Seen, body: bytes) -> Reply:
+        answers.append(plain(seen, body))
+        return answers[0] if len(answers) in (2, 3) else answers[-1]
+
+    s3.gate.pass_on = pass_on  # type: ignore[method-assign]
+    assert storage.list("a/", after="a/2") == []
+    assert storage.list("a/") == ["a/1", "a/2"]
+    assert len(answers) == 4
 
 
 def test_a_service_without_checksums_can_be_used(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

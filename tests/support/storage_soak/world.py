@@ -4,7 +4,7 @@
 2. `verify` and the restore agree on each commit.
 3. The newest commit that is whole, listed or with its entry lost, stays until a newer one is proven whole.
 4. A restore gives out the newest whole one; where there is none, it refuses in one clear line, and begins at step 0
-   only in a place where nothing was ever saved.
+   only where no more is left of a commit than an interrupted save leaves.
 5. What was acknowledged is not lost, but by damage to what lies there.
 6. When nothing is wrong any more, a run saves, and leaves nothing that no commit needs.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from tests.support.storage_soak.places import Place
 from tests.support.storage_soak.states import is_right
 
 LONGEST_MESSAGE = 2500
+SHARE = re.compile(r"(data/[^/]+/)share-\d+-of-(\d+)\.(?:json|safetensors)")
 ENOUGH_BYTES = 60_000
 """More than a run takes to begin and to save, in blocks of a disk."""
 
@@ -183,9 +185,15 @@ class World:
         expect(room < ENOUGH_BYTES, f"there could be {room} bytes, and a run says: {error}")
 
     def left_of_commits(self) -> list[str]:
-        """The keys of what has ever been part of a whole commit, and is still there, damaged or not."""
+        """The keys of what has ever been part of a whole commit, and is still there, damaged or not.
+
+        Not those of a folder that looks as if its save had been interrupted: some rank's document is missing.
+        """
         with self.trusted():
-            return [key for key in repair.save_keys(self.storage) if entries.folder_of(key) in self.whole]
+            keys = [key for key in repair.save_keys(self.storage) if entries.folder_of(key) in self.whole]
+        documents = Counter(entries.folder_of(key) for key in keys if key.endswith(".json"))
+        shares = [(key, SHARE.fullmatch(key)) for key in keys]
+        return [key for key, share in shares if share is None or documents[share[1]] == int(share[2])]
 
     def forget(self) -> None:
         """Whatever was known is not, after damage: what is whole now must stay."""

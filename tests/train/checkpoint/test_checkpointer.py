@@ -11,6 +11,7 @@ import resource
 import shutil
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,24 @@ from typing import Any
 import pytest
 import torch
 
+from elasticctl_store.checkpoints import repair
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.entries import DATA, Commit, folder_of
+from elasticctl_store.checkpoints.entries import (
+    BASE,
+    DATA,
+    JOURNAL,
+    Commit,
+    Retention,
+    base_key,
+    encode,
+    folder_of,
+    key_of,
+    marker_key,
+    save_folder,
+    share_key,
+    tensors_key,
+)
+from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.errors import FencedError, StateError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
@@ -28,6 +45,7 @@ from elasticctl_train.checkpoint import fence
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import World
 from tests.support.train import ranks, sharded
+from tests.support.train.checkpoints import make_share
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
@@ -291,9 +309,100 @@ def test_where_nothing_can_be_read_no_run_starts_at_step_0(tmp_path: Path, entry
     assert list(all_keys(storage, DATA)) == before
 
 
-def test_an_interrupted_first_save_is_no_loss(tmp_path: Path) -> None:
+def lose_entry(storage: LocalStorage, commit: Commit) -> None:
+    storage.delete([key_of(commit.position), marker_key(commit.folder)])
+
+
+def damaged(folder: Path, commit: Commit, how: str) -> None:
+    """Have nothing left of a commit without entry and marker that is as an interrupted save leaves it."""
+    storage, (ref,) = LocalStorage(folder), commit.shares
+    document, tensors = folder / ref.key, folder / tensors_key(ref.key)
+    match how:
+        case "a byte of the document":
+            document.write_bytes(document.read_bytes().replace(b'"rank"', b'"rand"'))
+        case "a byte of the tensors":
+            tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff")
+        case "no tensors":
+            tensors.unlink()
+        case "another name":
+            document.rename(f"{document}~")
+        case "another folder":
+            tensors.parent.rename(tensors.parent.with_name(f"old-{tensors.parent.name}"))
+        case "no document, and a marker":
+            document.unlink()
+            storage.put(marker_key(commit.folder), [b"{}"])
+        case "no document, and a later run":
+            storage.put(key_of(commit.position), [encode(commit)])
+            Checkpointer(storage)
+            lose_entry(storage, commit)
+            document.unlink()
+        case "no document, and no run":
+            document.unlink()
+            storage.delete(list(all_keys(storage, JOURNAL)))
+        case "a base file":
+            storage.delete([tensors_key(ref.key), ref.key])
+            storage.put(base_key(ref.key), [b"of a frozen model"])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a byte of the document",
+        "a byte of the tensors",
+        "no tensors",
+        "another name",
+        "another folder",
+        "no document, and a marker",
+        "no document, and a later run",
+        "no document, and no run",
+        "a base file",
+    ],
+)
+def test_no_run_starts_at_step_0_where_a_commit_has_left_a_trace(tmp_path: Path, how: str) -> None:
     storage = LocalStorage(tmp_path)
-    storage.put("data/g000001-n000001-step000000001-dead/share-00001-of-00002.json", [b"{}"])
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    (commit,) = read_commits(storage)
+    lose_entry(storage, commit)
+    damaged(tmp_path, commit, how)
+    before = {key: storage.get(key) for prefix in (DATA, BASE) for key in all_keys(storage, prefix)}
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"none of them can be read: .* --start-over"):
+            Checkpointer(storage).restore()
+    assert {key: storage.get(key) for prefix in (DATA, BASE) for key in all_keys(storage, prefix)} == before
+    repair.start_over(storage, take_over(storage))
+    if how == "another folder":
+        shutil.rmtree(tmp_path / DATA)  # nobody else deletes it, because its name is not that of a save
+    assert Checkpointer(storage).restore() is None
+
+
+def test_a_whole_save_is_better_than_step_0_whether_it_was_committed_or_not(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1, 4))
+    checkpoints.settle()
+    lose_entry(storage, next(read_commits(storage)))
+    restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+    assert (restored.commit.step, restored.commit.epoch) == (1, 4)
+
+
+@pytest.mark.parametrize("left", ["tensors", "half a file", "a share of two", "shares that differ"])
+def test_an_interrupted_first_save_is_no_loss(tmp_path: Path, left: str) -> None:
+    storage = LocalStorage(tmp_path)
+    mine = Checkpointer(storage)._committer.writer.generation  # type: ignore[union-attr]
+    folder = save_folder(mine.generation, 1, 1, mine.run_id)
+    alone, first, second = share_key(folder, 0, 1), share_key(folder, 0, 2), share_key(folder, 1, 2)
+    if left == "tensors":
+        storage.put(tensors_key(alone), [b"before their document"])
+    elif left == "half a file":
+        storage.put(f"{tensors_key(alone)}.12ab34cd.partial", [b"half"])
+    else:
+        make_share({"model": torch.ones(3)}, {}, 1, 2).write(storage, second)
+    if left == "shares that differ":  # which no run commits
+        make_share({"model": torch.ones(4)}, {}, 0, 2).write(storage, first)
     checkpoints = Checkpointer(storage)
     assert checkpoints.restore() is None
     (tmp_path / "journal/999999999998.json").write_bytes(b"torn")
@@ -302,29 +411,79 @@ def test_an_interrupted_first_save_is_no_loss(tmp_path: Path) -> None:
 
 
 class Unsteady(LocalStorage):
-    """A folder behind a bad line: each tensor file is read wrong once, or, with `gone`, not at all."""
+    """A folder behind a bad line: each object is read wrong so many times or, with `gone`, no tensor file at all."""
 
-    def __init__(self, root: Path, *, gone: bool = False) -> None:
+    def __init__(self, root: Path, times: int = 1, *, gone: bool = False) -> None:
         super().__init__(root)
-        self._gone, self._seen = gone, set[str]()
+        self._times, self._gone = times, gone
+        self.reads = Counter[str]()
+
+    def get(self, key: str) -> bytes:
+        data = super().get(key)
+        self.reads[key] += 1
+        return data if self.reads[key] > self._times else b"<html>Welcome</html>"
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         if self._gone:
             raise StorageError("the service is out of reach")
         super().read_into(key, start, into)
-        if key not in self._seen:
-            self._seen.add(key)
-            into[-1] ^= 1
+        self.reads[key] += 1
+        if self.reads[key] <= self._times:
+            into[-1] ^= self.reads[key]
 
 
-def test_damage_on_the_way_is_not_damage_in_the_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("times", [1, 5])
+def test_damage_on_the_way_is_not_damage_in_the_storage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
-    checkpoints.save(state_of(1), Label(1))
-    checkpoints.settle()
-    restored = Checkpointer(Unsteady(tmp_path)).restore()
+    for step in (1, 2):
+        checkpoints.save(state_of(step), Label(step))
+        checkpoints.settle()
+    restored = Checkpointer(Unsteady(tmp_path, times)).restore()
     assert restored is not None
-    assert same(restored.state, state_of(1))
+    assert same(restored.state, state_of(2))
     assert "its checksum does not match; reading it again" in caplog.text
+
+
+def test_a_tensor_file_that_is_damaged_is_read_three_times(tmp_path: Path) -> None:
+    storage = Unsteady(tmp_path, 0)
+    checkpoints = Checkpointer(storage)
+    for step in (1, 2):
+        checkpoints.save(state_of(step), Label(step))
+        checkpoints.settle()
+    damage_newest(storage, ".safetensors")
+    key = tensors_key(next(read_commits(storage)).shares[0].key)
+    storage.reads.clear()
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert restored.commit.step == 1
+    assert storage.reads[key] == 3
+
+
+def test_a_listing_without_the_entry_of_the_run_itself_is_not_believed(tmp_path: Path) -> None:
+    class Forgetful(LocalStorage):
+        """Twice, there is nothing in the journal."""
+
+        forgets = 0
+
+        def list(self, prefix: str, *, after: str = "") -> list[str]:
+            if prefix == JOURNAL and self.forgets:
+                self.forgets -= 1
+                return []
+            return super().list(prefix, after=after)
+
+    storage = Forgetful(tmp_path)
+    for step in (1, 2, 3):
+        checkpoints = Checkpointer(storage, keep=Retention(99))
+        storage.forgets = 2
+        restored = checkpoints.restore()
+        assert (restored.commit.step if restored is not None else 0) == step - 1
+        checkpoints.save(state_of(step), Label(step))
+        storage.forgets = 2
+        checkpoints.settle()
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [3, 2, 1]
+    assert len({folder_of(key) for key in all_keys(storage, DATA)}) == 3
 
 
 def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.entries import Commit, Generation, Moved
+from elasticctl_store.checkpoints.reader import retry_damaged
 from elasticctl_store.errors import (
     DamagedError,
     ExistsError,
@@ -31,16 +32,19 @@ PATIENCE = Patience(tries=10, longest_pause_s=2.0)
 """For a create that is refused because the entry exists: another run was faster, or the service is mistaken."""
 
 
-def read_entries(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError]]:
-    """Yield (position, entry), newest first, reading only as far as asked; a damaged entry is yielded as its error."""
-    for position, entry in _scan(storage):
+def read_entries(storage: Storage, least: int = 0) -> Iterator[tuple[int, entries.Entry | DamagedError]]:
+    """Yield (position, entry), newest first, reading only as far as asked; a damaged entry is yielded as its error.
+
+    An entry at `least`, or a later one, is known to exist: a listing without any is wrong, and repeated.
+    """
+    for position, entry in _scan(storage, least):
         if entry is not None:  # otherwise it was deleted after the page was listed
             yield position, entry
 
 
-def read_commits(storage: Storage) -> Iterator[Commit]:
-    """Yield the commits, newest first; damaged entries are logged and skipped."""
-    for _, entry in read_entries(storage):
+def read_commits(storage: Storage, least: int = 0) -> Iterator[Commit]:
+    """Yield the commits, newest first; damaged entries are logged and skipped. `least`: see `read_entries`."""
+    for _, entry in read_entries(storage, least):
         if isinstance(entry, DamagedError):
             log.warning("%s: %s; skipped", storage.url, entry)
         elif isinstance(entry, Commit):
@@ -253,22 +257,19 @@ def moved_to(storage: Storage) -> Moved | None:
 
 
 def read_entry(storage: Storage, position: int) -> entries.Entry:
-    """Read an entry, twice if it looks damaged. Raises MissingError, or DamagedError if it is damaged in the
+    """Read an entry, again and again if it looks damaged. Raises MissingError, or DamagedError if it is damaged in the
     storage."""
     key = entries.key_of(position)
-    try:
-        return entries.decode(storage.get(key), position)
-    except DamagedError:
-        return entries.decode(storage.get(key), position)
+    return retry_damaged(lambda: entries.decode(storage.get(key), position), level=logging.DEBUG)
 
 
-def _scan(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError | None]]:
+def _scan(storage: Storage, least: int = 0) -> Iterator[tuple[int, entries.Entry | DamagedError | None]]:
     """Yield every listed position, newest first, with its entry, its damage, or None if it has been deleted since.
 
     Most callers only need the newest, so that is read alone, and then more and more entries in parallel.
     """
-    upcoming, at_a_time = positions(storage), 1
-    while batch := list(islice(upcoming, at_a_time)):
+    upcoming, at_a_time = _positions_from(storage, least), 1
+    while batch := list(itertools.islice(upcoming, at_a_time)):
         found: dict[int, entries.Entry | DamagedError | None] = {}
 
         def read(position: int, into: dict[int, entries.Entry | DamagedError | None] = found) -> None:
@@ -282,6 +283,19 @@ def _scan(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError 
         each(read, batch, threads=8)
         yield from ((position, found[position]) for position in batch)
         at_a_time = min(2 * at_a_time, 64)
+
+
+def _positions_from(storage: Storage, least: int) -> Iterator[int]:
+    """Return the listed positions, newest first, of a listing that begins at `least` or later. Raises StorageError."""
+    for tries in itertools.count(1):
+        found = positions(storage)
+        newest = next(found, 0)
+        if newest >= least:
+            return itertools.chain([newest] if newest else [], found)
+        if tries >= PATIENCE.tries:
+            break
+        time.sleep(PATIENCE.pause_s(tries, JITTER.random()))
+    raise StorageError(f"{storage.url}: the service does not list journal entry {least}. FIX: check the service")
 
 
 def _newest(storage: Storage) -> tuple[int, int, int]:

@@ -46,6 +46,7 @@ _MAX_COUNT = 1 << 62
 _MAX_TIME = 1e11  # some thousand years
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
 _SAVE = re.compile(rf"(?:{DATA}|{BASE})g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-([^/]+)/", re.ASCII)
+_SAVED_FILE = re.compile(r"share-\d{5,9}-of-\d{5,9}\.(?:json|safetensors)(?:\.[0-9a-f]+\.partial)?", re.ASCII)
 _BASE_FILE = re.compile(r"[A-Za-z0-9._-]{1,100}/share-\d{5,9}-of-\d{5,9}\.safetensors", re.ASCII)
 
 
@@ -216,6 +217,11 @@ def is_base_file(key: str) -> bool:
     """Return whether the key is that of a base file that a save has written."""
     folder = folder_of(key)
     return key.startswith(BASE) and save_of(folder) is not None and bool(_BASE_FILE.fullmatch(key.removeprefix(BASE)))
+
+
+def is_named_by_save(key: str) -> bool:
+    """Return whether a file has the name of a share document or a tensor file, or of the beginning of one."""
+    return bool(_SAVED_FILE.fullmatch(key.rpartition("/")[2]))
 
 
 def folder_of(key: str) -> str:

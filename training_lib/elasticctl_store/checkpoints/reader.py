@@ -36,7 +36,7 @@ from elasticctl_store.checkpoints import entries, state_trees, tensor_files
 from elasticctl_store.checkpoints.boxes import Box, are_disjoint
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
-from elasticctl_store.errors import DamagedError
+from elasticctl_store.errors import DamagedError, FormatError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Storage
 
@@ -46,6 +46,10 @@ T = TypeVar("T")
 OWN = "$rank"
 """The first part of the names of a rank's own tensors. No part of the state can have this name."""
 
+MOST_READS = 10
+"""What is damaged in this many reads in a row is damaged in the storage, not in transit."""
+_SAME_READS = 3
+"""So is a tensor file, which takes long to read, of which this many reads in a row find the same bytes."""
 _AT_ONCE = 16
 _FOLDER = re.compile(rf"{entries.DATA}[A-Za-z0-9._-]{{1,200}}/", re.ASCII)
 _MIN_FILE_BYTES = tensor_files.PREFIX_BYTES + len("{}")
@@ -190,8 +194,9 @@ def is_sealed(data: bytes) -> bool:
 
 def check_bytes(ref: ObjectRef, data: bytes | memoryview) -> None:
     """Raise DamagedError unless these are the bytes that were committed."""
-    if len(data) != ref.size_bytes or entries.as_checksum(checksums.crc32(data)) != ref.checksum:
-        raise DamagedError(f"{ref.key}: its checksum does not match")
+    found = entries.as_checksum(checksums.crc32(data))
+    if len(data) != ref.size_bytes or found != ref.checksum:
+        raise DamagedError(f"{ref.key}: its checksum does not match", found=found)
 
 
 def check_header(share: ShareContents, header: bytes) -> None:
@@ -203,13 +208,25 @@ def check_header(share: ShareContents, header: bytes) -> None:
         raise DamagedError(f"{share.file.key}: its header does not match the share document")
 
 
-def retry_damaged(read: Callable[[], T]) -> T:
-    """Return what `read` returns; read again after damage, which may only have happened in transit."""
-    try:
-        return read()
-    except DamagedError as e:
-        log.warning("%s; reading it again", e)
-        return read()
+def retry_damaged(read: Callable[[], T], *, until_same: bool = False, level: int = logging.WARNING) -> T:
+    """Return what `read` returns; after damage, which may only have happened in transit, read again, `MOST_READS` times
+    in all.
+
+    With `until_same`, three reads in a row that find the same bytes are enough. Logged once, at `level`.
+    """
+    found: list[str] = []
+    while True:
+        try:
+            return read()
+        except FormatError:
+            raise
+        except DamagedError as e:
+            found.append(e.found)
+            is_same = until_same and e.found and found[-_SAME_READS:] == [e.found] * _SAME_READS
+            if is_same or len(found) == MOST_READS:
+                raise
+            if len(found) == 1:
+                log.log(level, "%s; reading it again", e)
 
 
 def load_document(key: str, data: bytes) -> Any:

@@ -4,11 +4,16 @@ Each document says which save it belongs to, how many shares that has, and the c
 it is unchanged. So the owner of the URL can commit a save again if all of its documents exist: in place of a damaged
 entry, where the order of the saves determines the position, or as the newest commit, if it is newer than every commit
 that can be read. The latter requires its marker, or that the entry of its whole generation is lost as well: a save
-without a marker may never have been committed, by a run that was killed or fenced at that moment.
+without a marker may never have been committed, by a run that was killed or fenced at that moment. If no commit can be
+read at all, a complete save needs no marker: whether it was committed or not, it is worth more than step 0.
+
+Where nothing can be read or restored, `find_traces` tells what saves have left that were interrupted, which is no
+reason not to start at step 0, from what is left of commits.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +64,7 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
     start; with `everything` also older ones, which requires reading the whole journal. Raises StorageError,
     FencedError.
     """
-    journal = _read_journal(storage, everything)
+    journal = _read_journal(storage, everything, writer.generation.position)
     known = {commit.folder for commit in journal.commits}
     bound = max((_order(commit) for commit in journal.commits), default=(0, 0))
     found, rejected = list[Commit](), list[str]()
@@ -68,17 +73,20 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
     marked = {folder for key, folder in folders if key == entries.marker_key(folder)}
     for save, folder, keys in _complete_among(stored):
         has_lost_all = save.generation > bound[0] and save.run_id not in journal.generations
-        may_be_newest = save.order > bound and (folder in marked or has_lost_all)
+        may_be_newest = save.order > bound and (folder in marked or has_lost_all or not known)
         is_between = bool(journal.damaged) and (everything or save.order > bound)
         if folder in known or not (may_be_newest or is_between or (everything and save.order > bound)):
             continue  # nothing shows that it was committed
         if not everything and journal.has_more:
-            journal = _read_journal(storage, True)  # it may be an older commit with the name of a newer one
+            # It may be an older commit with the name of a newer one.
+            journal = _read_journal(storage, True, writer.generation.position)
             known = {commit.folder for commit in journal.commits}
             if folder in known:
                 continue
         try:
-            commit = retry_damaged(lambda save=save, keys=keys: _read_commit(storage, save, keys))  # type: ignore[misc]
+            commit = _read_commit(storage, save, keys)
+            if commit is None:
+                continue
         except (DamagedError, MissingError) as e:
             rejected.append(f"step {save.step}: {e}")
             continue
@@ -124,6 +132,65 @@ def bases_of_complete(storage: Storage, but_for: Collection[str]) -> set[str] | 
     return found
 
 
+def find_traces(storage: Storage, least: int) -> list[str]:
+    """Return what only a commit that has been lost can have left, one line each. Call this if no commit can be read.
+
+    An interrupted save leaves less: no marker, no base file, and not all share documents. Those that exist are as they
+    were sealed, and their tensor files exist. Its run is in the journal, and the position after that of the run, which
+    its first commit would have taken, is the next run's. For `least`, see `read_entries`.
+    """
+    followed = _runs_without_commits(storage, least)
+    if followed is None:
+        return []
+    saves: dict[str, list[str]] = {}
+    found: list[str] = []
+    for key in itertools.chain(all_keys(storage, entries.DATA), all_keys(storage, entries.BASE)):
+        folder = entries.folder_of(key)
+        if entries.save_of(folder) is not None:
+            saves.setdefault(folder, []).append(key)
+        elif entries.is_named_by_save(key):
+            found.append(f"{key} lies where no save has written it (move or delete its folder)")
+    for folder, keys in saves.items():
+        run = entries.run_of(folder)
+        if folder.startswith(entries.BASE):
+            found.append(f"{folder}: a commit needed it")
+        elif run not in followed:
+            found.append(f"{folder}: its run is not in the journal")
+        elif not followed[run]:
+            found.append(f"{folder}: the entry after that of its run is not in the journal")
+        else:
+            found += _oddities(storage, folder, keys)
+    return found
+
+
+def _runs_without_commits(storage: Storage, least: int) -> dict[str, bool] | None:
+    """Return the ids of the runs, and whether the next entry directly follows that of the run; None if there are
+    commits."""
+    found: dict[str, bool] = {}
+    above = 0
+    for position, entry in read_entries(storage, least):
+        if isinstance(entry, Commit):
+            return None
+        if isinstance(entry, Generation):
+            found[entry.run_id] = above in (0, position + 1)
+        above = position
+    return found
+
+
+def _oddities(storage: Storage, folder: str, keys: Collection[str]) -> Iterator[str]:
+    """Yield what is not as an interrupted save leaves it."""
+    for key in keys:
+        if not entries.is_named_by_save(key):
+            yield f"{key}: an interrupted save leaves no such file"
+        elif key.endswith(".json"):
+            try:
+                _read_sealed(storage, key)
+            except (DamagedError, MissingError) as e:
+                yield str(e)
+            if entries.tensors_key(key) not in keys:
+                yield f"{entries.tensors_key(key)} is not there"
+
+
 def tensor_bytes(document: Mapping[str, Any]) -> int:
     """Return the size of all tensor files that a share document refers to. Raises KeyError or TypeError for other
     data."""
@@ -154,9 +221,9 @@ def save_keys(storage: Storage) -> Iterator[str]:
                 yield key
 
 
-def _read_journal(storage: Storage, everything: bool) -> Journal:
+def _read_journal(storage: Storage, everything: bool, least: int) -> Journal:
     journal = Journal()
-    for position, entry in read_entries(storage):
+    for position, entry in read_entries(storage, least):
         if isinstance(entry, DamagedError):
             journal.damaged.append(position)
         elif isinstance(entry, Commit):
@@ -169,17 +236,19 @@ def _read_journal(storage: Storage, everything: bool) -> Journal:
     return journal
 
 
-def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
-    """Return the commit that the documents of a save describe. Raises DamagedError or MissingError if it does not look
-    intact."""
+def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit | None:
+    """Return the commit that the documents of a save describe; None if the ranks' states differ, which no run commits.
+
+    Raises DamagedError or MissingError if it does not look intact.
+    """
     refs, documents = [], []
     for key in keys:
-        data = storage.get(key)
-        if not is_sealed(data):
-            raise DamagedError(f"{key}: not an unchanged share document")
+        data = _read_sealed(storage, key)
         documents.append(load_document(key, data))
         refs.append(ObjectRef(key, len(data), entries.checksum([data])))
     try:
+        if len({document["fingerprint"] for document in documents}) > 1:
+            return None
         said = documents[0]["label"]
         made = Commit(
             position=0,
@@ -199,6 +268,18 @@ def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
     entries.decode_commit(entries.encode(made), 0)  # raises if no entry can hold it
     verify.glance(storage, made)
     return made
+
+
+def _read_sealed(storage: Storage, key: str) -> bytes:
+    """Return a share document that is as it was sealed. Raises DamagedError or MissingError."""
+
+    def read() -> bytes:
+        data = storage.get(key)
+        if not is_sealed(data):
+            raise DamagedError(f"{key}: not an unchanged share document")
+        return data
+
+    return retry_damaged(read)
 
 
 def _adopt(

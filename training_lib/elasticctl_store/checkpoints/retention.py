@@ -273,7 +273,7 @@ class Keeper:
         """Return all commits that have not been deleted."""
         own = self._writer.appended
         if self._commits is None:
-            read = list(read_entries(self._storage))
+            read = list(read_entries(self._storage, self._writer.generation.position))
             found = [entry for _, entry in read]
             listed = {position for position, _ in read}
             self._commits = [entry for entry in found if isinstance(entry, Commit)]

@@ -92,7 +92,7 @@ def copy_checkpoint(
         nonlocal sent
         new = not (ref.key in there and _is_whole(target, ref))
         if new:
-            retry_damaged(lambda: _send(source, target, ref))
+            retry_damaged(lambda: _send(source, target, ref), until_same=True)
         with lock:
             sent += new
         on_bytes(ref.size_bytes)
@@ -108,8 +108,9 @@ def _send(source: Storage, target: Storage, ref: ObjectRef) -> None:
         return
     data = _fetch(source, ref)
     crc = target.put(ref.key, [data])
-    if entries.as_checksum(crc) != ref.checksum:
-        raise DamagedError(f"{ref.key}: it was damaged in transit to {target.url}")
+    found = entries.as_checksum(crc)
+    if found != ref.checksum:
+        raise DamagedError(f"{ref.key}: it was damaged in transit to {target.url}", found=found)
 
 
 def _copy_within_service(source: Storage, target: Storage, ref: ObjectRef) -> bool:
@@ -177,8 +178,9 @@ def _ends_there(target: Storage, ref: ObjectRef) -> bool:
 
 
 def _check(ref: ObjectRef, crc: int) -> None:
-    if entries.as_checksum(crc) != ref.checksum:
-        raise DamagedError(f"{ref.key}: its checksum does not match")
+    found = entries.as_checksum(crc)
+    if found != ref.checksum:
+        raise DamagedError(f"{ref.key}: its checksum does not match", found=found)
 
 
 def _commit(target: Storage, commit: Commit) -> None:

@@ -172,7 +172,7 @@ def _read_all(storage: Storage, contents: Contents, on_piece: OnPiece, on_bytes:
     """Read and verify all tensor files completely."""
 
     def read(share: ShareContents) -> None:
-        retry_damaged(lambda: _read_file(storage, share, on_piece, on_bytes))
+        retry_damaged(lambda: _read_file(storage, share, on_piece, on_bytes), until_same=True)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(read, contents.shares):
@@ -195,8 +195,9 @@ def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_byt
             on_bytes(len(chunk))
             yield chunk
 
-    if entries.checksum(chunks()) != file.checksum:
-        raise DamagedError(f"{file.key}: its checksum does not match")
+    found = entries.checksum(chunks())
+    if found != file.checksum:
+        raise DamagedError(f"{file.key}: its checksum does not match", found=found)
     check_header(share, bytes(header))
 
 

@@ -284,7 +284,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _as_error(verb: str, path: Path, error: OSError) -> StorageError:
     fix = _FIXES.get(error.errno or 0, "check the path and the filesystem")
-    kind = StorageError
+    kind: Callable[[str], StorageError] = StorageError
     if error.errno == errno.ENOENT:  # when writing, its folder: it has just been deleted
         kind = MissingError
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):

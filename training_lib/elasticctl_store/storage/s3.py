@@ -302,7 +302,9 @@ class S3:
         """Return a listing; retried if the response cannot be parsed or is not a listing."""
 
         def names(answer: HttpResponse) -> list[str]:
-            return s3_responses.names(s3_responses.parse_listing(answer.body))
+            found = s3_responses.parse_listing(answer.body)
+            s3_responses.check_question(found, query)
+            return s3_responses.names(found)
 
         doubt = doubt_listing(names, query["prefix"])
         reply = self._call("GET", None, query, action, doubt=doubt)

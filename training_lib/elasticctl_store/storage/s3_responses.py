@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from xml.etree import ElementTree
 
 from elasticctl_store.errors import FullError, MissingError, StorageError
@@ -70,6 +71,14 @@ def parse_listing(body: bytes) -> ElementTree.Element:
     if count is not None and count != str(len(names(found))):
         raise StorageError(f"its listing has {len(names(found))} keys, but states {count[:20]}")
     return found
+
+
+def check_question(listing: ElementTree.Element, query: Mapping[str, str]) -> None:
+    """Raise StorageError for a listing that repeats another question than the `query`: it answers that one."""
+    for field, name in (("Prefix", "prefix"), ("StartAfter", "start-after")):
+        told = listing.findtext(field)
+        if told and told != query.get(name, ""):
+            raise StorageError(f"its listing is of the {name} {told!r:.100}, not {query.get(name, '')!r:.100}")
 
 
 def names(listing: ElementTree.Element) -> list[str]:

@@ -75,7 +75,8 @@ class Checkpointer:
         self._storage, self._world = storage, world
         writer = take_over(storage) if world.rank == 0 else None
         self._committer = Committer(storage, writer, keep, on_commit) if writer else None
-        self._newest = Newest(world, repair.rebuild(storage, writer).rejected if writer else ())
+        self._least = writer.generation.position if writer else 0
+        self._newest = Newest(world, repair.rebuild(storage, writer).rejected if writer else (), self._least)
         run = world.broadcast([writer.generation.generation, writer.generation.run_id] if writer else None)
         self.generation: int = run[0]
         self._fence = FenceWatch(writer.look_for_younger) if writer else None
@@ -124,7 +125,7 @@ class Checkpointer:
     def recall(self) -> None:
         """Call on all ranks instead of `restore` if they have the state: unchanged parts that are stored are not
         written again."""
-        newest = next(read_commits(self._storage), None) if self._world.rank == 0 else None
+        newest = next(read_commits(self._storage, self._least), None) if self._world.rank == 0 else None
         found = self._world.broadcast((newest.position, entries.encode(newest).decode()) if newest else None)
         self._recall(entries.decode_commit(found[1].encode(), found[0]) if found else None)
 
@@ -143,7 +144,7 @@ class Checkpointer:
         if self.copies is None:
             self.why_storage = "launchers keep no copies here"
             return None
-        commit = next(read_commits(self._storage), None) if self._world.rank == 0 else None
+        commit = next(read_commits(self._storage, self._least), None) if self._world.rank == 0 else None
         generation, step = self._world.broadcast((commit.generation, commit.step) if commit else (0, 0))
         restored = self._newest.read_copies(self.copies, (generation, step), like)
         self.why_storage = "" if restored else "no complete copy in workers' memory is newer"

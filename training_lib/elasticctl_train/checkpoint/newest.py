@@ -49,9 +49,10 @@ class Restored:
 class Newest:
     """Finds the newest intact checkpoint for all ranks; rank 0 records those that are skipped."""
 
-    def __init__(self, world: World, unreadable: Collection[str] = ()) -> None:
-        """`unreadable` has one line for each checkpoint that is already known to be unreadable."""
-        self._world = world
+    def __init__(self, world: World, unreadable: Collection[str] = (), least: int = 0) -> None:
+        """`unreadable` has one line for each checkpoint that is already known to be unreadable; for `least`, see
+        `read_entries`."""
+        self._world, self._least = world, least
         self._unreadable = list(unreadable)
         self._bad_entries: list[str] = []
 
@@ -97,10 +98,16 @@ class Newest:
         return None
 
     def raise_if_lost(self, storage: Storage) -> None:
-        """Raise StorageError, on every rank, if the storage holds checkpoints that cannot be read."""
-        mine = [*self._unreadable, *self._bad_entries] if self._world.rank == 0 else None
-        if mine and not self._unreadable and not repair.holds_saves(storage):
-            mine = []  # entries without data: there is nothing to lose
+        """Raise StorageError, on every rank, if the storage holds checkpoints, or traces of any, that cannot be read.
+
+        Call this if `read` has found none.
+        """
+        mine = None
+        if self._world.rank == 0:
+            mine = [*self._unreadable, *self._bad_entries]
+            if not self._unreadable and not repair.holds_saves(storage):
+                mine = []  # entries without data: there is nothing to lose
+            mine = mine or repair.find_traces(storage, self._least)
         found = self._world.broadcast(mine)
         if found:
             shown = "; ".join(found[:_SHOWN]) + (f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
@@ -111,7 +118,7 @@ class Newest:
 
     def _readable(self, storage: Storage, wanted: Callable[[Commit], bool]) -> Iterator[tuple[int, str, list[Any]]]:
         """On rank 0: yield the commits whose documents are intact, newest first, as a message to all ranks."""
-        for position, commit in read_entries(storage):
+        for position, commit in read_entries(storage, self._least):
             if isinstance(commit, DamagedError):
                 log.warning("%s: %s; skipped", storage.url, commit)
                 self._bad_entries.append(str(commit))

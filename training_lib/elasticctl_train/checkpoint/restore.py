@@ -334,7 +334,7 @@ def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack)
         check(share, held.data)
         return held
 
-    return retry_damaged(fill)
+    return retry_damaged(fill, until_same=True)
 
 
 def check(share: ShareContents, data: torch.Tensor) -> None:

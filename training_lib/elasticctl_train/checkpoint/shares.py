@@ -20,7 +20,7 @@ import torch
 from elasticctl_store.checkpoints import boxes, entries, repair, tensor_files
 from elasticctl_store.checkpoints.boxes import Box, Holding
 from elasticctl_store.checkpoints.entries import ObjectRef
-from elasticctl_store.checkpoints.reader import OWN, Piece, is_sealed, load_document, seal
+from elasticctl_store.checkpoints.reader import MOST_READS, OWN, Piece, is_sealed, load_document, seal
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import MissingError, SaveError
 from elasticctl_store.storage import Storage, all_keys
@@ -37,8 +37,6 @@ _MAX_NAMED = 10
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
 _FENCE_FROM_S = 0.2
 """Once polls are this far apart, the missing shares may never come: check the fence as well."""
-_READS = 10
-"""A share document that is damaged in this many reads in a row is damaged in the storage, not in transit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +364,7 @@ def gather(
                 found[rank] = ObjectRef(key, len(data), entries.checksum([data])), load_document(key, data)
                 continue
             misread[rank] = misread.get(rank, 0) + 1
-            if misread[rank] == _READS:
+            if misread[rank] == MOST_READS:
                 raise SaveError(f"{storage.url}: the storage does not return {key} as it was written")
         if len(found) == world_size:
             break

@@ -277,7 +277,7 @@ def _read_share(found: Found, index: int) -> torch.Tensor:
         restore.check(share, data)
         return data
 
-    return retry_damaged(fill)
+    return retry_damaged(fill, until_same=True)
 
 
 def _load(planner: LoadPlanner, item: ReadItem, source: torch.Tensor) -> None:
