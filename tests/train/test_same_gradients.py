@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from elasticctl_train import Run
-from elasticctl_train.same_gradients import OptimizerCalls
+from elasticctl_train.dist import World
+from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from tests.support.train import ranks
 
 
@@ -93,3 +94,17 @@ def test_nothing_waits_for_an_optimizer_whose_step_is_in_a_cuda_graph(monkeypatc
     optimizer.step()
     calls.end_step()
     assert not calls.are_awaited()
+
+
+def test_only_the_first_steps_of_a_group_are_looked_at() -> None:
+    """Whatever their numbers: a step of several accumulated batches counts as several."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    applied, looked = AppliedGradients({"optimizer": optimizer}), len(optimizer._optimizer_step_pre_hooks)
+    for _ in range(2):
+        applied.begin()
+        assert len(optimizer._optimizer_step_pre_hooks) == looked + 1
+        for _ in range(3):
+            optimizer.step()
+            applied.compare(World())
+        assert len(optimizer._optimizer_step_pre_hooks) == looked

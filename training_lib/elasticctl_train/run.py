@@ -146,7 +146,7 @@ class Run:
         self._session.is_place_shared = not self._loaders
         self._session.calls_digest = lambda: self._calls.digest
         self._session.begin(cursor)
-        self._applied.begin(cursor.step)
+        self._applied.begin()
         self._calls.begin(is_compared=handed is not None)
 
     @property
@@ -314,7 +314,7 @@ class Run:
         return next((words for words, is_so in obstacles.items() if is_so), "")
 
     def _end_step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
-        self._applied.compare(self._session.world, cursor.step)
+        self._applied.compare(self._session.world)
         self._session.step(cursor, samples, loss)
         if self._stay is not None and self.is_main and (examples := self._stay.examples.take()):
             self._session.report_inputs(examples)
@@ -340,7 +340,7 @@ class Run:
         self._feed.take()
         self._feed.move(world.rank, world.size)
         self._session.move(world, self._stay.group.generation)
-        self._applied.begin(self._session.cursor.step)
+        self._applied.begin()
         self._calls.begin(is_compared=self._stay.group.has_state)
 
     def _fit(self, state: dict[str, Any], where: str) -> dict[str, Any]:

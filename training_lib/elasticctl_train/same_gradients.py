@@ -115,24 +115,25 @@ class AppliedGradients:
         self._optimizers = {name: part for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
         self._hooks: list[Any] = []
         self._seen: dict[str, torch.Tensor] = {}
-        self._last_step = 0
+        self._left = 0
         self._has_warned = False
 
-    def begin(self, step: int) -> None:
-        """A group begins at this step, the same on all of its ranks."""
-        self._last_step, self._seen = step + _STEPS, {}
+    def begin(self) -> None:
+        """A group begins."""
+        self._left, self._seen = _STEPS, {}
         if self._hooks:
             return
         for name, optimizer in self._optimizers.items():
             with suppress(AttributeError):  # what wraps an optimizer may take no hooks
                 self._hooks.append(optimizer.register_step_pre_hook(self._look(name)))
 
-    def compare(self, world: World, step: int) -> None:
-        """This step has been made. All ranks must call. Raises RuntimeError if a peer is lost."""
-        if step > self._last_step or world.size == 1:
+    def compare(self, world: World) -> None:
+        """A step has been made. All ranks must call. Raises RuntimeError if a peer is lost."""
+        if not self._left:
             return
+        self._left -= 1
         seen, self._seen = {name: numbers.tolist() for name, numbers in self._seen.items()}, {}
-        if step == self._last_step:
+        if not self._left:
             for hook in self._hooks:
                 hook.remove()
             self._hooks = []
