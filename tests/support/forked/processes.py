@@ -51,7 +51,7 @@ class Program:
 
 
 class ForkingPopen(subprocess.Popen[bytes]):
-    """Forks shims, launchers and spares: see `_known_program`."""
+    """Forks shims, launchers, spares and other ranks: see `_known_program`."""
 
     def _execute_child(self, *arguments: Any) -> None:
         plain = super()._execute_child  # type: ignore[misc]
@@ -76,14 +76,20 @@ class ForkingPopen(subprocess.Popen[bytes]):
 
 
 def _known_program(command: Sequence[str], environ: Mapping[str, str]) -> Program | None:
-    """The shim of a worker, its launcher, or a spare, if it is to be run by this very Python without any flags."""
+    """The shim of a worker, its launcher, or a rank, if it is to be run by this very Python without any flags."""
     if list(command[:3]) == [sys.executable, "-I", SHIM]:
         return Program(command, environ, lambda: shim.main(command[3]))
     if os.path.basename(command[0]) == LAUNCHER:
         return Program(command, environ, lambda: launch(list(command[1:])))
     if list(command[1:2]) == [bootstrap.__file__] and "spare" in command and _is_this_python(command[0]):
-        return Program(command, environ, lambda: _be_spare(command, environ))
+        return Program(command, environ, lambda: _be_rank(command[1:], environ))
+    if list(command[3:4]) == [bootstrap.__file__] and _is_this_python(command[6]) and _names_script(command[7:]):
+        return Program(command[6:], environ, lambda: _be_rank(command[3:], environ))
     return None
+
+
+def _names_script(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and (arguments[0] == "-m" or not arguments[0].startswith("-"))
 
 
 def launch(argv: list[str]) -> int:
@@ -98,14 +104,22 @@ def _is_this_python(interpreter: str) -> bool:
     return Path(shutil.which(interpreter) or "").parent == folder
 
 
-def _be_spare(command: Sequence[str], environ: Mapping[str, str]) -> None:
+def _be_rank(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     import torch
 
     subprocess.Popen = PLAIN  # type: ignore[misc]  # what the user's script starts is started as ever
-    sys.argv = list(command[1:])
-    sys.path.insert(0, os.path.dirname(command[1]))
+    sys.argv = list(argv)
+    sys.path.insert(0, os.path.dirname(argv[0]))
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", torch.get_num_threads())))  # torch reads it at its import
+    bootstrap.exec_command = _run_python
     bootstrap.main()
+
+
+def _run_python(command: list[str]) -> None:
+    """What is left of a rank that is no spare's when it would become Python."""
+    if not bootstrap.is_path_safe():
+        sys.path.pop(0)  # as a spare does: the folder of our file
+    bootstrap.run_script(command[1:])
 
 
 def _take_place(given: Mapping[str, Any]) -> None:
