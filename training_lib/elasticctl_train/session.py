@@ -316,18 +316,7 @@ class Session:
         if self.is_place_shared:
             self._compare_places()
         self.losses.go_back_if_lost(self.world, self.cursor, self._open)
-        due, next_check = self._cadence.check(self.cursor.step)
-        if self._checkpoints is not None:
-            due |= self._owed and not self.busy
-            granted, self._next_check, stop = self._checkpoints.agree(due, next_check, self._notice.given())
-            self._owed = due and not granted and self._policy.every_steps is None
-            due = granted
-        else:
-            mine = (next_check, due) if self.world.rank == 0 else (0, 0)
-            self._next_check, anyone_due, noticed = self.world.highest(*mine, self._notice.given())
-            due, stop = bool(anyone_due), bool(noticed)
-            if due and not self._is_open:
-                due = self._get_ready_to_save()
+        due, stop = self._agree()
         if stop:
             self._drain()
         with self.progress.times.saving():
@@ -335,6 +324,24 @@ class Session:
                 self._save(self._checkpoints)
             elif self._checkpoints is not None and self._checkpoints.copies is not None:
                 self._copy(self._checkpoints, self._checkpoints.copies)
+
+    def _agree(self) -> tuple[bool, bool]:
+        """Return whether all ranks save now, and whether they stop; set the step at which they meet again."""
+        due, next_check = self._cadence.check(self.cursor.step)
+        if self._checkpoints is None:
+            return self._agree_without_checkpoints(due, next_check)
+        due |= self._owed and not self.busy
+        granted, self._next_check, stop = self._checkpoints.agree(due, next_check, self._notice.given())
+        self._owed = due and not granted and self._policy.every_steps is None
+        return granted, stop
+
+    def _agree_without_checkpoints(self, due: bool, next_check: int) -> tuple[bool, bool]:
+        """The same in a group that has not taken over the storage yet, or that saves nothing; rank 0 says when."""
+        mine = (next_check, due) if self.world.rank == 0 else (0, 0)
+        self._next_check, anyone_due, noticed = self.world.highest(*mine, self._notice.given())
+        if anyone_due and not self._is_open:
+            return self._get_ready_to_save(), bool(noticed)
+        return bool(anyone_due), bool(noticed)
 
     def _compare_places(self) -> None:
         """Raise TrainError, on all ranks, if some have left a loop over batches that others are still in.
