@@ -1,8 +1,8 @@
 """The jobs, pods and nodes of a Kubernetes cluster, as the controller's loop reads and changes them.
 
-Implements `loop.acting.Workload`. Jobs and pods are read from caches that watches fill. What this process writes goes
-into the caches as soon as the API server has answered, so that the next pass sees it. When a node is lost, the jobs
-with pods on it are reported, whatever the API server still says about those pods.
+Implements `loop.apply_actions.Workload`. Jobs and pods are read from caches that watches fill. What this process writes
+goes into the caches as soon as the API server has answered, so that the next pass sees it. When a node is lost, the
+jobs with pods on it are reported, whatever the API server still says about those pods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The jobs and pods of the local cluster, as the controller's loop reads and changes them.
 
-`LocalWorkload` implements `loop.acting.Workload` and `loop.arbiter.SharedCluster` over the store. `WorkerTokens` holds
-the files that identify the workers of this machine to the rendezvous service, and to each other.
+`LocalWorkload` implements `loop.apply_actions.Workload` and `loop.arbiter.SharedCluster` over the store. `WorkerTokens`
+holds the files that identify the workers of this machine to the rendezvous service, and to each other.
 """
 
 from __future__ import annotations
