@@ -30,6 +30,7 @@ RECOMMENDATION = "rebalance recommendation"
 NOTICES = {
     "drained": 1,
     "NodeClaim deleted": 1,
+    "NodeClaim drifted": 1,
     "taint of the termination handler": 1,
     "spot notice": 1,
     RECOMMENDATION: 1,
@@ -39,7 +40,7 @@ NOTICES = {
 }
 SILENT = {
     "pod deleted without grace": 2,
-    "rank killed": 1,
+    "rank killed": 2,
     "launcher killed": 1,
     "machine killed": 1,
     "machine off, and out of service": 1,
@@ -94,6 +95,7 @@ class FaultInjector:
         self._kinds: Mapping[str, Callable[[Manifest], Fault | None]] = {
             "drained": lambda pod: self._machine(pod, lambda m, s: m.drain(), notice_s),
             "NodeClaim deleted": lambda pod: self._machine(pod, lambda m, s: m.release()),
+            "NodeClaim drifted": lambda pod: self._machine(pod, lambda m, s: m.drift()),
             "taint of the termination handler": lambda pod: self._machine(pod, lambda m, s: m.taint(HANDLER), notice_s),
             "spot notice": self._announce,
             RECOMMENDATION: self._recommend,

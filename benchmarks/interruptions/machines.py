@@ -15,7 +15,7 @@ import psutil
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE
-from elasticctl.kubeapi.connection import Connection, resource_path
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 
 LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
 LAB_HOME = Path(os.environ.get("KUBELAB_HOME", "/tmp/kubelab"))
@@ -74,6 +74,12 @@ class Machine:
         """Have Karpenter remove it, as it does by itself."""
         with suppress(ElasticctlError):
             self.api.request("DELETE", f"{CLAIMS}/{self.claim}")
+
+    def drift(self) -> None:
+        """Have Karpenter replace it, because it is not as its NodePool would make it now."""
+        patch = {"metadata": {"annotations": {"karpenter.sh/nodepool-hash": "another"}}}
+        with suppress(ElasticctlError):
+            self.api.request("PATCH", f"{CLAIMS}/{self.claim}", patch, content_type=MERGE_PATCH)
 
     def freeze(self) -> None:
         """Freeze it with everything that runs on it."""
