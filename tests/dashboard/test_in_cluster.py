@@ -293,7 +293,7 @@ def test_one_login_looks_at_so_many_namespaces_at_a_time(cluster: Team) -> None:
     async def story(open_browser: Open, page: ClusterDashboard) -> None:
         jo = open_browser()
         await jo.log_in(JO)
-        for number in range(3 * sessions.MAX_DESKS):
+        for number in range(3 * sessions.MAX_APIS):
             async with jo.events(f"/in/n{number}/") as following:
                 await following("hello")
         async with jo.events("/in/n0/"), jo.events("/in/n1/"), jo.events("/in/n2/"), jo.events("/in/n3/"):
