@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
-WAITING = 3
+WAITING = 2
 """How many workers there are beyond the processors, where tests wait. With more, what they start is so slow that tests
 which measure time fail."""
 QUICK_SHARE, QUICK_LEAST = 6, 10
