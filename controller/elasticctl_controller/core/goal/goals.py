@@ -17,12 +17,12 @@ from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
 from elasticctl.api.observed.history import steps_per_s_by_size
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl.planning import situation as policy
 from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.expected_outcome import Expected, expect
 from elasticctl.planning.safety import least_usd
 from elasticctl.planning.scaling_curve import Point, ScalingCurve
-from elasticctl.planning.situation import Held, Pool, Reason, Situation, Speeds
+from elasticctl.planning.situation import ON_DEMAND as PLANNED_ON_DEMAND
+from elasticctl.planning.situation import Choice, Held, Pool, Reason, Situation, Speeds
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.pools import (
     Present,
@@ -174,7 +174,7 @@ def _held(present: Present, start_s: float, now: float) -> tuple[Held, ...]:
     """The workers that exist, and when they will be ready; spot workers count once they have a machine."""
     found: dict[tuple[str, float], int] = {}
     for pool, pods in present.pods.items():
-        name = policy.ON_DEMAND if pool == ON_DEMAND else pool
+        name = PLANNED_ON_DEMAND if pool == ON_DEMAND else pool
         for pod in pods if pool == ON_DEMAND else placed(pods):
             ready_s = 0.0
             if pod.uid not in present.ready:
@@ -204,7 +204,7 @@ def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatu
     situation, money = known.situation, known.situation.money_left_usd
     decision = decide(situation)
     if money is not None and money <= 0:
-        decision = replace(decision, choice=policy.Choice(), reason=Reason.SPENT, kept=False)
+        decision = replace(decision, choice=Choice(), reason=Reason.SPENT, kept=False)
     elif decision.reason is Reason.DONE:  # the script ends by itself
         again_at = Timestamp(now + situation.look_s)
         return replace(before, at=Timestamp(now), again_at=again_at, basis=known.basis, on_demand_at=None)
@@ -248,7 +248,7 @@ def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatu
     return plan
 
 
-def _to_measure(job: ElasticJob, situation: Situation) -> policy.Choice | None:
+def _to_measure(job: ElasticJob, situation: Situation) -> Choice | None:
     """The choice that finds out how long unknown work takes: spot machines or, if there are none, as few on-demand
     machines as possible. None if the money is not enough for that.
     """
@@ -258,9 +258,9 @@ def _to_measure(job: ElasticJob, situation: Situation) -> policy.Choice | None:
     if there is not None and there.there:
         for workers in (min(there.there, situation.speeds.most), fewest):
             if money is None or workers * there.usd_per_h * takes_h <= money:
-                return policy.Choice(there.name, workers)
+                return Choice(there.name, workers)
     elif money is None or fewest * situation.on_demand_usd_per_h * takes_h <= money:
-        return policy.Choice(on_demand=fewest)
+        return Choice(on_demand=fewest)
     return None
 
 
