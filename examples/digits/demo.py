@@ -1,7 +1,7 @@
 """Submit a job, kill a worker, scale up and finish; then show what the job's status says about it.
 
     make demo                          # or: python examples/digits/demo.py
-    make demo EPOCHS=60                # on a machine that is slow or busy, where workers take long to start
+    make demo EPOCHS=60                # train for longer: by default, what fits how fast workers start on this machine
 
 It uses only the `elasticctl` command, and SIGKILL for the worker's processes. If something does not happen as expected,
 it says what, and exits with 1.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -29,13 +30,27 @@ HERE = Path(__file__).parent
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 NAME = f"digits-{os.getpid()}"
 EPOCHS, STEP_DELAY_S = 30, 0.06
+QUICK_START_S = 2.0
+"""Where importing torch takes no longer than this, EPOCHS are enough for two workers to start one after the other."""
 WARM_EPOCHS = 5  # about 8 s
 ACCURACY_AIM = 0.95
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 
 
 class DidNotHappen(Exception):
     """Something that the demo expects did not happen."""
+
+
+def choose_epochs() -> int:
+    """Return for how many epochs to train, so that the job does not end before a slow machine has started its workers.
+
+    Every worker imports torch. The second import is timed, because the first may have to read it from disk.
+    """
+    for _ in range(2):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        took_s = time.monotonic() - began
+    return math.ceil(EPOCHS * max(1.0, took_s / QUICK_START_S))
 
 
 def elasticctl(*arguments: str) -> str:
@@ -157,8 +172,8 @@ def report(final: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Run the demo; return 0 if everything happened as expected."""
     parser = argparse.ArgumentParser(description="Lose a worker, scale up, finish.")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="how long to train: longer on a slow machine")
-    epochs: int = parser.parse_args().epochs
+    parser.add_argument("--epochs", type=int, help="how long to train: by default, longer on a slow machine")
+    epochs: int = parser.parse_args().epochs or choose_epochs()
     try:
         missing = report(run(epochs))
     except DidNotHappen as error:
@@ -166,7 +181,7 @@ def main() -> int:
     for what in missing:
         print(f"demo: did not happen: {what}", file=sys.stderr)
     if "scaled 3 -> 4" in missing:
-        print("FIX: the job ended first; on a slow or busy machine: make demo EPOCHS=60", file=sys.stderr)
+        print(f"FIX: the job ended first; train for longer: make demo EPOCHS={2 * epochs}", file=sys.stderr)
     if not missing:
         print(f"\nLook closer:  {ELASTICCTL} history {NAME}\nStop it all:  {ELASTICCTL} local down")
     return 1 if missing else 0

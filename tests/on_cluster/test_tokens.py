@@ -62,8 +62,13 @@ def test_a_jobs_token_changes_and_its_workers_train_on(trainer: Trainer) -> None
         return tokens()
 
     def put(moment: str, shift_s: float) -> None:
-        """Have the job's status say that this was, or will be, so long from now: hours pass at once."""
-        trainer.patch({"status": {"token": {moment: to_rfc3339(time.time() + shift_s)}}})
+        """Have the job's status say that this was, or will be, so long from now: hours pass at once.
+
+        A status that the controller is about to write does not replace this one: it has another time of writing.
+        """
+        now = time.time()
+        changed = {"token": {moment: to_rfc3339(now + shift_s)}, "lastReconcileTime": to_rfc3339(now)}
+        trainer.patch({"status": changed})
 
     trainer.submit(2, epochs=1_000_000, step_delay_s=0.1)
     trainer.wait_training(2)

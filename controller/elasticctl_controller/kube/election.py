@@ -6,6 +6,10 @@ and the wait starts again. The holder itself stops acting earlier, by a clock th
 machine sleeps: `holds` is checked before every write. It acts again once a renewal succeeds. A renewal names the
 version that this replica wrote last, so its success proves that no other replica has had the Lease in between.
 
+The duration is short, so that a dead leader is replaced soon. Where requests take long or find no answer, on a busy
+machine or with a busy API server, the holder asks for a longer one, and another replica waits for longer: the holder
+would otherwise lose the Lease although it is alive.
+
 The leader also labels its own pod, so that the rendezvous Service finds it.
 """
 
@@ -30,9 +34,16 @@ LOOK_S = 0.5
 RETRY_S = 0.2
 """How soon the next request follows one that has failed."""
 DURATION_S = 4.0
-HOLD_S = 2.5
-"""How long the holder may act after it sent a renewal. Its last requests have the rest of the duration to arrive."""
+LONGEST_S = 15.0
+"""The duration where requests take long: what other controllers of Kubernetes use."""
+MARGIN_S = 1.5
+"""How long before the end of the duration, counted from when it sent a renewal, the holder stops acting: its last
+requests have this time to arrive."""
 REQUEST_TIMEOUT_S = 2.0
+SLOWNESS = 3.0
+"""By how many times what a request takes the duration grows."""
+FADING = 0.95
+"""What is left of a slow request in the duration, per request since."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
 log = logging.getLogger(__name__)
@@ -85,6 +96,7 @@ class Election:
         self._on_answer, self._on_regained = on_answer, on_regained
         self._path = _LEASES.format(candidate.namespace)
         self._held_until: float | None = None
+        self._slow_s = 0.0  # how long requests have lately taken
         self._seen: tuple[str, float] = ("", 0.0)  # the last version of another's lease, and when it was first seen
         self._expires_at = 0.0
         self._version = ""
@@ -124,13 +136,14 @@ class Election:
         while not self._stopping.is_set():
             sent = self._clock()
             try:
-                mine = self._renew() if self._held_until is not None else self._acquire()
+                mine = self._acquire() if self._held_until is None else self._renew(self._held_until, sent)
             except _Lost as e:
                 self._held_until = sent
                 log.error("%s no longer holds the lease: %s", self._me.identity, e)
                 self._on_lost()
                 return
             except ElasticctlError as e:
+                self._note_duration(LONGEST_S)
                 if str(e) != said:
                     said = str(e)
                     log.warning("lease %s/%s: %s; trying again", self._me.namespace, self._me.name, said)
@@ -141,20 +154,26 @@ class Election:
             self._on_answer()
             if mine:
                 self._hold(sent)
-                self._stopping.wait(RENEW_S)
-            else:
-                self._stopping.wait(min(LOOK_S, max(0.0, self._expires_at - self._clock())))
+            self._note_duration(self._clock() - sent)
+            self._stopping.wait(RENEW_S if mine else min(LOOK_S, max(0.0, self._expires_at - self._clock())))
 
     def _hold(self, sent: float) -> None:
         """Act from now on, or continue to act: a request sent at `sent` has renewed the Lease."""
         before, now = self._held_until, self._clock()
-        self._held_until = sent + HOLD_S
+        self._held_until = sent + self._duration_s() - MARGIN_S
         if before is None:
             log.info("%s leads", self._me.identity)
             self._on_elected()
         elif now > before:
             log.warning("%s leads again, after %.1f s in which it could not renew", self._me.identity, now - before)
             self._on_regained(now - before)
+
+    def _note_duration(self, took_s: float) -> None:
+        """Remember how long a request has taken, LONGEST_S if there was no answer."""
+        self._slow_s = max(min(took_s, LONGEST_S / SLOWNESS), self._slow_s * FADING)
+
+    def _duration_s(self) -> int:
+        return int(min(DURATION_S + SLOWNESS * self._slow_s, LONGEST_S))
 
     def _acquire(self) -> bool:
         """Take the lease if it is free, released or no longer renewed."""
@@ -168,7 +187,8 @@ class Election:
         if holder not in ("", self._me.identity):
             if self._seen[0] != self._version:
                 self._seen = (self._version, self._clock())
-            self._expires_at = self._seen[1] + float(spec.get("leaseDurationSeconds") or DURATION_S)
+            duration_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
+            self._expires_at = self._seen[1] + max(duration_s, self._duration_s())
             if self._clock() < self._expires_at:
                 return False
             log.info("the lease of %s has expired", holder)
@@ -189,7 +209,9 @@ class Election:
         self._version = made["metadata"]["resourceVersion"]
         return True
 
-    def _renew(self) -> bool:
+    def _renew(self, held_until: float, sent: float) -> bool:
+        # A shorter duration counts from now on, even if the answer is lost.
+        self._held_until = min(held_until, sent + self._duration_s() - MARGIN_S)
         try:
             self._put(self._spec())
         except NotFoundError as e:
@@ -211,14 +233,15 @@ class Election:
         return {
             **self._term,
             "holderIdentity": self._me.identity,
-            "leaseDurationSeconds": int(DURATION_S),
+            "leaseDurationSeconds": self._duration_s(),
             "renewTime": to_rfc3339(time.time()),
         }
 
     def _put(self, spec: Manifest) -> None:
         metadata = {"name": self._me.name, "namespace": self._me.namespace, "resourceVersion": self._version}
         path = f"{self._path}/{self._me.name}"
-        answer = self._api.request("PUT", path, _lease(metadata, spec), timeout_s=REQUEST_TIMEOUT_S)
+        timeout_s = max(REQUEST_TIMEOUT_S, self._duration_s() / 2)
+        answer = self._api.request("PUT", path, _lease(metadata, spec), timeout_s=timeout_s)
         self._version = answer["metadata"]["resourceVersion"]
 
 

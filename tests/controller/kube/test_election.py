@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,9 +23,12 @@ class LeaseServer:
         self.version = 0
         self.away: set[str] = set()
         self.lose_answers = 0
+        self.takes_s = 0.0
+        self.cut_off_shorter = False
         self._lock = threading.Lock()
 
     def request(self, who: str, method: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        time.sleep(self.takes_s)
         with self._lock:
             if who in self.away:
                 raise UnreachableError("nobody answers")
@@ -39,11 +43,20 @@ class LeaseServer:
             if (method == "POST") != (self.lease is None) or (method == "PUT" and expected != str(self.version)):
                 raise ConflictError("the lease has changed")
             self.version += 1
+            before_s = self.duration_s
             self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+            if self.cut_off_shorter and self.duration_s < before_s:
+                self.cut_off_shorter = False
+                self.away.add(who)
+                raise UnreachableError("the answer was lost, and the next ones are")
             if self.lose_answers:
                 self.lose_answers -= 1
                 raise UnreachableError("the answer was lost")
             return self.lease
+
+    @property
+    def duration_s(self) -> int:
+        return int((self.lease or {}).get("spec", {}).get("leaseDurationSeconds", 0))
 
     @property
     def holder(self) -> str:
@@ -80,8 +93,10 @@ class Replica:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("RENEW_S", "LOOK_S", "RETRY_S"):
         monkeypatch.setattr(module, pause, 0.05)
-    monkeypatch.setattr(module, "HOLD_S", 0.5)
+    monkeypatch.setattr(module, "MARGIN_S", 0.5)
     monkeypatch.setattr(module, "DURATION_S", 1)
+    monkeypatch.setattr(module, "LONGEST_S", 3)
+    monkeypatch.setattr(module, "FADING", 0.5)
 
 
 @pytest.fixture
@@ -163,6 +178,36 @@ def test_a_server_that_answers_nobody_takes_the_lease_from_nobody(
     assert 1.0 < first.regained[0] < 5.0
     assert not second.elected.wait(1.2)
     assert not first.lost.is_set()
+
+
+def test_the_lease_lasts_longer_while_renewals_take_long(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    assert server.duration_s == 1
+    server.takes_s = 0.5
+    wait_until(lambda: server.duration_s == 2)
+    second = start("second")
+    assert not second.elected.wait(1.5)
+    server.takes_s = 0.0
+    wait_until(lambda: server.duration_s == 1)
+    assert first.election.holds()
+    assert not first.lost.is_set()
+
+
+def test_a_shorter_lease_counts_even_if_its_answer_is_lost(
+    start: Callable[[str], Replica], server: LeaseServer
+) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    server.takes_s = 0.8
+    wait_until(lambda: server.duration_s >= 3)
+    second = start("second")
+    server.cut_off_shorter = True
+    server.takes_s = 0.0
+    wait_until(lambda: "first" in server.away)
+    wait_until(lambda: second.election.holds() or not first.election.holds())
+    assert not second.election.holds()
+    assert second.elected.wait(5)
 
 
 def test_a_lease_that_was_deleted_is_nobodys(start: Callable[[str], Replica], server: LeaseServer) -> None:
