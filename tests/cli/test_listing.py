@@ -118,9 +118,12 @@ from elasticctl.cli.views.jobs import Shape, job_table, waiting_reasons
 from elasticctl.cli.framework.output import format_tabs
 from tests.support.job_samples import cloud_job
 jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]
-began = time.process_time()
-format_tabs(job_table(jobs, {NOW}, Shape(wide=True)))
-print(time.process_time() - began)
+took_s = []
+for _ in range(3):
+    began = time.process_time()
+    format_tabs(job_table(jobs, {NOW}, Shape(wide=True)))
+    took_s.append(time.process_time() - began)
+print(min(took_s))
 """
 
 
