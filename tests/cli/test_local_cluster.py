@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable
