@@ -94,6 +94,19 @@ def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:
         return list(verify.findings(place.storage))
 
 
+def said_of_unlisted(place: JobStorage) -> str:
+    """What may be a lost checkpoint, for a storage that lists none; empty if nothing is. Raises JobStorageError."""
+    from elasticctl_store.checkpoints import repair
+
+    with storage_errors():
+        found = repair.find_unlisted(place.storage)
+    if not found:
+        return ""
+    shown = "; ".join(found[:SHOWN]) + (f"; {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    fix = f"FIX: unless a run is saving there, list it again: elasticctl checkpoints repair {place.name}"
+    return f", but there may be a lost one: {shown}. {fix}"
+
+
 def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
     """Read all of a checkpoint and return the finding; None if it was deleted meanwhile. Raises JobStorageError."""
     from elasticctl_store.checkpoints import verify
@@ -330,6 +343,9 @@ def target_file(name: str, force: bool) -> Path:
 def _metrics(commit: Commit) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in sorted(commit.metrics.items()))
 
+
+SHOWN = 5
+"""The number of list items that a message shows."""
 
 KEEP_YOUNGER_S = 3600.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -380,6 +381,32 @@ def test_repair_starts_over_where_nothing_is_whole(run: Run, folder: Path) -> No
     done = run(*words, "-y")
     assert (done.code, done.err.endswith("starts at step 0\n")) == (0, True)
     assert Checkpointer(LocalStorage(folder)).restore() is None
+
+
+def test_starting_over_says_what_it_leaves_and_a_run_would_not_start_beside(run: Run, folder: Path) -> None:
+    for saved in (folder / "data").iterdir():
+        saved.rename(saved.with_name(f"old-{saved.name}"))
+    shutil.rmtree(folder / "journal")
+    only = run("checkpoints", "repair", str(folder))
+    assert (only.code, "old-g000001-n000004" in only.err) == (1, True)
+    done = run("checkpoints", "repair", str(folder), "--start-over", "-y")
+    assert (done.code, "old-g000001-n000004" in done.err, "starts at step 0" in done.err) == (1, True, False)
+    with pytest.raises(StorageError, match="old-g000001-n000001"):
+        Checkpointer(LocalStorage(folder)).restore()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_where_the_journal_is_lost_it_is_said_what_is_there(run: Run, folder: Path, is_damaged: bool) -> None:
+    shutil.rmtree(folder / "journal")
+    for document in (folder / "data").rglob("*.json") if is_damaged else ():
+        document.write_bytes(b"{}")
+    said = ", but there may be a lost one: data/g"
+    listed, verified = run("checkpoints", str(folder)), run("checkpoints", "verify", str(folder))
+    assert (listed.code, verified.code) == (0, 3)
+    assert said in listed.err
+    assert said in verified.err
+    assert f"checkpoints repair {folder}" in verified.err
+    assert run("checkpoints", "repair", str(folder)).code == is_damaged
 
 
 def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +127,16 @@ def test_a_save_that_was_interrupted_or_is_damaged_is_not_committed(storage: Loc
     assert rebuilt.commits == ()
     assert [line.partition(":")[0] for line in rebuilt.rejected] == ["step 3", "step 4"]
     assert steps(storage) == [1]
+
+
+def test_a_size_that_is_no_number_of_bytes_is_damage(storage: LocalStorage) -> None:
+    """JSON has larger numbers than any float, and a forger a right seal."""
+    key = share_key(Owner(storage), 1)
+    write_share(storage, key)
+    body, _, _ = storage.get(key).rpartition(b', "sha256"')
+    body = re.sub(rb'"size_bytes": \d+', b'"size_bytes": 1e999', body)
+    storage.put(key, [body, b', "sha256": "%s"}' % hashlib.sha256(body).hexdigest().encode()])
+    assert len(repair.rebuild(storage, CommitWriter.take_over(storage)).rejected) == 1
 
 
 def test_no_sweep_takes_what_an_unreadable_entry_may_stand_for(storage: LocalStorage) -> None:

@@ -390,7 +390,7 @@ def test_a_whole_save_is_better_than_step_0_whether_it_was_committed_or_not(tmp_
 
 
 @pytest.mark.parametrize("left", ["tensors", "half a file", "a share of two", "shares that differ"])
-def test_an_interrupted_first_save_is_no_loss(tmp_path: Path, left: str) -> None:
+def test_an_interrupted_first_save_is_no_loss(tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture) -> None:
     storage = LocalStorage(tmp_path)
     mine = Checkpointer(storage)._committer.writer.generation  # type: ignore[union-attr]
     folder = save_folder(mine.generation, 1, 1, mine.run_id)
@@ -405,6 +405,7 @@ def test_an_interrupted_first_save_is_no_loss(tmp_path: Path, left: str) -> None
         make_share({"model": torch.ones(4)}, {}, 0, 2).write(storage, first)
     checkpoints = Checkpointer(storage)
     assert checkpoints.restore() is None
+    assert "only such as interrupted ones leave" in caplog.text
     (tmp_path / "journal/999999999998.json").write_bytes(b"torn")
     storage.delete(list(all_keys(storage, DATA)))
     assert Checkpointer(storage).restore() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     _EmptyStateDictLoadPlanner,
 )
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from elasticctl_store.checkpoints import entries, verify
@@ -166,6 +168,20 @@ def test_a_save_that_another_one_overtakes_is_refused_and_not_mixed_with_it(tmp_
     assert said.startswith("another save with this writer has begun before this one was done")
     assert len(list(read_commits(LocalStorage(tmp_path)))) == 1
     assert load({"t": torch.zeros(2)}, tmp_path)["t"][0] == 2
+
+
+class Forgetful(DefaultSavePlanner):
+    """Plans a tensor, and has it not written."""
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return replace(super().finish_plan(new_plan), items=[])
+
+
+def test_a_save_that_is_not_complete_leaves_nothing_like_a_lost_commit(tmp_path: Path) -> None:
+    writer = ElasticWriter(tmp_path)
+    said = said_of(lambda: dcp.save({"t": torch.ones(2)}, storage_writer=writer, planner=Forgetful()), SaveError)
+    assert "do not form a complete state" in said
+    assert Checkpointer(LocalStorage(tmp_path)).restore() is None
 
 
 def said_of(action: Any, kind: type[TrainError]) -> str:

@@ -163,6 +163,12 @@ def find_traces(storage: Storage, least: int) -> list[str]:
     return found
 
 
+def find_unlisted(storage: Storage) -> list[str]:
+    """Return what may be a checkpoint that the journal has lost, one line each. Call this if no commit is listed."""
+    complete = [f"{folder} has all its documents, and is not listed" for _, folder, _ in complete_saves(storage)]
+    return complete or find_traces(storage, 0)
+
+
 def _runs_without_commits(storage: Storage, least: int) -> dict[str, bool] | None:
     """Return the ids of the runs, and whether the next entry directly follows that of the run; None if there are
     commits."""
@@ -263,7 +269,7 @@ def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit | 
             not_finite=entries.not_finite_of(documents),
             bases=entries.bases_of(documents),
         )
-    except (KeyError, TypeError, AttributeError) as e:
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise DamagedError(f"{keys[0]}: it does not describe its checkpoint") from e
     entries.decode_commit(entries.encode(made), 0)  # raises if no entry can hold it
     verify.glance(storage, made)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from elasticctl_store.checkpoints import entries, repair
-from elasticctl_store.checkpoints.commits import read_entries
+from elasticctl_store.checkpoints.commits import read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.checkpoints.reader import Contents, fetch_documents, parse
 from elasticctl_store.checkpoints.state_trees import decode
@@ -104,10 +104,14 @@ class Newest:
         """
         mine = None
         if self._world.rank == 0:
+            holds_saves = repair.holds_saves(storage)
             mine = [*self._unreadable, *self._bad_entries]
-            if not self._unreadable and not repair.holds_saves(storage):
+            if not self._unreadable and not holds_saves:
                 mine = []  # entries without data: there is nothing to lose
             mine = mine or repair.find_traces(storage, self._least)
+            if holds_saves and not mine and next(read_commits(storage, self._least), None) is None:
+                said = "%s: there is data of saves, but only such as interrupted ones leave: no checkpoint is restored"
+                log.warning(said, storage.url)
         found = self._world.broadcast(mine)
         if found:
             shown = "; ".join(found[:_SHOWN]) + (f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")

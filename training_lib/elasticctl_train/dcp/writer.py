@@ -204,11 +204,13 @@ class ElasticWriter(StorageWriter):
             raise SaveError(_OVERTAKEN)
         try:
             document = document | _describe(metadata, results)
-            self._opened().put(entries.share_key(place.folder, 0, place.world_size), [seal(document)])
+            key = entries.share_key(place.folder, 0, place.world_size)
+            self._opened().put(key, [seal(document)])
             draft = committer.gather(place.folder, place.world_size, Label(place.step), threading.Event())
             try:
                 read_contents(self._opened(), draft)
             except DamagedError as e:
+                self._opened().delete([key])  # with it, the save would look like a commit that has been damaged
                 raise SaveError(
                     f"{self._url}: not saved, because the planner's items do not form a complete state: {e}"
                 ) from e

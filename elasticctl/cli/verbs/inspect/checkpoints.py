@@ -22,6 +22,7 @@ from elasticctl.cli.framework.output import emit, hint, print_data, print_table,
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from elasticctl_store.checkpoints.commits import CommitWriter
     from elasticctl_store.checkpoints.entries import Commit
     from elasticctl_store.checkpoints.verify import CheckedCommit
 
@@ -76,7 +77,8 @@ def list_checkpoints(*, target: JobOrUrl, output: options.Output = "table", wher
     elif output in ("json", "yaml"):
         _print_list(place, found, output)
     elif not found:
-        say(f"{place.name}: no checkpoints at {place.storage.url}{place.elsewhere}")
+        more = job_storage.said_of_unlisted(place) or place.elsewhere
+        say(f"{place.name}: no checkpoints at {place.storage.url}{more}")
     else:
         print_table(job_storage.checkpoints_table(found, time.time(), wide=output == "wide"))
         hint(f"Next: check every byte: elasticctl checkpoints verify {target}")
@@ -103,7 +105,7 @@ def verify(
         found = [finding for finding in found if finding.commit in wanted]
     if not found:
         nothing = f"{place.name}: there are no checkpoints at {place.storage.url} to verify"
-        raise NotFoundError(nothing + place.elsewhere)
+        raise NotFoundError(nothing + (job_storage.said_of_unlisted(place) or place.elsewhere))
     looked_at = [job_storage.proved(place, finding) for finding in found]
     checked = [finding for finding in looked_at if finding is not None]
     if output in ("json", "yaml"):
@@ -251,8 +253,9 @@ def repair(
             job_storage.say_damage(place, finding)
         for line in rebuilt.rejected:
             say(f"{place.name}: not listed: {line}")
+        traces = () if found or rebuilt.rejected else _find_traces(place, writer)
         say(f"{place.name}: {plural(len(found), 'checkpoint')}, {len(damaged)} damaged")
-        return 1 if damaged or rebuilt.rejected else 0
+        return 1 if damaged or rebuilt.rejected or traces else 0
     seen = job_storage.prove_newest(place, found)
     if seen and not seen[-1].damage and seen[-1].commit is not None:
         step = seen[-1].commit.step
@@ -261,8 +264,22 @@ def repair(
         with job_storage.storage_errors():
             archive.start_over(place.storage, writer)
         _note(place, "all", where)
+        if _find_traces(place, writer):
+            say(f"{place.name}: does not start while this is there")
+            return 1
         say(f"{place.name}: starts at step 0")
     return 0
+
+
+def _find_traces(place: job_storage.JobStorage, writer: CommitWriter) -> list[str]:
+    """Return, and report, what keeps a run from starting at step 0 where no checkpoint is listed."""
+    from elasticctl_store.checkpoints import repair as archive
+
+    with job_storage.storage_errors():
+        found = archive.find_traces(place.storage, writer.generation.position)
+    for line in found:
+        say(f"{place.name}: a trace of a checkpoint: {line}")
+    return found
 
 
 def _refuse_the_newest(place: job_storage.JobStorage, doomed: list[Commit], found: list[CheckedCommit]) -> None:
