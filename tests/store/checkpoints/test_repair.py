@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from dataclasses import replace
@@ -17,6 +16,7 @@ from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from tests.support import journals
 from tests.support.journals import Owner, share_key, steps, write_share
+from tests.support.train.damage import seal_document
 
 
 @pytest.fixture
@@ -133,9 +133,7 @@ def test_a_size_that_is_no_number_of_bytes_is_damage(storage: LocalStorage) -> N
     """JSON has larger numbers than any float, and a forger a right seal."""
     key = share_key(Owner(storage), 1)
     write_share(storage, key)
-    body, _, _ = storage.get(key).rpartition(b', "sha256"')
-    body = re.sub(rb'"size_bytes": \d+', b'"size_bytes": 1e999', body)
-    storage.put(key, [body, b', "sha256": "%s"}' % hashlib.sha256(body).hexdigest().encode()])
+    storage.put(key, [seal_document(re.sub(rb'"size_bytes": \d+', b'"size_bytes": 1e999', storage.get(key)))])
     assert len(repair.rebuild(storage, CommitWriter.take_over(storage)).rejected) == 1
 
 
@@ -160,6 +158,22 @@ def test_starting_over_leaves_nothing_but_who_was_there(storage: LocalStorage) -
     writer = CommitWriter.take_over(storage)
     assert writer.generation.generation == 3
     assert repair.rebuild(storage, writer) == repair.Rebuilt((), ())
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_starting_over_deletes_folders_in_the_place_of_files(
+    storage: LocalStorage, tmp_path: Path, tensors: bool
+) -> None:
+    run = Owner(storage)
+    key = commit(storage, run, 1).shares[0].key
+    path = tmp_path / (entries.tensors_key(key) if tensors else key)
+    path.unlink()
+    (path / "a").mkdir(parents=True)
+    (path / "a" / "b").write_bytes(b"")
+    writer = CommitWriter.take_over(storage)
+    repair.start_over(storage, writer)
+    assert not repair.holds_saves(storage)
+    assert repair.find_traces(storage, writer.generation.position) == []
 
 
 def test_a_journal_that_was_put_back_costs_no_checkpoint_and_is_gone_on_from(storage: LocalStorage) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import verify
-from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints import entries, repair, verify
+from elasticctl_store.checkpoints.commits import CommitWriter, read_commits
 from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.train import samples
-from tests.support.train.damage import MemoryStorage, Objects, damage_objects, seal
+from tests.support.train.damage import MemoryStorage, Objects, damage_objects, seal, seal_document
 
 WHOLE = {name: samples.objects(name) for name in samples.NAMES}
 
@@ -61,6 +64,27 @@ def test_verify_and_restore_agree(checkpoints: Checkpointer, name: str, seed: in
     logging.disable(logging.WARNING)  # each damage is a line of its own
     try:
         check_agreement(damage_objects(WHOLE[name], random.Random(seed)), checkpoints)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@given(st.sampled_from(samples.NAMES), st.integers(0, 2**32))
+@settings(max_examples=40)
+def test_what_is_listed_again_is_whole_for_all_readers_or_for_none(
+    checkpoints: Checkpointer, name: str, seed: int
+) -> None:
+    """Forged documents, with the right seals, whose journal is lost."""
+    logging.disable(logging.WARNING)
+    damaged = damage_objects(WHOLE[name], random.Random(seed))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            storage = LocalStorage(Path(folder))
+            for key, data in damaged.items():
+                if not key.startswith(entries.JOURNAL):
+                    storage.put(key, [seal_document(data)])
+            repair.rebuild(storage, CommitWriter.take_over(storage))
+            after = {key: storage.get(key) for key in all_keys(storage, "")}
+        check_agreement(after, checkpoints)
     finally:
         logging.disable(logging.NOTSET)
 

@@ -61,7 +61,8 @@ _UNREADABLE = {
 """The errors that concern one object, while others may be readable."""
 
 _FILES = (".json", ".safetensors")
-"""A name with such a suffix belongs to a file: a folder of that name is listed, as an object that cannot be read."""
+"""A name with such a suffix belongs to a file: a folder of that name is listed, as an object that cannot be read, as
+well as what is in it, so that both can be deleted."""
 
 _FIXES = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",
@@ -155,9 +156,18 @@ class LocalStorage:
                 log.warning("not deleting %s: %s is a symbolic link", path, link)
                 continue
             self._patiently("delete", path, lambda path=path: _remove(path))  # type: ignore[misc]
-            if path.parent != self._root:
-                with suppress(OSError):  # not empty yet, or another process was faster
-                    path.parent.rmdir()
+            self._remove_empty(path.parent)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Delete a folder if it is empty. If that was in the place of a file, do the same with the one above."""
+        goes_on = True
+        while goes_on and folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty yet, or another process was faster
+                return
+            goes_on = any(name.endswith(_FILES) for name in folder.relative_to(self._root).parts)
+            folder = folder.parent
 
     def free_bytes(self) -> int | None:
         """Return the free space of the disk for this user in bytes, or None if unknown; a quota may leave less."""
@@ -208,15 +218,18 @@ class LocalStorage:
             return
         with entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False) and not entry.name.endswith(_FILES):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                is_listed = not is_folder or entry.name.endswith(_FILES)
+                if is_listed:
+                    yield prefix + entry.name
+                if is_folder:
                     try:
                         yield from self._keys(Path(entry.path), f"{prefix}{entry.name}/")
                     except OSError as e:
                         if e.errno not in _UNREADABLE:
                             raise
-                        yield prefix + entry.name  # its contents are not gone: list it as an object that cannot be read
-                else:
-                    yield prefix + entry.name
+                        if not is_listed:  # its contents are not gone: list it as an object that cannot be read
+                            yield prefix + entry.name
 
 
 def _open(path: Path) -> io.FileIO:
