@@ -147,6 +147,19 @@ def test_no_sweep_takes_what_an_unreadable_entry_may_stand_for(storage: LocalSto
     assert steps(storage) == [4, 3, 2, 1]
 
 
+def test_no_sweep_takes_a_link_to_what_an_unreadable_entry_may_stand_for(storage: LocalStorage, tmp_path: Path) -> None:
+    """On a disk of its own, say: no listing looks into a link."""
+    found = commit(storage, Owner(storage), 1)
+    folder = tmp_path / found.folder
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    intact = storage.get(entries.key_of(found.position))
+    damage(storage, found)
+    commit(storage, Owner(storage), 2)
+    storage.put(entries.key_of(found.position), [intact])
+    verify.verify(storage, found, lambda count: None)
+
+
 def test_starting_over_leaves_nothing_but_who_was_there(storage: LocalStorage) -> None:
     run = Owner(storage)
     for step in (1, 2):

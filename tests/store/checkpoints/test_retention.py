@@ -444,3 +444,21 @@ def test_a_complete_save_stays_while_nothing_newer_is_proven(tmp_path: Path) -> 
     commit(storage, run, 4)
     run.retire(Retention(3))
     assert key not in all_keys(storage, entries.DATA)
+
+
+@pytest.mark.parametrize("stored", [b"torn", None])
+def test_nothing_goes_for_a_commit_whose_entry_the_storage_has_lost(
+    storage: LocalStorage, stored: bytes | None
+) -> None:
+    """The run knows it, and its data is whole; but nobody else would find it."""
+    run = Owner(storage)
+    commit(storage, run, 1)
+    key = entries.key_of(commit(storage, run, 2).position)
+    storage.delete([key])
+    if stored is not None:
+        storage.put(key, [stored])
+    run.retire(Retention(1))
+    assert steps(storage) == [1]
+    commit(storage, run, 3)
+    run.retire(Retention(1))
+    assert steps(storage) == [3]

@@ -119,8 +119,20 @@ def _complete_among(stored: Iterable[str]) -> Iterator[tuple[Save, str, list[str
     yield from sorted(found, key=lambda one: one[0].order)
 
 
+def may_be_complete(storage: Storage) -> set[str]:
+    """Return the folders of saves that an unreadable entry may stand for: those that are complete, and those that no
+    listing looks into, such as symbolic links."""
+    return {folder for _, folder, _ in complete_saves(storage)} | _hidden_saves(storage)
+
+
+def _hidden_saves(storage: Storage) -> set[str]:
+    return {f"{key}/" for key in all_keys(storage, entries.DATA) if entries.save_of(f"{key}/") is not None}
+
+
 def bases_of_complete(storage: Storage, but_for: Collection[str]) -> set[str] | None:
     """Return the folders of base files that complete saves need, except those in `but_for`; None if that is unknown."""
+    if _hidden_saves(storage).difference(but_for):
+        return None
     found = set[str]()
     for _, folder, keys in complete_saves(storage):
         if folder in but_for:

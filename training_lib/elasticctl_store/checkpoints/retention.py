@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from elasticctl_store.checkpoints import entries, reader, repair, verify
-from elasticctl_store.checkpoints.commits import CommitWriter, delete_bases, delete_commit, read_entries
+from elasticctl_store.checkpoints.commits import CommitWriter, delete_bases, delete_commit, read_entries, read_entry
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.checkpoints.verify import OnBytes
 from elasticctl_store.errors import DamagedError, FullError, MissingError, StorageError
@@ -54,7 +54,7 @@ def _make_room_for_entry(storage: Storage) -> bool:
     known = [entry for entry in found if isinstance(entry, Commit)]
     kept = {folder for commit in known for folder in (commit.folder, *commit.bases)}
     bases = repair.bases_of_complete(storage, but_for=kept)
-    kept |= {folder for _, folder, _ in repair.complete_saves(storage)} | (bases or set())
+    kept |= repair.may_be_complete(storage) | (bases or set())
     leftovers = [
         key
         for key in repair.save_keys(storage)
@@ -165,7 +165,7 @@ class Keeper:
             return False
         found = self._known()
         strays = self._strays(found, before=number)
-        complete = {folder for _, folder, _ in repair.complete_saves(self._storage)}
+        complete = repair.may_be_complete(self._storage)
         if any(entries.folder_of(key) in complete for key in strays):
             self._prove(found, ())
         if self._proven is None:
@@ -241,8 +241,7 @@ class Keeper:
             for folder, save in saves.items()
             if save and than and save.order > than.order and save.run_id != mine.run_id
         }
-        complete = repair.complete_saves(self._storage) if newer else ()
-        if not newer.intersection(folder for _, folder, _ in complete):
+        if not newer or newer.isdisjoint(repair.may_be_complete(self._storage)):
             return list(strays)
         return [key for key in strays if entries.folder_of(key) not in newer]
 
@@ -326,8 +325,11 @@ class Keeper:
         verify.verify(storage, commit, self._on_bytes, self._bases_proven)
 
     def _is_whole(self, commit: Commit, check: Callable[[Storage, Commit], None]) -> bool:
-        """Return whether `check` finds nothing wrong with a commit. Damage is logged once."""
+        """Return whether `check` finds nothing wrong with a commit, nor the storage has lost its entry. Damage is
+        logged once."""
         try:
+            if entries.encode(read_entry(self._storage, commit.position)) != entries.encode(commit):
+                raise DamagedError(f"journal entry {commit.position}: it is not as it was written")
             check(self._storage, commit)
         except (DamagedError, MissingError) as e:
             self._damaged.add(commit.position)
@@ -351,7 +353,7 @@ class Keeper:
         prefixes = [entries.DATA, entries.BASE]
         if not self._is_readable:  # an unreadable entry may stand for any complete save
             bases = repair.bases_of_complete(self._storage, but_for=kept)
-            kept |= {folder for _, folder, _ in repair.complete_saves(self._storage)} | (bases or set())
+            kept |= repair.may_be_complete(self._storage) | (bases or set())
             prefixes = prefixes[:1] if bases is None else prefixes
         mine, own = self._writer.generation, self._writer.appended
         saves = entries.number_of(own[-1].folder) or 0 if own else 0
