@@ -30,6 +30,22 @@ _UNUSED = (
 """What torch says then is how to call DistributedDataParallel, which the script does not."""
 
 
+class ModelCopy(torch.nn.Module):
+    """What a copy of a `ResumableDataParallel` is: a model that does not communicate.
+
+    Scripts copy `run.model` for averages of the weights (`AveragedModel`, `copy.deepcopy`). The names in its state are
+    the same.
+    """
+
+    def __init__(self, module: torch.nn.Module, training: bool) -> None:
+        super().__init__()
+        self.module, self.training = module, training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.module(*args, **kwargs)
+
+
 class ResumableDataParallel(DistributedDataParallel):
     """DistributedDataParallel with these changes. `known_buckets` are those to start with."""
 
@@ -56,6 +72,10 @@ class ResumableDataParallel(DistributedDataParallel):
     def settle(self) -> None:
         """Adopt the parameters as they are now. All ranks must call."""
         self.__init__(self.module, init_sync=False)  # type: ignore[misc]
+
+    def __reduce_ex__(self, _: object) -> tuple[type[ModelCopy], tuple[torch.nn.Module, bool]]:
+        """Copy and pickle the model without the connections to its group."""
+        return ModelCopy, (self.module, self.training)
 
     def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
         """Return a context that does nothing: the ranks of a run make the same steps, so none runs out of batches."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 import signal
 import threading
@@ -13,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
+from torch.optim.swa_utils import AveragedModel
 
 from elasticctl_train.dist import Channel, GroupOver
 from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch, is_own
@@ -107,6 +110,28 @@ def test_what_a_lost_peer_breaks_is_the_pass_and_not_the_script_where_somebody_h
     server.set_timeout(timedelta(seconds=240))
     end = 9 if how == "dies" else -signal.SIGKILL
     assert ranks.run(lose_a_peer, 2, server.port, how, survives) == [0, end]
+
+
+def copy_the_model() -> None:
+    """As scripts do for an average of the weights."""
+    dist.init_process_group("gloo")
+    watch = PeerWatch(1, lambda error: None, Channel(training=dist.group.WORLD))
+    model = ElasticDataParallel(torch.nn.Linear(2, 1), watch, init_sync=True).eval()
+    pickled = io.BytesIO()
+    torch.save(model, pickled)
+    pickled.seek(0)
+    copies = copy.deepcopy(model), AveragedModel(model).module, torch.load(pickled, weights_only=False)
+    with torch.no_grad():
+        model.module.weight.add_(1)
+    for each in copies:
+        assert list(each.state_dict()) == list(model.state_dict())
+        assert not each.training
+        torch.testing.assert_close(each(torch.ones(1, 2)) + 2, model(torch.ones(1, 2)))
+    dist.destroy_process_group()
+
+
+def test_the_model_can_be_copied_and_pickled() -> None:
+    assert ranks.run(copy_the_model, 1) == [0]
 
 
 def train_beside_a_newcomer() -> None:
