@@ -147,10 +147,14 @@ def tell_collectives(path: str) -> None:
         listening.close()
         return
     answering = threading.Thread(target=answer_questions, args=(listening,), name="elasticctl-collectives", daemon=True)
+    # The thread inherits this: a signal would otherwise end a script that blocks it in all its threads, to wait for it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         answering.start()
     except RuntimeError:  # the container's limit of threads
         listening.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def answer_questions(listening: socket.socket) -> None:

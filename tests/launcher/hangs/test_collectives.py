@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,18 @@ def test_a_rank_that_is_in_none_or_has_gone_tells_nothing(tmp_path: Path) -> Non
     path.write_text("left by the rank before")
     tell_collectives(str(path))
     assert read_collective(path) is None
+
+
+def test_a_script_may_wait_for_a_signal_that_it_blocks(tmp_path: Path) -> None:
+    """The thread that tells is not there for the script, whose own threads all block it."""
+    lines = (
+        f"import os, signal, sys; sys.path.insert(0, {os.path.dirname(bootstrap.__file__)!r})",
+        f"import bootstrap; bootstrap.tell_collectives({str(tmp_path / 'c10d.0')!r})",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) and sys.exit(1)  # this thread blocked something",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "sys.exit(3 if signal.sigwait({signal.SIGTERM}) == signal.SIGTERM else 1)",
+    )
+    assert subprocess.run([sys.executable, "-I", "-c", "\n".join(lines)]).returncode == 3
 
 
 def test_a_rank_that_was_out_of_descriptors_tells_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
