@@ -31,6 +31,7 @@ from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
+from elasticctl_train.schedulers import find_unsaved
 from elasticctl_train.session import Session, Snapshot
 from elasticctl_train.start import STORAGE_VARIABLE
 
@@ -102,6 +103,7 @@ class Run:
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         self._connect_feed()
         self._begin_training(handed)
+        self._warn_of_unsaved_schedulers()
 
     def _read_parts(self, model: torch.nn.Module, others: Mapping[str, Stateful], **named: Stateful | None) -> None:
         """Find out what is to be saved, and how. Raises StateError if a checkpoint cannot hold it."""
@@ -148,6 +150,16 @@ class Run:
         self._session.begin(cursor)
         self._applied.begin()
         self._calls.begin(is_compared=handed is not None)
+
+    def _warn_of_unsaved_schedulers(self) -> None:
+        unsaved = find_unsaved(self._parts) if self.is_main else []
+        if unsaved:
+            log.warning(
+                "Run was not given the %s: no checkpoint has it, so whenever the script starts again, it begins anew "
+                "and sets other learning rates than without the interruption. FIX: Run(…, scheduler=scheduler), or "
+                "any other name in place of the first",
+                " and the ".join(unsaved),
+            )
 
     @property
     def rank(self) -> int:
