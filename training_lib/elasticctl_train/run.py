@@ -118,6 +118,7 @@ class Run:
         self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in unwrapped.named_parameters())
         self._frozen = parts.Frozen(unwrapped)
         self._applied, self._calls = AppliedGradients(self._parts), OptimizerCalls(self._parts)
+        self._unsaved = " and the ".join(find_unsaved(self._parts))
 
     def _place_model(self, device: torch.device) -> torch.device:
         """Move a plain model to `device`; return the device that the model is on."""
@@ -152,13 +153,12 @@ class Run:
         self._calls.begin(is_compared=handed is not None)
 
     def _warn_of_unsaved_schedulers(self) -> None:
-        unsaved = find_unsaved(self._parts) if self.is_main else []
-        if unsaved:
+        if self._unsaved and self.is_main:
             log.warning(
                 "Run was not given the %s: no checkpoint has it, so whenever the script starts again, it begins anew "
                 "and sets other learning rates than without the interruption. FIX: Run(…, scheduler=scheduler), or "
                 "any other name in place of the first",
-                " and the ".join(unsaved),
+                self._unsaved,
             )
 
     @property
@@ -322,6 +322,7 @@ class Run:
             "a data loader keeps a position of its own": bool(self._loaders),
             "Run was given no optimizer": optimizer is None,
             "Run was given no optimizer of some of the model's parameters": not parts.all_stepped(self._parts),
+            f"Run was not given the {self._unsaved}": bool(self._unsaved),  # in a newcomer, it would begin anew
         }
         return next((words for words, is_so in obstacles.items() if is_so), "")
 
