@@ -34,7 +34,7 @@ from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.templates import DEFAULT, find_template, render_manifest
 
 SCRIPT = Path(__file__).parent / "faults" / "train.py"

@@ -17,7 +17,7 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.templates import DEFAULT, SUFFIX
 from elasticctl_launcher.bootstrap import imports_that_stay
 from tests.support.jobs import light_template
@@ -111,7 +111,7 @@ def forked_supervisor(supervisors: Supervisors, monkeypatch: pytest.MonkeyPatch)
 
     For tests of what is asked of a local cluster. Those of how it starts and ends do without.
     """
-    monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", supervisors.start)
+    monkeypatch.setattr("elasticctl.cluster.local.supervisor_client.start_supervisor", supervisors.start)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def forked_workers(home: Path, forked_supervisor: None, monkeypatch: pytest.Monk
     """
     from tests.support.forked.cluster import start_supervisor
 
-    monkeypatch.setattr("elasticctl.cluster.local.supervisor.start_supervisor", start_supervisor)
+    monkeypatch.setattr("elasticctl.cluster.local.supervisor_client.start_supervisor", start_supervisor)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import ElasticJob, Manifest
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE
-from elasticctl.cluster.local.supervisor import supervisor_info
+from elasticctl.cluster.local.supervisor_client import supervisor_info
 from elasticctl_controller.local.objects import ANNOTATION_PID
 from elasticctl_store.checkpoints.commits import read_commits, read_entries
 from elasticctl_store.storage.local import LocalStorage

@@ -27,7 +27,7 @@ from elasticctl.api.spec import LABEL_INDEX
 from elasticctl.api.status import Cause, Phase
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.cluster.local.supervisor_client import shut_down
 
 SCRIPT = str(Path(__file__).with_name("train.py"))
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ Rules read neither the clock nor the cluster: `now` and all observations are in 
 from __future__ import annotations
 
 from elasticctl.diagnosis import not_training, starting, step_times, training, waiting
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Rule, Seen, Severity
+from elasticctl.diagnosis.findings import Case, Finding, NextStep, Rule, Seen, Severity
 
 __all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Seen", "Severity", "diagnose"]
 

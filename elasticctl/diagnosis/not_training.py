@@ -11,7 +11,7 @@ from elasticctl.api.observed.timeline import NOTIFY_FAILED
 from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, Pod
 from elasticctl.api.status import Cause, Phase, RankFailure
 from elasticctl.api.text import join_some, plural, plural_are, shorten, span, times
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used, short_worker_name
+from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity, failures_used, short_worker_name
 
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")
 """Our placeholder and Kubernetes' for a worker that left no error message."""

@@ -7,7 +7,7 @@ from elasticctl.api.observed.workers import MOUNTS, STILL_ENDING, UNTOLD
 from elasticctl.api.podtemplate import SETUP_VARIABLE
 from elasticctl.api.status import Phase
 from elasticctl.api.text import plural, plural_are, shorten, span
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
+from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity
 
 LONG_START_S = 60.0
 """A worker that takes longer than this to start, import or join gets a warning."""

@@ -20,7 +20,7 @@ from elasticctl.api.observed.history import (
 from elasticctl.api.observed.usage import idle_text
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.api.text import plural, plural_are, shorten, span, times
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used
+from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity, failures_used
 from elasticctl.diagnosis.not_training import describe_failure
 
 LATELY_S = 3600.0

@@ -30,7 +30,7 @@ from elasticctl.api.observed.workers import (
 from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.text import join_and, plural, shorten, span
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, WorkerWait, short_worker_name
+from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity, WorkerWait, short_worker_name
 
 _SHOWN_HOLDERS = 3
 _SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')

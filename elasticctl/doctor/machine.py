@@ -14,7 +14,7 @@ from elasticctl.api.errors import ClusterError
 from elasticctl.api.text import plural, span
 from elasticctl.cluster.local.capacity import discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths
-from elasticctl.cluster.local.supervisor import supervisor_info
+from elasticctl.cluster.local.supervisor_client import supervisor_info
 from elasticctl.doctor import Check, CheckOutcome
 from elasticctl_store import storage
 from elasticctl_store.errors import ExistsError, StorageError

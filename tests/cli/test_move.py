@@ -27,7 +27,7 @@ from elasticctl.cli.submit.derived_manifests import JobLocation, moved_manifest,
 from elasticctl.cli.submit.upload.collect_files import collect_files, pieces_of
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl.templates import render_manifest
 from elasticctl_store import storage as storages

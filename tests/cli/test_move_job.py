@@ -24,7 +24,7 @@ from elasticctl.cli.verbs.inspect import logs
 from elasticctl.cli.verbs.run import lifecycle, move
 from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.diagnosis import diagnose
-from elasticctl.diagnosis.case import Case
+from elasticctl.diagnosis.findings import Case
 from elasticctl.settings.contexts import Context
 from elasticctl_store.checkpoints import rollbacks, run_records
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits

@@ -17,7 +17,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.diagnosis import diagnose
-from elasticctl.diagnosis.case import Case
+from elasticctl.diagnosis.findings import Case
 from tests.support import job_samples
 from tests.support.cli import Run
 

@@ -8,7 +8,7 @@ import psutil
 
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE
-from elasticctl.cluster.local.supervisor import supervisor_info
+from elasticctl.cluster.local.supervisor_client import supervisor_info
 from tests.support.waiting import wait_until
 
 

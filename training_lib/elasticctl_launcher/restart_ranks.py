@@ -17,9 +17,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, TERMINATED, WorkerFailure
-from elasticctl_launcher.hangs.watch_ranks import Hang
-from elasticctl_launcher.notifications import (
+from elasticctl_launcher.agent_events import (
     Notification,
     RankDeclined,
     RankDrained,
@@ -32,6 +30,8 @@ from elasticctl_launcher.notifications import (
     SigtermReceived,
     TrainingDone,
 )
+from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, TERMINATED, WorkerFailure
+from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.drain import Limits
 from elasticctl_launcher.ranks.local_ranks import LocalRanks

@@ -49,12 +49,12 @@ from elasticctl_controller.core.manifests import (
 from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
+from elasticctl_controller.kube.event_recorder import kube_webhook_urls, no_webhook_urls
 from elasticctl_controller.kube.flags import Flags, parse_flags
 from elasticctl_controller.kube.gangs import Gangs
 from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing, NoQueueing
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
-from elasticctl_controller.kube.notifications import kube_webhook_urls, no_webhook_urls
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings

@@ -87,7 +87,7 @@ def _place(ctx: typer.Context) -> tuple[Cluster | None, str]:
     namespace = check_namespace(ctx.params.get("namespace") or context.namespace)
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
-        from elasticctl.cluster.local.supervisor import supervisor_info
+        from elasticctl.cluster.local.supervisor_client import supervisor_info
 
         if supervisor_info(local_paths()) is None:
             return None, namespace

@@ -11,7 +11,7 @@ from elasticctl.api.errors import NotFoundError, UnreachableError
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
-from elasticctl.cluster.local.supervisor import (
+from elasticctl.cluster.local.supervisor_client import (
     SHARING_PATH,
     NotSentError,
     ensure_supervisor,

@@ -13,7 +13,7 @@ import pytest
 from elasticctl.api.errors import ClusterError, NotFoundError, SpecError, UnreachableError
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl.cluster.local.supervisor import request
+from elasticctl.cluster.local.supervisor_client import request
 from elasticctl_controller.local.objects import gpus_of
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import FOREVER, shell_job

@@ -15,7 +15,7 @@ import pytest
 from elasticctl.api.errors import ClusterError, UnreachableError
 from elasticctl.cluster.local import private_paths
 from elasticctl.cluster.local.private_paths import check_folder, connect_private, make_private, owner_name, peer_uid
-from elasticctl.cluster.local.supervisor import request
+from elasticctl.cluster.local.supervisor_client import request
 from elasticctl_launcher.service import client as service
 
 SOMEBODY = 54321

@@ -12,7 +12,7 @@ from elasticctl.api.errors import StorageFullError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.cluster.local.supervisor_client import shut_down
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
 from tests.support.processes import kill_supervisor

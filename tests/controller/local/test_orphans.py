@@ -9,7 +9,7 @@ import psutil
 
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl_controller.local.objects import ANNOTATION_PID
 from tests.support import stubborn_worker
 from tests.support.cluster_contract import phase, running

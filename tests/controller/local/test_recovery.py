@@ -16,7 +16,7 @@ import psutil
 from elasticctl.api.errors import UnreachableError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.supervisor import shut_down, supervisor_info
+from elasticctl.cluster.local.supervisor_client import shut_down, supervisor_info
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.processes import kill_supervisor, processes_of

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticctl.cluster.local import supervisor as client
+from elasticctl.cluster.local import supervisor_client as client
 from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths
 from tests.support.forked.launcher import take_output
 from tests.support.forked.processes import Program, become
@@ -31,7 +31,7 @@ class Supervisors:
         self._server: subprocess.Popen[str] | None = None
 
     def start(self, paths: LocalPaths) -> None:
-        """What `elasticctl.cluster.local.supervisor.start_supervisor` does."""
+        """What `elasticctl.cluster.local.supervisor_client.start_supervisor` does."""
         environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
         environ[HOME_VARIABLE] = str(paths.state.parent)
         paths.supervisor_log.touch(0o600)

@@ -14,16 +14,16 @@ from dataclasses import replace
 
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
-from elasticctl_launcher.launcher_role.commands import CommandServer
-from elasticctl_launcher.launcher_role.hosts import HostFiles
-from elasticctl_launcher.notifications import (
+from elasticctl_launcher.agent_events import (
     Notification,
     RankExited,
     ServiceAnnounced,
     ServiceAnswered,
     SigtermReceived,
 )
+from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
+from elasticctl_launcher.launcher_role.commands import CommandServer
+from elasticctl_launcher.launcher_role.hosts import HostFiles
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved

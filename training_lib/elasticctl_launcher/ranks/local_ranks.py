@@ -14,11 +14,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from elasticctl_launcher.bootstrap import COLLECTIVES_VARIABLE
-from elasticctl_launcher.hangs.collectives import read_collective
-from elasticctl_launcher.hangs.show_stacks import note_ranks
-from elasticctl_launcher.hangs.watch_ranks import HangWatch
-from elasticctl_launcher.notifications import (
+from elasticctl_launcher.agent_events import (
     Notification,
     RankDeclined,
     RankDrained,
@@ -28,6 +24,10 @@ from elasticctl_launcher.notifications import (
     RanksStandStill,
     TrainingDone,
 )
+from elasticctl_launcher.bootstrap import COLLECTIVES_VARIABLE
+from elasticctl_launcher.hangs.collectives import read_collective
+from elasticctl_launcher.hangs.show_stacks import note_ranks
+from elasticctl_launcher.hangs.watch_ranks import HangWatch
 from elasticctl_launcher.peers.copy_holder import CopyHolder, peer_of
 from elasticctl_launcher.peers.copy_protocol import read_peer_key
 from elasticctl_launcher.rank_processes import Rank, RankGroup

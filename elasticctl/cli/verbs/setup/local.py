@@ -28,7 +28,7 @@ def local_status(
 ) -> None:
     """Show whether the supervisor runs (it starts by itself when needed), and its resources."""
     from elasticctl.cluster.local.paths import local_paths
-    from elasticctl.cluster.local.supervisor import supervisor_info
+    from elasticctl.cluster.local.supervisor_client import supervisor_info
 
     paths = local_paths()
     info = supervisor_info(paths)
@@ -58,7 +58,7 @@ def local_down(
     """Stop the workers and the supervisor; jobs continue from their checkpoints when it next starts."""
     from elasticctl.cluster.audit_log import note_here
     from elasticctl.cluster.local.paths import local_paths
-    from elasticctl.cluster.local.supervisor import shut_down
+    from elasticctl.cluster.local.supervisor_client import shut_down
 
     if delete_jobs and not yes:
         if not sys.stdin.isatty():

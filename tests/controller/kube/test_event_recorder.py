@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.notifications import (
+from elasticctl_controller.kube.event_recorder import (
     MAX_DIFFERENT,
     MAX_WAITING,
     MAX_WAITING_OF_ONE,
     MESSAGE_CHARS,
     EventRecorder,
 )
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 

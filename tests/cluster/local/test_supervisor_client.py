@@ -15,10 +15,10 @@ import pytest
 
 import elasticctl
 from elasticctl.api.errors import ClusterError, UnreachableError
-from elasticctl.cluster.local import supervisor
+from elasticctl.cluster.local import supervisor_client
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl.cluster.local.supervisor import ensure_supervisor, shut_down, supervisor_info
+from elasticctl.cluster.local.supervisor_client import ensure_supervisor, shut_down, supervisor_info
 from tests.support.cluster_contract import running
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.processes import processes_of
@@ -76,7 +76,7 @@ def test_an_older_one_is_replaced_and_its_workers_run_on(
     real = elasticctl.__version__
     monkeypatch.setattr(elasticctl, "__version__", "99.0.0")
     said: list[str] = []
-    monkeypatch.setattr(supervisor, "start_supervisor", lambda paths: _start_as(paths, real, monkeypatch))
+    monkeypatch.setattr(supervisor_client, "start_supervisor", lambda paths: _start_as(paths, real, monkeypatch))
     new = ensure_supervisor(local_cluster.paths, said.append)
     assert old is not None
     assert new.pid != old.pid
@@ -84,10 +84,10 @@ def test_an_older_one_is_replaced_and_its_workers_run_on(
     assert [p["metadata"]["uid"] for p in running(local_cluster, "steady")] == [before[0]["metadata"]["uid"]]
 
 
-_real_start = supervisor.start_supervisor
+_real_start = supervisor_client.start_supervisor
 
 
-def _start_as(paths: supervisor.LocalPaths, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _start_as(paths: supervisor_client.LocalPaths, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new package would start a supervisor of its own version; here that is the one there is."""
     monkeypatch.setattr(elasticctl, "__version__", version)
     _real_start(paths)
@@ -165,7 +165,7 @@ def test_no_token_is_in_the_store_or_in_a_process_list(local_cluster: LocalClust
 def test_a_start_that_hangs_elsewhere_is_given_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = local_paths()
     paths.create()
-    monkeypatch.setattr(supervisor, "START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_client, "START_TIMEOUT_S", 0.2)
     with paths.start_lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnreachableError, match="has been held by another process"):
