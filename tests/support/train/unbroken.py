@@ -2,8 +2,9 @@
 
 `$FAULTS` is a list of `POINT:STEP:WORKER`, each heeded once; `+N` is the process's own Nth step. Each batch is a line
 in `ledger-PID`, before its step is made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
-Training ends before the epoch N if there is a file `stop-before-N`. `$STEP_EACH`: `run.step` is called for each of the
-batches that `$ACCUMULATE` says. `$SCHEDULED`: the scheduler is stepped in so many of the process's own first steps.
+Training ends before the epoch N if there is a file `stop-before-N`. `$STEP_EACH`: `run.step` is called for each of
+the batches that `$ACCUMULATE` says. `$MEET`: with several ranks, each epoch begins with a barrier. `$SCHEDULED`: the
+scheduler is stepped in so many of the process's own first steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -111,6 +113,8 @@ def main(make_model: Callable[[], nn.Module] = Net) -> None:
         for epoch in run.epochs(int(E["EPOCHS"])):
             if (FOLDER / f"stop-before-{epoch}").exists():
                 break
+            if "MEET" in E and run.world_size > 1:
+                dist.barrier()
             seen: list[int] = []
             loader = run.loader(dataset, global_batch=BATCH, shuffle=True)
             for number, (batch, targets, names) in enumerate(loader):

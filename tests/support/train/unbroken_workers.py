@@ -42,8 +42,16 @@ POINTS = ("forward", "backward", "optimizer", "after", "step")
 class Workers:
     """Workers of one job that run `unbroken`, or another script."""
 
-    def __init__(self, lab: Lab, count: int, epochs: int, script: Path = SCRIPT, **environment: str) -> None:
-        self.lab, self.epochs, self.script = lab, epochs, script
+    def __init__(
+        self,
+        lab: Lab,
+        count: int,
+        epochs: int,
+        script: Path = SCRIPT,
+        options: tuple[str, ...] = (),
+        **environment: str,
+    ) -> None:
+        self.lab, self.epochs, self.script, self.options = lab, epochs, script, options
         self.environment = {"EPOCHS": str(epochs), "PYTHONPATH": str(ROOT), **environment}
         self.names = [f"w{number}" for number in range(count)]
         lab.add(*self.names)
@@ -53,7 +61,8 @@ class Workers:
     def start(self, name: str, faults: str = "") -> None:
         known = {"FAULTS": faults} if faults else {}
         environment: dict[str, Any] = {"LAB": str(self.lab.folder), "NCCL_HOSTID": name, **self.environment, **known}
-        self.lab.start(name, sys.executable, str(self.script), forks=True, **environment)
+        command = sys.executable, str(self.script)
+        self.lab.start(name, *command, options=self.options, forks=True, **environment)
 
     def ledger(self) -> Ledger:
         return Ledger.read(self.lab.folder)
