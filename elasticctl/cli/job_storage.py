@@ -102,9 +102,8 @@ def said_of_unlisted(place: JobStorage) -> str:
         found = repair.find_unlisted(place.storage)
     if not found:
         return ""
-    shown = "; ".join(found[:SHOWN]) + (f"; {len(found) - SHOWN} more" if len(found) > SHOWN else "")
     fix = f"FIX: unless a run is saving there, list it again: elasticctl checkpoints repair {place.name}"
-    return f", but there may be a lost one: {shown}. {fix}"
+    return f", but there may be a lost one: {repair.name_first(found)}. {fix}"
 
 
 def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
@@ -343,9 +342,6 @@ def target_file(name: str, force: bool) -> Path:
 def _metrics(commit: Commit) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in sorted(commit.metrics.items()))
 
-
-SHOWN = 5
-"""The number of list items that a message shows."""
 
 KEEP_YOUNGER_S = 3600.0
 

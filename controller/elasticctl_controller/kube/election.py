@@ -143,7 +143,7 @@ class Election:
                 self._on_lost()
                 return
             except ElasticctlError as e:
-                self._note_duration(LONGEST_S)
+                self._note_request(LONGEST_S)
                 if str(e) != said:
                     said = str(e)
                     log.warning("lease %s/%s: %s; trying again", self._me.namespace, self._me.name, said)
@@ -154,7 +154,7 @@ class Election:
             self._on_answer()
             if mine:
                 self._hold(sent)
-            self._note_duration(self._clock() - sent)
+            self._note_request(self._clock() - sent)
             self._stopping.wait(RENEW_S if mine else min(LOOK_S, max(0.0, self._expires_at - self._clock())))
 
     def _hold(self, sent: float) -> None:
@@ -168,7 +168,7 @@ class Election:
             log.warning("%s leads again, after %.1f s in which it could not renew", self._me.identity, now - before)
             self._on_regained(now - before)
 
-    def _note_duration(self, took_s: float) -> None:
+    def _note_request(self, took_s: float) -> None:
         """Remember how long a request has taken, LONGEST_S if there was no answer."""
         self._slow_s = max(min(took_s, LONGEST_S / SLOWNESS), self._slow_s * FADING)
 

@@ -27,6 +27,9 @@ from elasticctl_store.checkpoints.reader import is_sealed, load_document, retry_
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 
+_SHOWN = 5
+"""The number of list items that a message shows."""
+
 log = logging.getLogger("elasticctl_train")
 
 
@@ -97,15 +100,11 @@ def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False)
     return Rebuilt(tuple(found), tuple(rejected))
 
 
-def complete_saves(storage: Storage) -> Iterator[tuple[Save, str, list[str]]]:
+def _complete_among(stored: Iterable[str]) -> Iterator[tuple[Save, str, list[str]]]:
     """Yield the saves whose share documents all exist, oldest first: (save, folder, keys of the documents by rank).
 
     An interrupted save lacks some: the document is the last object that its rank writes.
     """
-    return _complete_among(all_keys(storage, entries.DATA))
-
-
-def _complete_among(stored: Iterable[str]) -> Iterator[tuple[Save, str, list[str]]]:
     folders: dict[str, set[str]] = {}
     for key in stored:
         if key.endswith(".json"):
@@ -122,19 +121,21 @@ def _complete_among(stored: Iterable[str]) -> Iterator[tuple[Save, str, list[str
 def may_be_complete(storage: Storage) -> set[str]:
     """Return the folders of saves that an unreadable entry may stand for: those that are complete, and those that no
     listing looks into, such as symbolic links."""
-    return {folder for _, folder, _ in complete_saves(storage)} | _hidden_saves(storage)
+    stored = list(all_keys(storage, entries.DATA))
+    return {folder for _, folder, _ in _complete_among(stored)} | _hidden_among(stored)
 
 
-def _hidden_saves(storage: Storage) -> set[str]:
-    return {f"{key}/" for key in all_keys(storage, entries.DATA) if entries.save_of(f"{key}/") is not None}
+def _hidden_among(stored: Iterable[str]) -> set[str]:
+    return {f"{key}/" for key in stored if entries.save_of(f"{key}/") is not None}
 
 
 def bases_of_complete(storage: Storage, but_for: Collection[str]) -> set[str] | None:
     """Return the folders of base files that complete saves need, except those in `but_for`; None if that is unknown."""
-    if _hidden_saves(storage).difference(but_for):
+    stored = list(all_keys(storage, entries.DATA))
+    if _hidden_among(stored).difference(but_for):
         return None
     found = set[str]()
-    for _, folder, keys in complete_saves(storage):
+    for _, folder, keys in _complete_among(stored):
         if folder in but_for:
             continue
         try:
@@ -175,9 +176,15 @@ def find_traces(storage: Storage, least: int) -> list[str]:
     return found
 
 
+def name_first(found: Sequence[str]) -> str:
+    """Return the first few of what was found, and how many more there are, as one line."""
+    return "; ".join(found[:_SHOWN]) + (f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+
+
 def find_unlisted(storage: Storage) -> list[str]:
     """Return what may be a checkpoint that the journal has lost, one line each. Call this if no commit is listed."""
-    complete = [f"{folder} has all its documents, and is not listed" for _, folder, _ in complete_saves(storage)]
+    stored = all_keys(storage, entries.DATA)
+    complete = [f"{folder} has all its documents, and is not listed" for _, folder, _ in _complete_among(stored)]
     return complete or find_traces(storage, 0)
 
 

@@ -25,8 +25,6 @@ from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")
 
-_SHOWN = 5
-"""The number of list items that an error shows."""
 
 Like = State | Callable[[dict[str, Any], str], State]
 """The live state, or a function that returns it. The function gets the state to be restored, whose tensors are on the
@@ -114,7 +112,7 @@ class Newest:
                 log.warning(said, storage.url)
         found = self._world.broadcast(mine)
         if found:
-            shown = "; ".join(found[:_SHOWN]) + (f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+            shown = repair.name_first(found)
             raise StorageError(
                 f"{storage.url}: there are checkpoints, and none of them can be read: {shown}. FIX: restore what is "
                 f"damaged, or delete it and start at step 0: elasticctl checkpoints repair {storage.url} --start-over"
