@@ -38,6 +38,7 @@ from elasticctl_store import storage as storages
 from elasticctl_store.errors import ExistsError, StorageError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Patience, Storage, all_keys
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 # The server.
@@ -360,7 +361,7 @@ def test_a_run_that_is_interrupted_shows_what_it_has_found(tmp_path: Path) -> No
         below = wait_until(lambda: saving(benchmark.pid))
         os.killpg(benchmark.pid, signal.SIGINT)
         shown, _ = benchmark.communicate(timeout=240)
-        left = [process for process in below if runs(process)]
+        left = [process for process in below if not has_ended(process)]
     finally:
         processes.kill_trees([benchmark.pid, *(process.pid for process in below if process.is_running())])
         benchmark.wait()
@@ -371,14 +372,6 @@ def test_a_run_that_is_interrupted_shows_what_it_has_found(tmp_path: Path) -> No
     assert "CPU seconds per GB" in shown
     assert len(json.loads(path.read_text())["measurements"]) == len(trials_said) > 0
     assert left == []
-
-
-def runs(process: psutil.Process) -> bool:
-    """Has it not ended? One that has, but whose new parent has not asked for its end yet, still has an entry."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def saving(benchmark: int) -> list[psutil.Process]:

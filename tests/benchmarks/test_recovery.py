@@ -29,6 +29,7 @@ from benchmarks.recoveries.timeline import Expected, Outcome, Step, current_grou
 from benchmarks.recoveries.trials import StepsFile, is_over, is_steady, run_trial, survived
 from benchmarks.results import Measurement, Spread, percentile, summarise
 from elasticctl.api.codec import to_rfc3339
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 WHOLE = Expected(world=3)
@@ -266,17 +267,13 @@ def tree() -> Iterator[subprocess.Popen[bytes]]:
         processes.sweep("this-test")
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 def test_a_worker_is_killed_with_all_below_it(tree: subprocess.Popen[bytes]) -> None:
     child = psutil.Process(tree.pid).children()[0]
     assert processes.owner_of(child.pid, {7: tree.pid}) == 7
     assert processes.owner_of(os.getpid(), {7: tree.pid}) is None
     processes.kill_trees([tree.pid])
     assert tree.wait(10) == -signal.SIGKILL
-    wait_until(lambda: gone(child))
+    wait_until(lambda: has_ended(child))
 
 
 TWICE = """
@@ -303,7 +300,7 @@ def test_processes_are_found_by_their_mark_though_stopped_and_orphaned(tree: sub
     tree.wait(10)
     assert processes.sweep("this-tes") == 0
     assert processes.sweep("this-test") == 1
-    wait_until(lambda: gone(child))
+    wait_until(lambda: has_ended(child))
 
 
 # Stands for a training script: it takes steps as a group of its own, of one rank.

@@ -17,6 +17,7 @@ from elasticctl.api.status import GroupGeneration, JobStatus, RankFailure
 from elasticctl_controller.core.group.blame import GroupRules
 from elasticctl_launcher.ranks.drain import Limits
 from tests.support.launcher_lab import JOB_UID, RANK, Lab
+from tests.support.processes import has_ended
 
 
 def pids(lab: Lab, name: str) -> list[int]:
@@ -309,7 +310,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> No
     child = int(lab.output("a-0").split("child")[1].split()[0])
     lab.workers["a-0"].terminate()
     assert lab.wait("a-0") == 143
-    lab.until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    lab.until(lambda: has_ended(child))
 
 
 def test_a_wrong_token_is_refused_in_one_line(lab: Lab) -> None:

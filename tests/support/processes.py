@@ -25,10 +25,11 @@ def processes_of(home: Path) -> list[psutil.Process]:
     return found
 
 
-def has_ended(pid: int) -> bool:
-    """Has this process ended, whether or not its parent has noticed?"""
+def has_ended(process: int | psutil.Process) -> bool:
+    """Has this process ended, whether or not its parent has noticed? It may be given by its pid."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        process = psutil.Process(process) if isinstance(process, int) else process
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 

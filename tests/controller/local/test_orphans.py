@@ -14,6 +14,7 @@ from elasticctl_controller.local.objects import ANNOTATION_PID
 from tests.support import stubborn_worker
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 
@@ -34,7 +35,7 @@ def strays(folder: Path) -> list[psutil.Process]:
 
 
 def assert_end(processes: list[psutil.Process]) -> None:
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
+    wait_until(lambda: all(has_ended(process) for process in processes))
 
 
 def test_when_it_ends_by_itself(local_cluster: LocalCluster, home: Path) -> None:

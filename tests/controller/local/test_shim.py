@@ -20,6 +20,7 @@ from elasticctl.api.codec import from_rfc3339
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.logs import GAP, LogFile, Tail
 from elasticctl_controller.local import shim
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 
@@ -127,7 +128,7 @@ def test_the_worker_dies_with_the_shim(pod_dir: Path) -> None:
     worker = psutil.Process(json.loads((pod_dir / "started.json").read_text())["pid"])
     process.kill()
     process.wait(20)
-    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(worker))
     assert not (pod_dir / "exit.json").exists()
 
 
@@ -233,4 +234,4 @@ def no_children_left() -> Iterator[None]:
     before = psutil.Process().children()
     yield
     after = [child for child in psutil.Process().children() if child not in before]
-    assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []
+    assert [child for child in after if not has_ended(child)] == []

@@ -15,6 +15,7 @@ import pytest
 from elasticctl_launcher.main import modules_to_preload
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter, shared_environment
+from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 SCRIPT = """
@@ -189,7 +190,7 @@ def test_spares_end_when_they_are_not_needed(script: Path) -> None:
     made = spares()
     assert len(made) == 2
     starter.close()
-    assert not any(spare.is_running() and spare.status() != psutil.STATUS_ZOMBIE for spare in made)
+    assert all(has_ended(spare) for spare in made)
 
 
 @pytest.mark.parametrize(
