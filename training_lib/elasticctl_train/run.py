@@ -31,9 +31,9 @@ from elasticctl_train.inplace.link import is_taken
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
-from elasticctl_train.schedulers import find_unsaved
 from elasticctl_train.session import Session, Snapshot
 from elasticctl_train.start import STORAGE_VARIABLE
+from elasticctl_train.unsaved import Unsaved
 
 log = logging.getLogger("elasticctl_train")
 
@@ -103,7 +103,6 @@ class Run:
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         self._connect_feed()
         self._begin_training(handed)
-        self._warn_of_unsaved_schedulers()
 
     def _read_parts(self, model: torch.nn.Module, others: Mapping[str, Stateful], **named: Stateful | None) -> None:
         """Find out what is to be saved, and how. Raises StateError if a checkpoint cannot hold it."""
@@ -118,7 +117,7 @@ class Run:
         self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in unwrapped.named_parameters())
         self._frozen = parts.Frozen(unwrapped)
         self._applied, self._calls = AppliedGradients(self._parts), OptimizerCalls(self._parts)
-        self._unsaved = " and the ".join(find_unsaved(self._parts))
+        self._unsaved = Unsaved(self._parts)
 
     def _place_model(self, device: torch.device) -> torch.device:
         """Move a plain model to `device`; return the device that the model is on."""
@@ -151,15 +150,6 @@ class Run:
         self._session.begin(cursor)
         self._applied.begin()
         self._calls.begin(is_compared=handed is not None)
-
-    def _warn_of_unsaved_schedulers(self) -> None:
-        if self._unsaved and self.is_main:
-            log.warning(
-                "Run was not given the %s: no checkpoint has it, so whenever the script starts again, it begins anew "
-                "and sets other learning rates than without the interruption. FIX: Run(…, scheduler=scheduler), or "
-                "any other name in place of the first",
-                self._unsaved,
-            )
 
     @property
     def rank(self) -> int:
@@ -272,6 +262,8 @@ class Run:
         if self._feed.fetches_ahead and not self._has_warned_of_prefetch:
             self._has_warned_of_prefetch = True
             log.warning(_FETCHES_AHEAD)
+        if unsaved := self._unsaved.look():
+            self._warn_of(unsaved)
         if self._stay is not None and (why := self._stay.obstacle()):
             self._stop_staying(why)
         if self._stay is not None and self._stay.is_lost:
@@ -322,7 +314,6 @@ class Run:
             "a data loader keeps a position of its own": bool(self._loaders),
             "Run was given no optimizer": optimizer is None,
             "Run was given no optimizer of some of the model's parameters": not parts.all_stepped(self._parts),
-            f"Run was not given the {self._unsaved}": bool(self._unsaved),  # in a newcomer, it would begin anew
         }
         return next((words for words, is_so in obstacles.items() if is_so), "")
 
@@ -337,6 +328,19 @@ class Run:
             return 0.0
         model = self.__dict__.get("model")  # once the script has asked for it
         return model.reduce_waits_s() if isinstance(model, ElasticDataParallel) else None
+
+    def _warn_of(self, unsaved: str) -> None:
+        """Warn of state that no part holds. In a newcomer it is new, so this process cannot stay beside one."""
+        if self.is_main:
+            log.warning(
+                "Run was not given the %s: no checkpoint has it, so whenever the script starts again, it begins anew, "
+                "and training goes on otherwise than without the interruption. FIX: create it before Run(…), of the "
+                "bare model or the optimizer, and pass it by a name of your choice: Run(…, scheduler=scheduler), "
+                "Run(…, average=average)",
+                unsaved,
+            )
+        if self._stay is not None:
+            self._stop_staying(f"Run was not given the {unsaved}")
 
     def _stop_staying(self, why: str) -> None:
         self._session.stop_staying(why)

@@ -60,6 +60,7 @@ def main() -> None:
     ahead, behind = LambdaLR(first, lambda step: 1 / (1 + 0.1 * step)), StepLR(second, 1, 0.5)
     average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9))
     parts = {"second": second, "scaler": scaler, "behind": behind, "average": average}
+    parts.pop(HABIT, None)
     ledger = (FOLDER / f"ledger-{os.getpid()}").open("a", buffering=1)
     evaluated: list[float] = []
     url, save = str(FOLDER / "ckpt"), SavePolicy(every_steps=3)

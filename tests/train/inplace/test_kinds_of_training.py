@@ -55,9 +55,9 @@ def test_a_loss_between_two_steps_of_an_optimizer_undoes_the_first(lab: Lab) -> 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("habit", "point"), [("metrics", "after"), ("groups", "backward")])
+@pytest.mark.parametrize(("habit", "point"), [("metrics", "after"), ("groups", "backward"), ("average", "forward")])
 def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
-    """Collectives, and groups, of the script's own."""
+    """Collectives, and groups, of the script's own; an average of the weights that the run was not given."""
     workers = Workers(lab, 3, 2, EVERY_KIND, HABIT=habit, FAULTS=f"{point}:7:w1")
     steps, *_ = workers.finish()
     workers.check_samples()
