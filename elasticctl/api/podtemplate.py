@@ -13,7 +13,7 @@ from elasticctl.api.spec import KIND, LABEL_MANAGED, MANAGER, WORKER_CONTAINER, 
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 SETUP_VARIABLE = "ELASTICCTL_SETUP"
-"""The command that a worker runs before its ranks; see `elasticctl_launcher.ranks.setup`."""
+"""The command that a worker runs before its ranks; see `elasticctl_launcher.ranks.setup_command`."""
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`: the checkpoint of another job that this one starts from while it has none of its own."""
 WORKSPACE_VARIABLE = "ELASTICCTL_WORKSPACE"

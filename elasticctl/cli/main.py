@@ -62,8 +62,8 @@ _SETUP = {
     "secret": ("setup.secret", "Store passwords and tokens for jobs"),
     "local": ("setup.local", "Manage the built-in local cluster"),
     "template": ("setup.config", "Manage the templates that jobs are rendered from"),
-    "completion": ("setup.about", "Print the completion script for a shell"),
-    "version": ("setup.about", "Print the version"),
+    "completion": ("setup.version_completion", "Print the completion script for a shell"),
+    "version": ("setup.version_completion", "Print the version"),
 }
 _VERBS = {**_JOBS, **_SETUP}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticctl.planning.availability import GUESS_LEAVES
 from elasticctl.planning.cost_to_go import Outlook, outlook, passing, rules_for, state_of
-from elasticctl.planning.safety import burn_usd_per_h, is_safe, ready_in_s, spare_s, way_out
+from elasticctl.planning.on_demand_fallback import burn_usd_per_h, fallback_workers, is_safe, ready_in_s, spare_s
 from elasticctl.planning.situation import (
     AGES_H,
     LEAST_LOOK_S,
@@ -40,7 +40,7 @@ def decide(now: Situation) -> Decision:
     if safe:
         return Decision(_cheapest(now, safe), Reason.CHEAPEST, now.look_s, kept=True)
     for spare in (True, False):
-        workers = way_out(now, now.work_left, now.time_left_s, now.money_left_usd, now.held, spare=spare)
+        workers = fallback_workers(now, now.work_left, now.time_left_s, now.money_left_usd, now.held, spare=spare)
         if workers is not None:
             return _affordable(now, Choice(on_demand=_without_shrinking(now, workers)), Reason.DEADLINE, kept=True)
     if _stays_in_time(now):
@@ -75,7 +75,7 @@ def _best_effort(now: Situation) -> Decision:
     most = now.speeds.most
     spot = min(pool.there, most) if pool else 0
     name = pool.name if pool and spot else ON_DEMAND
-    if way_out(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
+    if fallback_workers(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
         on_demand = max(most - spot, min(now.workers(ON_DEMAND), most))  # none that is there or comes is given back
         return _affordable(now, Choice(name, most - on_demand, on_demand), Reason.LATE, kept=False)
     if not spot:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from elasticctl.planning.choose_workers import aim_h, table_for, weights_of
-from elasticctl.planning.safety import out_s
+from elasticctl.planning.on_demand_fallback import fallback_s
 from elasticctl.planning.situation import Decision, Reason, Situation
 
 _RATE_ERROR = 0.05
@@ -38,13 +38,16 @@ def expect(now: Situation, decision: Decision) -> Expected:
         time_h = aim_h(now, table, weights)
         hours, usd = table.hours(weights, now.work_left, time_h), table.usd(weights, now.work_left, time_h)
     else:
-        hours = out_s(now, now.work_left, choice.workers, now.speeds.rate(choice.workers), now.held, spare=False) / 3600
+        hours = (
+            fallback_s(now, now.work_left, choice.workers, now.speeds.rate(choice.workers), now.held, spare=False)
+            / 3600
+        )
         usd = choice.workers * now.on_demand_usd_per_h * hours
     losses = now.market.losses_per_h * hours if choice.spot or not choice.workers else 0.0
     lost_h = (now.costs.start_s + now.costs.save_every_s / 2) / 3600
     spread_h = math.hypot(math.sqrt(losses) * lost_h, _RATE_ERROR * hours)
     takes_over = None
     if now.time_left_s is not None and choice.on_demand < now.speeds.most and decision.reason is Reason.CHEAPEST:
-        fastest_s = out_s(now, now.saved_left, now.speeds.most, now.speeds.per_s[-1], (), spare=True)
+        fastest_s = fallback_s(now, now.saved_left, now.speeds.most, now.speeds.per_s[-1], (), spare=True)
         takes_over = max(0.0, now.time_left_s - fastest_s)
     return Expected(hours, spread_h, usd, takes_over)

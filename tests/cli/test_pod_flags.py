@@ -11,7 +11,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.flags.pod_flags import read_env_file, toleration
-from elasticctl.cli.submit.plan import job_spec, size_of, unused_note
+from elasticctl.cli.submit.spec_from_flags import job_spec, size_of, unused_note
 from elasticctl.settings.contexts import Context
 from elasticctl.templates import find_template, render_manifest
 from tests.support.cli import Run

@@ -17,7 +17,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, WorkerStatus
 from elasticctl.cli.submit.derived_manifests import adapt_pools
 from elasticctl.cli.submit.flags.job_flags import JobFlags
-from elasticctl.cli.submit.plan import job_spec, plan_summary, size_of, unused_note
+from elasticctl.cli.submit.spec_from_flags import job_spec, plan_summary, size_of, unused_note
 from elasticctl.cli.views.job import capacity_text
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.settings.contexts import LOCAL, Context

@@ -21,7 +21,7 @@ from elasticctl.cli.submit.derived_manifests import (
     rerun_manifest,
     sibling_url,
 )
-from elasticctl.cli.submit.plan import child_url
+from elasticctl.cli.submit.spec_from_flags import child_url
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.settings.contexts import Context

@@ -62,7 +62,7 @@ def test_a_command_that_cannot_be_started_exits_with_127(launch: Launch) -> None
 
 
 def test_ranks_that_cannot_be_started_exit_with_1(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticctl_launcher.ranks.starter.sys.executable", "/no/python")
+    monkeypatch.setattr("elasticctl_launcher.ranks.warm_spares.sys.executable", "/no/python")
     assert launch(ScriptedRendezvous(), "true") == 1
 
 

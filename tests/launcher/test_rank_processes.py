@@ -18,7 +18,7 @@ import pytest
 
 from elasticctl_launcher import rank_processes
 from elasticctl_launcher.rank_processes import Rank, RankGroup
-from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.system import MemoryKills
 from tests.support.waiting import wait_until
 
@@ -216,7 +216,7 @@ def test_no_descriptor_is_lost_over_many_generations() -> None:
     code = """
 import os, queue, sys
 from elasticctl_launcher.rank_processes import RankGroup
-from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.ranks.warm_spares import RankStarter
 from tests.support.waiting import wait_until
 starter = RankStarter([sys.executable, "-m", "this"], dict(os.environ), ["json"])
 ended = queue.Queue()

@@ -19,7 +19,7 @@ from typing import Any
 
 from elasticctl_launcher.hangs.watch_ranks import GROUP_HANGS, Hang
 from elasticctl_launcher.rank_processes import Rank
-from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line, shown_lines
+from elasticctl_launcher.ranks.failure_evidence import find_final_exception, is_wrong_use, last_error_line, shown_lines
 
 APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
 PREEMPTED = "preempted"

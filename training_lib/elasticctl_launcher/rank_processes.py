@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elasticctl_launcher.ranks.last_traceback import LastTraceback
 from elasticctl_launcher.ranks.output import RankOutput
-from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.system import MemoryKills, code_of_ended, start_thread
 
 LAST_LINES = 400

@@ -35,8 +35,8 @@ from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.drain import Limits
 from elasticctl_launcher.ranks.local_ranks import LocalRanks
-from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
 from elasticctl_launcher.ranks.torch_agent import TorchAgent
+from elasticctl_launcher.ranks.warm_spares import WARM_S, RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.service.heartbeat import Doing

@@ -31,7 +31,7 @@ from elasticctl_train.non_finite_loss import LossGuard
 from elasticctl_train.progress import Notice, Progress, Reporter
 from elasticctl_train.save_policy import Cadence, SavePolicy
 from elasticctl_train.start import STORAGE_VARIABLE, Start, find_start
-from elasticctl_train.watch import Watch
+from elasticctl_train.wait_reports import WaitReporter
 
 log = logging.getLogger("elasticctl_train")
 
@@ -94,7 +94,9 @@ class Session:
         self._prepared = self._finished = self._owed = False
         self._waits = storage.Waits()
         self._checkpoints: Checkpointer | None = None
-        self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle, self.progress.tell_rest)
+        self._wait_reporter = WaitReporter(
+            self._reporter, lambda: self._notice.given(), self._obstacle, self.progress.tell_rest
+        )
         self._start = Start()
         self._said_of_copies = "", 0
         self._resumed: dict[str, Any] = {}
@@ -106,7 +108,7 @@ class Session:
         self._has_warned_of_calls = False
         self.losses = LossGuard(self.progress)
         if group is None or not group.has_state:
-            with self._watch.standing_still(nothing_to_save=True):
+            with self._wait_reporter.standing_still(nothing_to_save=True):
                 self._checkpoints, self._is_open = self._take_over(self._given_url), True
                 goes_back = self.losses.goes_back
                 self._start = find_start(self._checkpoints, like, self._waits, goes_back=goes_back)
@@ -151,7 +153,7 @@ class Session:
             self._policy, cursor.step, notice_possible=self._notice.possible, hazard=self._expected_hazard
         )
         self._next_check = self._cadence.first_check
-        self._watch.step = cursor.step
+        self._wait_reporter.step = cursor.step
         self._report_resumed()
 
     def move(self, world: dist.World, generation: int) -> None:
@@ -168,7 +170,7 @@ class Session:
         self._reporter.move(world.rank, generation)
         self._notice = Notice.from_environment()
         self._next_check = self.cursor.step + 1
-        self._watch.step = self.cursor.step
+        self._wait_reporter.step = self.cursor.step
         self.progress.times.restart()
         self._report_resumed()
 
@@ -202,7 +204,7 @@ class Session:
         storage URL, and NotFiniteError for a loss that is not finite, if that ends the job.
         """
         self.cursor = cursor
-        self._watch.step = cursor.step
+        self._wait_reporter.step = cursor.step
         self.progress.step(cursor, samples, loss)
         self.losses.heed(self.cursor)
         if not self._prepared:
@@ -232,7 +234,7 @@ class Session:
                 self._wait_to_be_stopped()
             raise kept.failure()
         self._note_end()
-        self._watch.stop()
+        self._wait_reporter.stop()
         self.progress.send(self.cursor)
         self.progress.send_rows(surely=True)
         self.world.highest(0)  # a barrier: no rank destroys the group while another still uses it
@@ -260,7 +262,7 @@ class Session:
     def abandon(self) -> None:
         """After a failure of training: report the last values, and give a save in flight a moment. Does not
         communicate."""
-        self._watch.stop()
+        self._wait_reporter.stop()
         self.progress.tell_rest()
         self.progress.send_rows(surely=True)
         if self._checkpoints is not None:
@@ -428,7 +430,7 @@ class Session:
 
         The storage may be unavailable. A rank that has notice does not wait for it.
         """
-        with self._watch.standing_still(nothing_to_save=False):
+        with self._wait_reporter.standing_still(nothing_to_save=False):
             is_saved = self._saved == self.cursor
             if checkpoints.settle(self._notice.given, is_last=is_saved) and is_saved:
                 return True
@@ -444,7 +446,7 @@ class Session:
         """
         others = self._checkpoints is not None and self._checkpoints.is_away
         waits = self._waits.reason() or ("another rank waits for its storage" if others else "")
-        if waits or self._checkpoints is None or self._watch.stands_still:
+        if waits or self._checkpoints is None or self._wait_reporter.stands_still:
             return waits
         return self._checkpoints.trouble
 

@@ -19,7 +19,7 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import HELD
 from elasticctl.api.spec import GROUP, LABEL_GROUP
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pods import is_placed, is_worker
 from elasticctl_controller.kube.pruning import prune_holder, unfold_job
 from elasticctl_controller.kube.spending import KubeQuotas

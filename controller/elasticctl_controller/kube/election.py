@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 
 RENEW_S = 1.0
 LOOK_S = 0.5

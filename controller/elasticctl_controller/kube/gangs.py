@@ -12,7 +12,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.gangs import GANG_API, is_gang, join_gang
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 
 RECHECK_S = 600.0
 """After this time a cluster without PodGroups is asked again."""

@@ -38,7 +38,7 @@ from elasticctl_controller.core.sharing.kueue import (
     workload_name,
 )
 from elasticctl_controller.core.sharing.kueue_growth import build_extra, judge_end, judge_growth, list_extras
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
 
 VERSIONS = ("v1beta1", "v1beta2")

@@ -53,17 +53,17 @@ from elasticctl_controller.kube.event_recorder import kube_webhook_urls, no_webh
 from elasticctl_controller.kube.flags import Flags, parse_flags
 from elasticctl_controller.kube.gangs import Gangs
 from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing, NoQueueing
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
-from elasticctl_controller.loop.limits import ProjectLimits
 from elasticctl_controller.loop.notification_delivery import Outbox
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
-from elasticctl_controller.loop.webhooks import WebhookRules
+from elasticctl_controller.loop.project_limits import ProjectLimits
+from elasticctl_controller.loop.webhook_client import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.listening import Door
 from elasticctl_controller.rendezvous.service import RendezvousService

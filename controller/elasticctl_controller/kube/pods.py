@@ -24,7 +24,7 @@ from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAG
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.workers import worker_index
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pruning import prune_pod
 from elasticctl_controller.loop.apply_actions import NameTakenError
 

@@ -19,7 +19,7 @@ from elasticctl.api.spec import API_VERSION
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.spending import DAY_S, Spent, rates, spend
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pods import is_placed
 from elasticctl_controller.kube.workload import KubeWorkload
 

@@ -22,7 +22,7 @@ from elasticctl.kubeapi.connection import JSON_PATCH, MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.kube.event_recorder import EventRecorder
-from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
 from elasticctl_controller.kube.pods import FinishPod, KubePods, OwnedObjects, delete_options, job_key_of
 from elasticctl_controller.kube.pruning import prune_job, prune_node, unfold_job

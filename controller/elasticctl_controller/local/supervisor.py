@@ -43,10 +43,10 @@ from elasticctl_controller.local.store import Store, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
-from elasticctl_controller.loop.limits import ProjectLimits
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, value_of
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
-from elasticctl_controller.loop.webhooks import WebhookRules
+from elasticctl_controller.loop.project_limits import ProjectLimits
+from elasticctl_controller.loop.webhook_client import WebhookRules
 from elasticctl_controller.rendezvous.listening import Door, Guard
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit

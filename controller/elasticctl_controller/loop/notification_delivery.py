@@ -20,7 +20,7 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.notifications import SECRET, Reference
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import Notification, WebhookError
-from elasticctl_controller.loop.webhooks import EVERY_PUBLIC_HOST, Caller, NoAnswer, WebhookRules
+from elasticctl_controller.loop.webhook_client import EVERY_PUBLIC_HOST, NoAnswer, WebhookClient, WebhookRules
 
 MAX_PENDING = 200
 """The most notifications that wait for one destination."""
@@ -84,7 +84,7 @@ class Outbox:
         rules: WebhookRules = EVERY_PUBLIC_HOST,
     ) -> None:
         self._url_of, self._on_failure, self._pace = url_of, on_failure, pace
-        self._caller = Caller(rules, pace.answer_s)
+        self._client = WebhookClient(rules, pace.answer_s)
         self._lock = threading.Lock()
         self._queues: dict[Destination, _Pending] = {}
         self._loop = asyncio.new_event_loop()
@@ -131,7 +131,7 @@ class Outbox:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            self._caller.close()
+            self._client.close()
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -184,8 +184,8 @@ class Outbox:
             try:
                 # Looked up for each attempt: the secret may have been fixed.
                 project = destination.namespace
-                url = notifications.check_url(await self._caller.run(project, self._url_of, destination))
-                answer = await self._caller.post(project, url, message)
+                url = notifications.check_url(await self._client.run(project, self._url_of, destination))
+                answer = await self._client.post(project, url, message)
             except NoAnswer as e:
                 problem = str(e)
             else:

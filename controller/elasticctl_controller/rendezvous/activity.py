@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.standstill import describe_standstill
+from elasticctl.api.observed.hang_description import describe_hang
 from elasticctl.api.status import Activity
 from elasticctl.api.text import plural
 from elasticctl_controller.core.group.group_states import FormingGroup, GroupState
@@ -30,7 +30,7 @@ def _of_training(group: Group) -> Activity:
     for said in (HUNG, EXPORTING):
         since = _first_to_say(group, said)
         if since is not None:
-            return Activity(said, Timestamp(since), describe_standstill(group.places) if said == HUNG else "")
+            return Activity(said, Timestamp(since), describe_hang(group.places) if said == HUNG else "")
     if group.obstacle:
         return Activity("waiting", detail=f"for {group.obstacle}")
     newest = group.history.newest

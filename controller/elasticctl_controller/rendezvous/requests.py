@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.api.codec import Timestamp, camel, from_json, to_rfc3339
-from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, RankFailure
 from elasticctl.api.usage import WorkerUsage
 from elasticctl_controller.core.causes import parse_failure
-from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.history import COPIES, MAX_METRICS, MEMORY, STORAGE
 
 MAX_TEXT = 512

@@ -34,7 +34,7 @@ from elasticctl.api.status import (
     ProgressStatus,
 )
 from elasticctl.api.usage import JobUsage
-from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.tokens import EVERY_S
 from elasticctl_controller.core.interruption_notices import Leaving, Notice

@@ -39,7 +39,7 @@ from elasticctl.api.spec import (
     QUEUE_LABEL,
     ElasticJob,
 )
-from elasticctl.cli.submit.plan import MAX_NAME, split_url
+from elasticctl.cli.submit.spec_from_flags import MAX_NAME, split_url
 from elasticctl.settings.contexts import LOCAL, Context
 
 _RUN_FIELDS = ("suspend", "cancel", "removeWorkers")

@@ -22,7 +22,7 @@ from elasticctl.api.text import did_you_mean, quote
 from elasticctl.api.yamltext import parse_yaml
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.submit import plan
+from elasticctl.cli.submit import spec_from_flags
 from elasticctl.cli.submit.check_module import check_module
 from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cli.submit.flags.set_fields import Settings, with_settings
@@ -57,16 +57,16 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
     from elasticctl.templates import find_template, render_manifest
 
-    request = plan.with_asked(request, command.options, command.env)
-    size = plan.size_of(request, context, _machine_gpus(context))
-    spec = plan.job_spec(request, context, size, ())
-    name = plan.check_name(request.name) if request.name else plan.name_from(command.named_after)
+    request = spec_from_flags.with_asked(request, command.options, command.env)
+    size = spec_from_flags.size_of(request, context, _machine_gpus(context))
+    spec = spec_from_flags.job_spec(request, context, size, ())
+    name = spec_from_flags.check_name(request.name) if request.name else spec_from_flags.name_from(command.named_after)
     shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
     refuse_notebook(command)
     if request.launcher:
-        plan.check_launcher(request)
-        command = dataclasses.replace(command, notes=(*command.notes, plan.LAUNCHER_NOTE))
+        spec_from_flags.check_launcher(request)
+        command = dataclasses.replace(command, notes=(*command.notes, spec_from_flags.LAUNCHER_NOTE))
     else:
         refuse_other_groups(command)
         lone = lines_of_lone_ranks(command, size.workers * size.ranks_per_worker)
@@ -79,15 +79,15 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
         check_module(spec.command, folder, on_this_python=context.provider == LOCAL and not request.setup)
     if workspace is not None:
         spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
-    doubt = plan.doubt_of(size, request)
-    notes = (*command.notes, "" if doubt else size.note, plan.unused_note(request, context))
+    doubt = spec_from_flags.doubt_of(size, request)
+    notes = (*command.notes, "" if doubt else size.note, spec_from_flags.unused_note(request, context))
     for note in notes:
         if note:
             say(note)
 
     def make(final_name: str) -> Manifest:
         final = _with_storage(dataclasses.replace(spec, name=final_name), request, context)
-        say(plan.plan_summary(final, context))
+        say(spec_from_flags.plan_summary(final, context))
         one = rate_of_spec(final)
         if one is not None:
             say(plan_line(one, final.workers))
@@ -118,7 +118,7 @@ def from_file(
     if isinstance(document.data, dict) and isinstance(document.data.get("metadata"), dict):
         metadata = document.data["metadata"]
         if name:
-            metadata["name"] = plan.check_name(name)
+            metadata["name"] = spec_from_flags.check_name(name)
         metadata["namespace"] = namespace or metadata.get("namespace", context.namespace)
     if not settings:
         validation.validate_manifest(document)
@@ -244,7 +244,7 @@ def _with_storage(spec: JobSpec, request: JobFlags, context: Context) -> JobSpec
     """The job with the fields that depend on its name and on the current folder."""
     storage = choose_storage(spec.name, request.storage, context)
     if not storage:
-        raise plan.needed_error("--storage", context)
+        raise spec_from_flags.needed_error("--storage", context)
     return dataclasses.replace(spec, storage=storage, working_dir=os.getcwd() if context.provider == LOCAL else "")
 
 
@@ -256,9 +256,9 @@ def choose_storage(name: str, given: str, context: Context) -> str:
     here = os.getcwd()
     unique = f"{name}-{secrets.token_hex(4)}"
     if given:
-        return plan.storage_url(given, here)
+        return spec_from_flags.storage_url(given, here)
     if context.storage:
-        return plan.child_url(plan.storage_url(context.storage, here), unique)
+        return spec_from_flags.child_url(spec_from_flags.storage_url(context.storage, here), unique)
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
 

@@ -167,7 +167,7 @@ class _NoCapacityError(ElasticctlError):
 def planner(request: JobFlags, command: Command | None, draft_in: Callable[[Context], Draft]) -> Plan:
     """A function that plans the job in a context, with its price there; `command` is None for a job from a file."""
 
-    from elasticctl.cli.submit.plan import with_asked
+    from elasticctl.cli.submit.spec_from_flags import with_asked
 
     def plan(context: Context) -> tuple[Draft, float | None]:
         draft = draft_in(context)
@@ -182,13 +182,13 @@ def planner(request: JobFlags, command: Command | None, draft_in: Callable[[Cont
 
 def _hourly_usd(request: JobFlags, context: Context) -> float | None:
     """US dollars per hour; None if no price is known. Raises UsageError."""
-    from elasticctl.cli.submit import plan
+    from elasticctl.cli.submit import spec_from_flags
     from elasticctl.cli.views.cost import rate_of_spec
     from elasticctl.settings.contexts import LOCAL
 
     if context.provider == LOCAL:
         return None
-    spec = plan.job_spec(request, context, plan.size_of(request, context, 0), ())
+    spec = spec_from_flags.job_spec(request, context, spec_from_flags.size_of(request, context, 0), ())
     one = rate_of_spec(spec)
     if one is None:
         return None

@@ -106,7 +106,7 @@ def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
 
 
 def _judged(job: ElasticJob, goal: Goal, prices: Prices | None, now: datetime) -> str:
-    from elasticctl.planning.feasible import judge
+    from elasticctl.planning.feasibility import judge
     from elasticctl.planning.scaling_curve import Point, ScalingCurve
     from elasticctl.planning.situation import Costs, Speeds
 

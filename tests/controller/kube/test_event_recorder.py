@@ -15,7 +15,7 @@ from elasticctl_controller.kube.event_recorder import (
     MESSAGE_CHARS,
     EventRecorder,
 )
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 

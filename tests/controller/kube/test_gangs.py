@@ -6,7 +6,7 @@ from functools import partial
 
 from elasticctl_controller.core.manifests import build_budget, build_pod
 from elasticctl_controller.kube.gangs import RECHECK_S, Gangs
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import build_companions, build_named_group
 from elasticctl_controller.kube.pods import KubePods, ObjectBuilders, OwnedObjects
 from tests.support.control import ControlApi

@@ -15,7 +15,7 @@ from elasticctl.api.spec import PRIORITY_CLASS_LABEL, QUEUE_LABEL, ElasticJob
 from elasticctl.api.status import Phase
 from elasticctl_controller.core.sharing.kueue import SUSPENDED_BY_OWNER, build_workload
 from elasticctl_controller.kube.kueue import RECHECK_S, KueueObjects
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
 from tests.support.control import ControlApi
 from tests.support.controller.kueue import admission, queued, stored

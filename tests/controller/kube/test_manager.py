@@ -17,7 +17,7 @@ from elasticctl.api.errors import ClusterError
 from elasticctl.api.notifications import SECRET
 from elasticctl.api.spec import ANNOTATION_NOTIFY
 from elasticctl_controller.kube.election import LEADER_LABEL, LeaderLabel
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import LogFormatter, read_key
 from tests.support.control import ControlApi
 from tests.support.controller.replica import Replica

@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.api.observed.cost import node_price
 from elasticctl_controller.core.spending import DAY_S
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from tests.support.control import ControlApi
 from tests.support.controller.bench import Bench

@@ -14,7 +14,7 @@ from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.loop import notification_delivery
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, SendTimes
-from elasticctl_controller.loop.webhooks import LOOKUPS, WebhookRules
+from elasticctl_controller.loop.webhook_client import LOOKUPS, WebhookRules
 from tests.support.controller.samples import NOW
 from tests.support.waiting import wait_until
 from tests.support.webhooks import Hook, serving

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import from_json, to_json
-from elasticctl.api.observed.standstill import describe_standstill
+from elasticctl.api.observed.hang_description import describe_hang
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.actions import Observed
@@ -154,7 +154,7 @@ def test_where_ranks_stand_is_known_until_they_move() -> None:
     group = Group("j", generation=2, obstacle="the storage")
     ranks = [{"rank": 0, "where": "all_reduce", "for_s": 61.0, "waits": True}, {"rank": 1, "where": "load (data.py:9)"}]
     assert note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": ranks}, NOW)
-    assert describe_standstill(group.places) == "rank 1 stands in load (data.py:9); rank 0 waits for it in all_reduce"
+    assert describe_hang(group.places) == "rank 1 stands in load (data.py:9); rank 0 waits for it in all_reduce"
     assert group.obstacle == "the storage", "only a rank says that this is over"
     assert not note_report(group, {"kind": "hang", "generation": 1, "step": 7, "ranks": ranks}, NOW)
     moved = [{"rank": 0, "where": ""}, {"rank": 1, "where": ""}]
@@ -166,7 +166,7 @@ def test_where_ranks_stand_is_known_until_they_move() -> None:
 def test_any_places_can_be_stored(ranks: Any) -> None:
     group = Group("j", generation=2)
     note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": [ranks, {"rank": 1, "where": ranks}]}, NOW)
-    check_storable(JobStatus(activity=Activity("hung", None, describe_standstill(group.places))))
+    check_storable(JobStatus(activity=Activity("hung", None, describe_hang(group.places))))
 
 
 def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> None:

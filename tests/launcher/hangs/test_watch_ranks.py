@@ -9,7 +9,7 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
-from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_rules import GroupRules
 from tests.support.launcher_lab import Lab
 
 LOCK = """

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from elasticctl_launcher.usage.gpus import Gpu, Gpus
-from elasticctl_launcher.usage.watch import UsageWatch
+from elasticctl_launcher.usage.measure_usage import UsageWatch
 
 BUSY = Gpu(97.0, 60 << 30, 80 << 30, 612.5, 71.0)
 

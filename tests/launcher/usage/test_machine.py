@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_launcher.usage.machine import Machine, read_machine
-from elasticctl_launcher.usage.watch import describe_machine
+from elasticctl_launcher.usage.measure_usage import describe_machine
 from tests.support.waiting import wait_until
 
 BUSY = "import sys; held = bytearray(200 << 20); print('.', flush=True)\nwhile True: held[7] += 1; held[7] = 0"

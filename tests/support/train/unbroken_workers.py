@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_rules import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish

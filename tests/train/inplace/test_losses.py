@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_rules import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.train.unbroken_workers import ENDLESS, IN_STAGES, Workers, lose_at_random
 from tests.support.vanish import come_back, vanish

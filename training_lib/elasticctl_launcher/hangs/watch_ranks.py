@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from elasticctl_launcher.hangs.collectives import Collective
 from elasticctl_launcher.hangs.process_activity import read_activity
+from elasticctl_launcher.hangs.rank_activity import Sighting, Track, follow, wakes_by_itself, where_all_are
 from elasticctl_launcher.hangs.rank_location import RankPlace, describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
-from elasticctl_launcher.hangs.standstill import Sighting, Track, follow, wakes_by_itself, where_all_are
 from elasticctl_launcher.hangs.time_limit import Allowance, TimeLimit
 from elasticctl_launcher.system import start_thread
 

@@ -22,7 +22,7 @@ from typing import IO
 
 from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, Frame, Line
 from elasticctl_launcher.peers.copy_protocol import PeerError
-from elasticctl_launcher.ranks.starter import BOOTSTRAP
+from elasticctl_launcher.ranks.warm_spares import BOOTSTRAP
 from elasticctl_launcher.system import serve_connections, start_thread
 
 MAX_CONNECTIONS = 512

@@ -25,7 +25,7 @@ from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
 from elasticctl_launcher.launcher_role.commands import CommandServer
 from elasticctl_launcher.launcher_role.hosts import HostFiles
 from elasticctl_launcher.rank_processes import Rank, RankGroup
-from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.agent_requests import DONE, EXIT, Inquiries, Question
 from elasticctl_launcher.service.heartbeat import Doing

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from elasticctl_launcher.ranks.evidence import begins_last_words, beside_last_words, find_final_exception
+from elasticctl_launcher.ranks.failure_evidence import begins_last_words, beside_last_words, find_final_exception
 
 HOLD_S = 2.0
 """How long a rank may run after the first line of a traceback before that is printed."""

@@ -36,7 +36,7 @@ from elasticctl_launcher.ranks.drain import Drain, Limits
 from elasticctl_launcher.ranks.environment import provisional_environments, rank_environments
 from elasticctl_launcher.ranks.links import RankLinks
 from elasticctl_launcher.ranks.signals import HandledSignals
-from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.service.client import ServiceClient
 from elasticctl_launcher.usage.step_times import StepTimes
 from elasticctl_launcher.worker_output import WorkerOutput

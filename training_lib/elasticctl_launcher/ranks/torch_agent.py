@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from elasticctl_launcher.ranks.local_ranks import LocalRanks
-from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.rendezvous import ServiceRendezvous
 
 

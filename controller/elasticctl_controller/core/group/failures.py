@@ -1,18 +1,18 @@
 """Ranks that fail: how long to wait for the ends of the others, which one is to blame, and whether they restart.
 
-`blame` compares the ends of ranks alone. This module adds what the group knows: which members were lost or out of reach
-in the meantime, how many failures there have been since the last checkpoint, and what the ranks had reported.
+`root_cause` compares the ends of ranks alone. This module adds what the group knows: which members were lost or out of
+reach in the meantime, how many failures there have been since the last checkpoint, and what the ranks had reported.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.text import join_some
-from elasticctl_controller.core.group.blame import Judgement, RanksEnd, first_to_blame, with_evidence
 from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
 from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
+from elasticctl_controller.core.group.root_cause import Judgement, RanksEnd, find_root_cause, with_evidence
 
 VICTIMS_S, CULPRIT_S, LAST_CALL_S = 10.0, 1.0, 2 * ADOPT_S
 """How long to wait for the ends of the other members' ranks: after broken connections, which must have a cause (four
@@ -24,7 +24,7 @@ def wait_for_ends_s(group: GroupRecord, broken: BreakingGroup, now: float) -> fl
     """How much longer to wait for the ends of the other members' ranks; <= 0: not at all."""
     if all(uid in group.ends or uid in group.finished or uid not in group.alive for uid in group.members):
         return 0.0
-    end = first_to_blame(group.ends.values())
+    end = find_root_cause(group.ends.values())
     patience_s = VICTIMS_S * 4.0 ** min(group.failures, 10) if end.of_peers else CULPRIT_S
     if end.of_peers and not broken.drain and not group.rules.allow_restart(end, group.failures + 1):
         patience_s = max(patience_s, LAST_CALL_S)
@@ -33,7 +33,7 @@ def wait_for_ends_s(group: GroupRecord, broken: BreakingGroup, now: float) -> fl
 
 def judge_failure(group: GroupRecord, now: float) -> None:
     """Find the end that is to blame, and count the failure."""
-    end = first_to_blame(group.ends.values())
+    end = find_root_cause(group.ends.values())
     if end.of_peers and isinstance(group.situation, BreakingGroup) and group.situation.drain:
         group.advance(GroupEvent.MEMBER_LEFT, now, group.situation.drain)  # who has stopped for it has hung up
         return

@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import join_some
-from elasticctl_controller.core.group.blame import Judgement, RanksEnd, first_to_blame
 from elasticctl_controller.core.group.failures import excuse_failure, judge_failure, may_restart, unheard_beside
 from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
 from elasticctl_controller.core.group.record import GroupRecord, Sign
+from elasticctl_controller.core.group.root_cause import Judgement, RanksEnd, find_root_cause
 from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, UNREACHABLE_S, replace_overdue
 from elasticctl_controller.core.interruption_notices import Notice
 
@@ -248,11 +248,11 @@ class Group(GroupRecord):
         """
         self._note_unseen(generation)
         if self.world is not None and generation == self.world.generation and end.uid in self.members:
-            self.ends[end.uid] = first_to_blame((self.ends.get(end.uid, end), end))
+            self.ends[end.uid] = find_root_cause((self.ends.get(end.uid, end), end))
             self.advance(GroupEvent.MEMBER_FAILED, now)
             self.settle(now)
         elif self.judged is not None and self.judged.generation == generation:
-            found = self.judged.end if self.judged.exits else first_to_blame((self.judged.end, end))
+            found = self.judged.end if self.judged.exits else find_root_cause((self.judged.end, end))
             self.judged = replace(self.judged, end=found, exits=self.judged.exits or not may_restart(self, found))
         elif self.world is None and generation == self.unseen and self._is_news(end, generation):
             self.recalled.add(generation)

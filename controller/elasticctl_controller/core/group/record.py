@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.observed.workers import is_member
 from elasticctl.api.status import JobStatus
 from elasticctl.api.usage import JobUsage, WorkerUsage
-from elasticctl_controller.core.group.blame import GroupRules, Judgement, RanksEnd
+from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
     DrainingGroup,
@@ -32,6 +32,7 @@ from elasticctl_controller.core.group.group_states import (
     TrainingGroup,
     transition,
 )
+from elasticctl_controller.core.group.root_cause import Judgement, RanksEnd
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.interruption_notices import Notices
 

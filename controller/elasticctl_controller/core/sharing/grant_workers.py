@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticctl.api.text import join_and, plural, quote
-from elasticctl_controller.core.sharing import division, packing
+from elasticctl_controller.core.sharing import allocation, packing
+from elasticctl_controller.core.sharing.allocation import Allocation, Division, ProjectAccount
 from elasticctl_controller.core.sharing.claims import (
     DEFAULT_RULES,
     Claim,
@@ -22,7 +23,6 @@ from elasticctl_controller.core.sharing.claims import (
     SharingRules,
     Usage,
 )
-from elasticctl_controller.core.sharing.division import Allocation, Division, ProjectAccount
 from elasticctl_controller.core.sharing.packing import Packing
 from elasticctl_controller.core.sharing.preemption import Explanation, explain_changes, select_preempted
 
@@ -109,8 +109,8 @@ def divide(
     caps = _caps(pool, claims)
     for attempt in range(PACKINGS):
         accounts = _accounts(pool.name, projects, claims)
-        allocations = division.build_allocations(claims, accounts, caps, rules, now)
-        divided = division.divide(pool.slots, list(accounts.values()), allocations)
+        allocations = allocation.build_allocations(claims, accounts, caps, rules, now)
+        divided = allocation.divide(pool.slots, list(accounts.values()), allocations)
         packed = packing.pack(pool, divided.admitted)
         if not packed.fitting:
             break

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from elasticctl_controller.core.sharing.allocation import Allocation
 from elasticctl_controller.core.sharing.claims import Pool, Worker
-from elasticctl_controller.core.sharing.division import Allocation
 from elasticctl_controller.core.sharing.preemption import select_remaining
 
 PLANS = 32

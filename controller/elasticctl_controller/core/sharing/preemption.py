@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.text import plural
+from elasticctl_controller.core.sharing.allocation import Allocation
 from elasticctl_controller.core.sharing.claims import Claim, Pool, Reason, Worker
-from elasticctl_controller.core.sharing.division import Allocation
 
 
 @dataclass(frozen=True, slots=True)

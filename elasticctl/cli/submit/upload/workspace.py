@@ -17,7 +17,7 @@ from elasticctl.api.text import plural, quote
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit.flags.job_flags import JobFlags
-from elasticctl.cli.submit.plan import child_url, needed_error, storage_url
+from elasticctl.cli.submit.spec_from_flags import child_url, needed_error, storage_url
 from elasticctl.cli.submit.upload.collect_files import WorkspaceFiles, collect_files, left_out_line, pieces_of
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.job_storages import open_job_storage

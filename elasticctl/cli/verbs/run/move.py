@@ -86,7 +86,7 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
     from elasticctl.cli.submit.derived_manifests import JobLocation
     from elasticctl.cli.submit.draft import choose_storage
     from elasticctl.cli.submit.move_job import Move
-    from elasticctl.cli.submit.plan import needed_error
+    from elasticctl.cli.submit.spec_from_flags import needed_error
 
     job = ElasticJob.from_manifest(manifest)
     old = JobLocation(source.context, source.namespace, hardware(job).storage)

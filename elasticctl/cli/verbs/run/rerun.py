@@ -109,7 +109,7 @@ def _new_manifest(target: Target, old: Manifest, changes: Changes) -> Manifest:
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.submit.derived_manifests import Rerun, next_name, original_name, rerun_manifest, sibling_url
     from elasticctl.cli.submit.draft import choose_storage
-    from elasticctl.cli.submit.plan import check_name
+    from elasticctl.cli.submit.spec_from_flags import check_name
 
     found = ElasticJob.from_manifest(old)
     start = "" if changes.from_checkpoint is None else _start_from(found, changes.from_checkpoint)

@@ -121,7 +121,7 @@ def sweep(
 def create(target: Target, script: str, args: Sequence[str], flags: SweepFlags, request: JobFlags) -> str:
     """Create the jobs of a sweep, most of them suspended; returns its name. Raises UsageError, ConflictError."""
     from elasticctl.cli.submit.draft import choose_storage, from_command
-    from elasticctl.cli.submit.plan import check_name, child_url, name_from
+    from elasticctl.cli.submit.spec_from_flags import check_name, child_url, name_from
     from elasticctl.cli.submit.training_command import Command
 
     found = sweeps.points(flags.grid)

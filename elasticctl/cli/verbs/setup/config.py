@@ -18,7 +18,7 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.contexts import complete_context, contexts, contexts_file, templates_folder
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_plain, print_table, say
-from elasticctl.cli.submit.plan import storage_url
+from elasticctl.cli.submit.spec_from_flags import storage_url
 from elasticctl.settings import contexts as configuration
 from elasticctl.settings.contexts import Context
 

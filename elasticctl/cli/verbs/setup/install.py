@@ -355,7 +355,7 @@ def doctor(
 
 def _checks(context: Context, namespace: str, storage: str, system: str) -> Iterator[Check]:
     """All checks of a context, as they are completed."""
-    from elasticctl.cli.submit.plan import storage_url
+    from elasticctl.cli.submit.spec_from_flags import storage_url
     from elasticctl.doctor import Check, CheckOutcome
     from elasticctl.doctor.machine import check_storage
 

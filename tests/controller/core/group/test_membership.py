@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
-from elasticctl_controller.core.group.blame import GroupRules, RanksEnd
 from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, excuse_failure
 from elasticctl_controller.core.group.generations import FIRST_SETTLE_S
+from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.group_states import (
     FormingGroup,
     GroupEvent,
@@ -26,6 +26,7 @@ from elasticctl_controller.core.group.group_states import (
 from elasticctl_controller.core.group.membership import MAX_RECALLED, Group
 from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
 from elasticctl_controller.core.group.record import ADOPT_S
+from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.group.silent_workers import SILENT_S
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, ProgressStatus
-from elasticctl_controller.core.group.blame import GroupRules
+from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.growth import UNMEASURED_COST_S, measure_growth, reform_cost_s
 from elasticctl_controller.core.group.membership import Group

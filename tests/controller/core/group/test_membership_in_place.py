@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
-from elasticctl_controller.core.group.blame import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.group.silent_workers import SILENT_S
 
 

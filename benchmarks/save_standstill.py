@@ -1,7 +1,7 @@
 """How long a save stops training in one process, with the optimizer's state copied at once and in the background.
 
-    python -m benchmarks.standstill [--megabytes 300] [--rounds 10]
-    python -m benchmarks.standstill --steps-for 240 --every 30 [--megabytes 500]
+    python -m benchmarks.save_standstill [--megabytes 300] [--rounds 10]
+    python -m benchmarks.save_standstill --steps-for 240 --every 30 [--megabytes 500]
 
 Both ways are measured in turns. A save stops training when it is called, and when the optimizer's next step has to wait
 for what is not copied yet; that step comes half a second later here. Both times are given as multiples of a memcpy of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.loop import webhooks
-from elasticctl_controller.loop.webhooks import Caller, NoAnswer, WebhookRules
+from elasticctl_controller.loop import webhook_client
+from elasticctl_controller.loop.webhook_client import NoAnswer, WebhookClient, WebhookRules
 from tests.support.webhooks import Hook, serving
 
 INTERNAL = [
@@ -74,17 +74,17 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(webhooks.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(webhook_client.socket, "getaddrinfo", resolve)
     return answers
 
 
 def post(rules: WebhookRules, url: str) -> int:
     async def call() -> int:
-        caller = Caller(rules, answer_s=20.0)
+        client = WebhookClient(rules, answer_s=20.0)
         try:
-            return (await caller.post("project", url, b"{}")).status
+            return (await client.post("project", url, b"{}")).status
         finally:
-            caller.close()
+            client.close()
 
     return asyncio.run(call())
 
@@ -148,11 +148,11 @@ def test_however_it_is_written_this_machine_is_not_called(host: str) -> None:
         url = f"http://{host}:{server.getsockname()[1]}/"
 
         async def call() -> None:
-            caller = Caller(webhooks.EVERY_PUBLIC_HOST, 2.0)
+            client = WebhookClient(webhook_client.EVERY_PUBLIC_HOST, 2.0)
             try:
-                await caller.post("project", url, b"{}")
+                await client.post("project", url, b"{}")
             finally:
-                caller.close()
+                client.close()
 
         with pytest.raises((WebhookError, NoAnswer)):
             asyncio.run(call())

@@ -14,7 +14,7 @@ import pytest
 
 from elasticctl_launcher.main import modules_to_preload
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
-from elasticctl_launcher.ranks.starter import WARM_S, RankStarter, shared_environment
+from elasticctl_launcher.ranks.warm_spares import WARM_S, RankStarter, shared_environment
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.errors import BusyError, ConflictError, NotFoundError, UnreachableError
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from tests.support.control import ControlApi
 
 PODS = "/api/v1/namespaces/ns/pods"

@@ -17,7 +17,7 @@ class RankPlace:
     waits: bool = False
 
 
-def describe_standstill(places: Mapping[int, RankPlace]) -> str:
+def describe_hang(places: Mapping[int, RankPlace]) -> str:
     """`rank 3 stands in DataLoader._next_data; ranks 0-2, 4-7 wait for it in all_reduce`; empty for no ranks."""
     standing = _by_where(places, waits=False)
     waiting = _by_where(places, waits=True)

@@ -88,7 +88,7 @@ class NoAnswer(Exception):
     """The receiver did not answer; the message contains no secret."""
 
 
-class Caller:
+class WebhookClient:
     """Sends messages to webhooks. Blocking calls run in threads, and each project has a share of these. Not
     thread-safe."""
 

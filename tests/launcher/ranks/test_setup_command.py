@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.ranks import setup
-from elasticctl_launcher.ranks.setup import SetUp, set_up
+from elasticctl_launcher.ranks import setup_command
+from elasticctl_launcher.ranks.setup_command import SetUp, set_up
 from elasticctl_store.errors import TrainError
 
 INSTALL = "python install.py requirements.txt"
@@ -37,7 +37,7 @@ def code(tmp_path: Path) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, setup.VARIABLE: INSTALL, setup.CACHE_VARIABLE: str(tmp_path / "cache")}
+    return {**kept, setup_command.VARIABLE: INSTALL, setup_command.CACHE_VARIABLE: str(tmp_path / "cache")}
 
 
 def made(environ: dict[str, str], code: Path) -> SetUp:
@@ -71,7 +71,7 @@ def test_it_runs_once_and_the_ranks_see_what_it_installed_and_all_that_was_there
 
 
 def test_pip_installs_into_it(environ: dict[str, str], code: Path) -> None:
-    environ[setup.VARIABLE] = "pip --version > version.txt"
+    environ[setup_command.VARIABLE] = "pip --version > version.txt"
     made(environ, code).close()
     assert "pip" in (code / "version.txt").read_text()
 
@@ -86,12 +86,12 @@ def test_it_runs_again_for_other_files_and_after_a_failure(environ: dict[str, st
         with pytest.raises(TrainError, match=r"setup failed with exit code 1: python install.py .*No such file"):
             made(environ, code)
     assert runs(code) == 4
-    cache = Path(environ[setup.CACHE_VARIABLE])
+    cache = Path(environ[setup_command.CACHE_VARIABLE])
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 2, "nothing of what failed is kept"
 
 
 def test_a_folder_is_installed_by_each_worker_anew(environ: dict[str, str], code: Path) -> None:
-    environ[setup.VARIABLE] = f"{INSTALL} ."
+    environ[setup_command.VARIABLE] = f"{INSTALL} ."
     folders = []
     for _ in range(2):
         found = made(environ, code)
@@ -109,8 +109,8 @@ def test_what_nobody_uses_is_deleted_and_what_somebody_uses_is_not(
     unused = made(environ, code)
     unused.close()
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 2 * setup.KEPT_S)
-    setup.delete_unused(used.folder.parent)
+    monkeypatch.setattr(time, "time", lambda: now + 2 * setup_command.KEPT_S)
+    setup_command.delete_unused(used.folder.parent)
     assert (used.folder.exists(), unused.folder.exists()) == (True, False)
     used.close()
 
@@ -119,11 +119,11 @@ def test_what_a_killed_worker_left_half_made_is_deleted(environ: dict[str, str],
     used = made(environ, code)
     (code / "requirements.txt").write_text("another_of_a_test")
     half_made = made(environ, code)
-    (half_made.folder / setup.DONE).unlink()
-    setup.delete_unused(used.folder.parent)
+    (half_made.folder / setup_command.DONE).unlink()
+    setup_command.delete_unused(used.folder.parent)
     assert half_made.folder.exists(), "its worker is at work on it"
     half_made.close()
-    setup.delete_unused(used.folder.parent)
+    setup_command.delete_unused(used.folder.parent)
     assert (used.folder.exists(), half_made.folder.exists()) == (True, False)
     used.close()
 
@@ -142,9 +142,9 @@ def test_other_programs_stay_what_they_are(environ: dict[str, str], code: Path) 
 def test_what_the_command_leaves_running_is_waited_for_and_named(
     environ: dict[str, str], code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "LEFT_BEHIND_S", 0.1)
+    monkeypatch.setattr(setup_command, "LEFT_BEHIND_S", 0.1)
     said: list[str] = []
-    environ[setup.VARIABLE] = "(until [ -e said ]; do sleep 0.05; done; echo installed) & echo begun"
+    environ[setup_command.VARIABLE] = "(until [ -e said ]; do sleep 0.05; done; echo installed) & echo begun"
 
     def say(line: str) -> None:
         said.append(line)

@@ -30,12 +30,12 @@ def ready_in_s(held: Iterable[Held], workers: int, costs: Costs, pool: str = ON_
     return longest if workers <= 0 else max(longest, costs.start_s)
 
 
-def way_out(
+def fallback_workers(
     now: Situation, left: float, time_s: float | None, money_usd: float | None, held: Iterable[Held], *, spare: bool
 ) -> int | None:
     """The smallest number of on-demand workers that does this work in time and within the money; None if none does."""
     for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True):
-        takes_s = out_s(now, left, workers, per_s, held, spare=spare)
+        takes_s = fallback_s(now, left, workers, per_s, held, spare=spare)
         if time_s is not None and takes_s > time_s + _ROUNDING_S:
             continue
         usd = workers * now.on_demand_usd_per_h * (max(takes_s, now.costs.billed_s) + now.costs.billed_s) / 3600
@@ -47,14 +47,14 @@ def way_out(
 def least_usd(now: Situation) -> float:
     """The lowest cost of the rest on demand, however long it takes."""
     times_s = [
-        (workers, out_s(now, now.work_left, workers, per_s, (), spare=False))
+        (workers, fallback_s(now, now.work_left, workers, per_s, (), spare=False))
         for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True)
     ]
     billed_s = now.costs.billed_s
     return min(n * now.on_demand_usd_per_h * (max(takes_s, billed_s) + billed_s) / 3600 for n, takes_s in times_s)
 
 
-def out_s(now: Situation, left: float, workers: int, per_s: float, held: Iterable[Held], *, spare: bool) -> float:
+def fallback_s(now: Situation, left: float, workers: int, per_s: float, held: Iterable[Held], *, spare: bool) -> float:
     """Seconds that this many on-demand workers take for the rest."""
     waits_s = ready_in_s(held, workers, now.costs)
     return waits_s + now.costs.reform_s + left / per_s + (spare_s(now.costs) if spare else 0.0)
@@ -85,7 +85,7 @@ def is_safe(now: Situation, choice: Choice) -> bool:
         money_usd -= burn_usd_per_h(now, choice) * max(look_s, now.costs.billed_s) / 3600
         if money_usd < 0:
             return False
-    return way_out(now, left, time_s, money_usd, kept, spare=True) is not None
+    return fallback_workers(now, left, time_s, money_usd, kept, spare=True) is not None
 
 
 def _after(held: Iterable[Held], workers: int, time_s: float, costs: Costs) -> Iterable[Held]:

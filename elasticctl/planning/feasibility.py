@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elasticctl.planning.safety import spare_s
+from elasticctl.planning.on_demand_fallback import spare_s
 from elasticctl.planning.situation import Costs, Speeds
 
 

@@ -14,7 +14,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.flags.job_flags import JobFlags
-from elasticctl.cli.submit.plan import (
+from elasticctl.cli.submit.spec_from_flags import (
     JobSize,
     check_name,
     doubt_of,

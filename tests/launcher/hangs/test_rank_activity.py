@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_launcher.hangs.process_activity import ProcessActivity
+from elasticctl_launcher.hangs.rank_activity import BUSY_CORES, Sighting, follow, moves
 from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, Place
 from elasticctl_launcher.hangs.stacks import Frame, ThreadStack
-from elasticctl_launcher.hangs.standstill import BUSY_CORES, Sighting, follow, moves
 
 STACKS = (ThreadStack(1, "MainThread", (Frame("load", "/job/data.py", 9),)),)
 BESIDE = (*STACKS, ThreadStack(1, "Thread-1", (Frame("run", "/job/log.py", 1),)))

@@ -1,5 +1,4 @@
-"""Report to the launcher what a rank waits for, from a thread of its own; and respond to notice while no steps are
-made.
+"""Report to the launcher what a rank waits for, from a thread of its own, and respond to notice while no step is made.
 
 Ranks that wait for a storage make no steps, so nothing else could report that to their launcher, or respond to it.
 """
@@ -18,7 +17,7 @@ TICK_S = 0.2
 TELL_EVERY_S = 5.0
 
 
-class Watch:
+class WaitReporter:
     """A thread beside training, if there is a launcher to report to. `step` is where training is.
 
     It reports what training is stopped for as `waiting`, with a `reason` and again every few seconds, and what only

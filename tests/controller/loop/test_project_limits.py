@@ -13,7 +13,7 @@ from elasticctl.cluster.base import Manifest
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.controller import Controller, Scheduling
-from elasticctl_controller.loop.limits import ProjectLimits
+from elasticctl_controller.loop.project_limits import ProjectLimits
 from tests.support.limits import job_of
 
 INSTANCE = "node.kubernetes.io/instance-type"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_launcher.ranks.evidence import (
+from elasticctl_launcher.ranks.failure_evidence import (
     beside_last_words,
     find_final_exception,
     is_wrong_use,
