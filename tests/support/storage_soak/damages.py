@@ -14,28 +14,54 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from elasticctl_store.checkpoints import entries
-from elasticctl_store.errors import DamagedError, FormatError
+from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import DamagedError, FormatError, FullError, StorageError
 from elasticctl_store.storage import Storage, all_keys
-from tests.support.train.damage import Objects, damage_objects, sign
+from elasticctl_train.checkpoint import restore
+from tests.support.storage_soak.states import is_right
+from tests.support.train.damage import MemoryStorage, Objects, damage_objects, sign
 
 
 def damage_storage(storage: Storage, dice: random.Random) -> None:
-    """Change objects by the storage's own requests, so that the service vouches for each."""
+    """Change objects by the storage's own requests, so that the service vouches for each; as far as there is room."""
     before: Objects = {key: storage.get(key) for key in all_keys(storage, "")}
     if not before:
         return
     after = {key: data for key, data in damaged(before, dice).items() if storable(key)}
     storage.delete([key for key in before if key not in after])
-    for key, data in after.items():
-        if before.get(key) != data:
-            storage.put(key, [data])
+    with suppress(FullError):
+        for key, data in after.items():
+            if before.get(key) != data:
+                storage.put(key, [data])
 
 
 def damaged(before: Objects, dice: random.Random) -> Objects:
-    """What `train.damage` makes of objects, but for intact entries of another version, which are rightly refused."""
-    after = damage_objects(before, dice)
-    return {key: before.get(key, data) if is_of_another_version(key, data) else data for key, data in after.items()}
+    """What `train.damage` makes of objects, but for two things: intact entries of another version, which are rightly
+    refused, and states that nobody saved, under checksums that are all right again, which nobody can notice."""
+    while True:
+        after = damage_objects(before, dice)
+        after = {
+            key: before.get(key, data) if is_of_another_version(key, data) else data for key, data in after.items()
+        }
+        if not holds_forged(after):
+            return after
+
+
+def holds_forged(objects: Objects) -> bool:
+    """Does a checkpoint read as intact, and is not what any run saved?"""
+    storage = MemoryStorage(objects)
+    for commit in read_commits(storage):
+        for rank in range(len(commit.shares)):
+            try:
+                state, local = restore.read_alone(storage, commit, rank)
+                verify.verify(storage, commit, lambda count: None)
+            except StorageError:
+                continue
+            save, told = entries.save_of(commit.folder), state.get("told")
+            if not (told and is_right(state, local, rank) and save and save.step == commit.step == told["step"]):
+                return True
+    return False
 
 
 def is_of_another_version(key: str, data: bytes) -> bool:
