@@ -421,6 +421,19 @@ def test_a_run_whose_newest_entry_was_lost_by_the_storage_goes_on(storage: Stora
     assert steps(storage) == [3, 1]
 
 
+def test_a_run_whose_own_entries_are_all_damaged_goes_on_until_another_one_is_there(storage: Storage) -> None:
+    CommitWriter.take_over(storage)
+    run = Owner(storage)
+    lost = commit(storage, run, 1)
+    for position in (run.generation.position, lost.position):
+        storage.put(entries.key_of(position), [b"torn"])
+    run.check_fence()
+    assert commit(storage, run, 2).position == lost.position + 1
+    CommitWriter.take_over(storage)
+    with pytest.raises(FencedError):
+        run.check_fence()
+
+
 def test_a_newer_run_at_the_position_of_a_lost_entry_still_counts(storage: Storage) -> None:
     old = Owner(storage)
     lost = commit(storage, old, 1)

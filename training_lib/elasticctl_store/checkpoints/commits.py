@@ -212,12 +212,21 @@ class CommitWriter:
             return not self._is_known()
 
     def _is_known(self) -> bool:
-        """Return whether the entry with which this run took over is still there."""
+        """Return whether the entry with which this run took over is still there. If it is damaged, it is, unless a run
+        that is no older can be read: only who has taken over writes to that position again."""
         try:
             entry = read_entry(self._storage, self._mine.position)
-        except (DamagedError, MissingError):
+        except MissingError:
             return False
+        except DamagedError:
+            others = (entry for _, entry in read_entries(self._storage) if not isinstance(entry, DamagedError))
+            return not any(self._is_younger(entry) for entry in others)
         return isinstance(entry, Generation) and entry.run_id == self._mine.run_id
+
+    def _is_younger(self, entry: entries.Entry) -> bool:
+        if isinstance(entry, Generation):
+            return entry.generation >= self._mine.generation and entry.run_id != self._mine.run_id
+        return isinstance(entry, Moved) or entry.generation > self._mine.generation
 
     def _fenced(self) -> FencedError:
         who = ""
