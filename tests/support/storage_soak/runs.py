@@ -128,6 +128,7 @@ def ranks_save(world: World) -> None:
             share = make_share(state_of(step, number, number), local_of(step, rank), rank, size)
             share = dataclasses.replace(share, label=repair.label(step, 0, {}, time.time()))
             share.write(storage, entries.share_key(folder, rank, size))
+            shares.check_stored(storage, entries.share_key(folder, rank, size))
         if written == size and world.dice.random() < 0.8:
             found = shares.gather(storage, folder, size, threading.Event())
             commit = Commit(0, mine.generation, 0, step, 0, found.refs, found.size_bytes, time.time())

@@ -360,6 +360,26 @@ def outlive(url: str, outcome: str) -> None:
     leave(world)
 
 
+def save_what_is_lost(url: str, outcome: str) -> None:
+    """Save twice; the storage acknowledges the last rank's share document of the first save, and loses it."""
+    world = join()
+    checkpoints = Checkpointer(storage.open(url), world)
+    write = shares.Share.write
+
+    def write_and_lose(share: shares.Share, place: storage.Storage, key: str, *arguments: Any) -> Any:
+        files = write(share, place, key, *arguments)
+        if world.rank == world.size - 1 and "-n000001-" in key:
+            place.delete([key])
+        return files
+
+    shares.Share.write = write_and_lose  # type: ignore[method-assign]
+    for step in (1, 2):
+        checkpoints.save(large_state(), Label(step))
+        with Path(f"{outcome}-{world.rank}").open("a") as file:
+            file.write(f"{checkpoints.settle()} ")
+    leave(world)
+
+
 def restore_without_memory(url: str, outcome: str) -> None:
     """Restore where rank 1 has no memory for what it reads; each rank notes why that failed, and they meet again."""
     world = join()

@@ -563,6 +563,13 @@ def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, m
         checkpoints.settle()
 
 
+def test_a_share_that_the_storage_has_lost_costs_that_save_only(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_what_is_lost, 2, url, outcome) == [0, 0]
+    assert [Path(f"{outcome}-{rank}").read_text() for rank in range(2)] == ["False True "] * 2
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path / "state"))] == [2]
+
+
 def test_ranks_whose_shares_a_younger_run_has_swept_end_fenced_at_once(tmp_path: Path) -> None:
     url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
     assert ranks.run(sharded.outlive, 2, url, outcome) == [0, 0]

@@ -85,10 +85,13 @@ def fenced() -> None:
     raise FencedError("a newer run has taken over")
 
 
-def test_an_own_share_that_the_storage_has_lost_is_not_waited_for(storage: Storage) -> None:
-    make_share({"model": {}}, {}, 1, 2).write(storage, entries.share_key(FOLDER, 1, 2))
-    with pytest.raises(SaveError, match=r"does not return .*share-00000-of-00002\.json as it was written"):
-        shares.gather(storage, FOLDER, 2, threading.Event())
+def test_a_share_that_the_storage_has_lost_is_no_share(storage: Storage) -> None:
+    key = entries.share_key(FOLDER, 1, 2)
+    make_share({"model": {}}, {}, 1, 2).write(storage, key)
+    shares.check_stored(storage, key)
+    storage.delete([key])
+    with pytest.raises(MissingError, match=r"has lost .*share-00001-of-00002\.json"):
+        shares.check_stored(storage, key)
 
 
 def test_who_waits_for_shares_that_a_younger_run_has_swept_ends_fenced(storage: Storage) -> None:

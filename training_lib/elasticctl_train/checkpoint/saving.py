@@ -218,6 +218,7 @@ class Saves:
             key = entries.share_key(folder, self._world.rank, self._world.size)
             unchanged = self._snapshots.unchanged
             files = self._with_room(share, partial(share.write, self._storage, key, label.parameters, unchanged))
+            shares.check_stored(self._storage, key)
             self._snapshots.stored(share, files)
             if self._committer is not None:
                 gathered = self._committer.gather(folder, self._world.size, label, self._abandon)

@@ -331,6 +331,15 @@ class Gathered:
     bases: tuple[str, ...]
 
 
+def check_stored(storage: Storage, key: str) -> None:
+    """Raise MissingError or DamagedError if the storage has lost the share document that it has just acknowledged: rank
+    0 would wait for it for ever."""
+    try:
+        storage.read_into(key, 0, memoryview(bytearray(1)))
+    except MissingError as e:
+        raise MissingError(f"{storage.url}: the storage has lost {key}, which it had acknowledged") from e
+
+
 def gather(
     storage: Storage,
     folder: str,
@@ -342,8 +351,7 @@ def gather(
 
     Another rank may have to wait for its storage, however long that takes. But if a newer run has swept the shares,
     they do not come back, so `check_fence` is called again and again meanwhile. Raises what that raises, and SaveError
-    if `abandon` is set, if a share is deleted, if rank 0's own share or a base file is missing, or if the ranks' states
-    differ in structure.
+    if `abandon` is set, if a share is deleted, if a base file is missing, or if the ranks' states differ in structure.
     """
     found: dict[int, tuple[ObjectRef, Any]] = {}
     misread: dict[int, int] = {}
@@ -356,10 +364,13 @@ def gather(
         _refuse_without(storage, [ref.key for ref, _ in found.values()], there=listed)
         for rank in sorted(set(range(world_size)) - found.keys()):
             key = entries.share_key(folder, rank, world_size)
-            is_due = rank == 0 and pause_s >= _FENCE_FROM_S
-            data = _look_for(storage, key, key in listed, is_due, check_fence)
-            if data is None:
+            if key not in listed:
                 continue
+            try:
+                data = storage.get(key)
+            except MissingError:
+                check_fence()
+                raise
             if is_sealed(data):
                 found[rank] = ObjectRef(key, len(data), entries.checksum([data])), load_document(key, data)
                 continue
@@ -370,6 +381,7 @@ def gather(
             break
         missing = sorted(set(range(world_size)) - found.keys())
         if abandon.wait(pause_s):
+            check_fence()
             raise SaveError(f"{storage.url}: save given up: the share of rank {missing[0]} is missing")
         pause_s = min(pause_s * 1.5, _POLL_MAX_S)
     shares = [found[rank] for rank in range(world_size)]
@@ -403,25 +415,6 @@ def _refuse_without(storage: Storage, keys: Iterable[str], *, there: Collection[
     gone = next((key for key in keys if key not in there), None)
     if gone is not None:
         raise SaveError(f"{storage.url}: {gone} was deleted while waiting for the shares of other ranks")
-
-
-def _look_for(
-    storage: Storage, key: str, is_listed: bool, is_due: bool, check_fence: Callable[[], None]
-) -> bytes | None:
-    """Return a share document; None if it may still come, and no bytes if it is due and not there.
-
-    Raises MissingError, or what `check_fence` does, if it has been deleted since it was listed.
-    """
-    if not is_listed and not is_due:
-        return None
-    try:
-        data = storage.get(key)
-    except MissingError:
-        if not is_listed:
-            return b""
-        check_fence()
-        raise
-    return data if is_listed else None  # the listing lags behind
 
 
 def _waitable() -> torch.cuda.Event:
