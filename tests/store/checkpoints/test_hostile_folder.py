@@ -94,11 +94,58 @@ def test_nothing_is_deleted_through_a_link(tmp_path: Path, found: list[Commit]) 
     run.retire(Retention(9))
     assert sorted(outside.iterdir()) == before
     assert not folder.is_symlink()
-    (tmp_path / "data").rename(tmp_path / "moved")
-    (tmp_path / "data").symlink_to(tmp_path / "moved")
-    kept = sorted((tmp_path / "moved").rglob("*"))
-    storage.delete(list(all_keys(storage, entries.DATA)))
-    assert sorted((tmp_path / "moved").rglob("*")) == kept
+
+
+def link_to_elsewhere(tmp_path: Path, name: str) -> Path:
+    """Have a folder of the storage lie elsewhere; returns where."""
+    outside = tmp_path.with_name(f"{tmp_path.name}-{name}")
+    (tmp_path / name).rename(outside)
+    (tmp_path / name).symlink_to(outside)
+    return outside
+
+
+@pytest.mark.parametrize("names", [("data",), ("journal",), ("data", "journal")])
+def test_a_folder_may_be_a_link_of_ones_own(tmp_path: Path, found: list[Commit], names: tuple[str, ...]) -> None:
+    storage, before = LocalStorage(tmp_path), sorted(all_keys(LocalStorage(tmp_path), ""))
+    for name in names:
+        link_to_elsewhere(tmp_path, name)
+    assert list(all_keys(storage, "")) == before
+    run = Owner(storage)
+    commit(storage, run, 4)
+    run.retire(Retention(1))
+    assert steps(storage) == [4]
+    assert len({entries.folder_of(key) for key in all_keys(storage, entries.DATA)}) == 1
+    repair.start_over(storage, CommitWriter.take_over(storage))
+    assert not repair.holds_saves(storage)
+    assert steps(storage) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+@pytest.mark.parametrize("name", ["data", "journal"])
+def test_nothing_is_deleted_through_a_link_of_somebody_else(tmp_path: Path, found: list[Commit], name: str) -> None:
+    """Nor is it claimed to be."""
+    storage, outside = LocalStorage(tmp_path), link_to_elsewhere(tmp_path, name)
+    os.chown(tmp_path / name, 65534, 65534, follow_symlinks=False)
+    (outside / "g000009-n000009-step000000009-dead").mkdir()
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(StorageError, match="of another owner"):
+        delete_commit(storage, found[-1])
+    assert sorted(outside.rglob("*")) == before
+    assert {commit.step for commit in found} == set(steps(storage))
+    verify.verify(storage, found[-1], lambda count: None)
+    CommitWriter.take_over(storage)
+    assert (outside / "g000009-n000009-step000000009-dead").exists()
+    with pytest.raises(StorageError, match="of another owner"):
+        repair.start_over(storage, CommitWriter.take_over(storage))
+
+
+def test_a_link_to_itself_is_no_folder(tmp_path: Path, found: list[Commit]) -> None:
+    (tmp_path / "rollbacks").symlink_to("rollbacks")
+    (tmp_path / "more").symlink_to("data")
+    (tmp_path / "data" / "again").symlink_to(tmp_path)
+    keys = list(all_keys(LocalStorage(tmp_path), ""))
+    assert "rollbacks" in keys
+    assert "more/again" in keys
 
 
 def test_folders_without_files_go(tmp_path: Path) -> None:

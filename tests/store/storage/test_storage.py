@@ -168,6 +168,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
+def test_room_is_that_of_the_disk_on_which_the_objects_are(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "data").symlink_to(small_disk)
+    storage = LocalStorage(tmp_path / "state")
+    assert (storage.free_bytes("data/") or 0) <= 1 << 20 < (storage.free_bytes("journal/") or 0)
+
+
 def test_a_full_disk_is_said_so(small_disk: Path) -> None:
     store = LocalStorage(small_disk)
     store.put("k", [b"old"])

@@ -33,7 +33,7 @@ class Disk(LocalStorage):
     def used_bytes(self) -> int:
         return sum(path.stat().st_size for path in (self.root / "data").rglob("*") if path.is_file())
 
-    def free_bytes(self) -> int | None:
+    def free_bytes(self, below: str) -> int | None:
         return self.capacity_bytes - self.used_bytes() if self.tells else None
 
     def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
@@ -238,4 +238,4 @@ def test_a_disk_that_frees_late_costs_no_more_than_is_needed(tmp_path: Path, mon
 
 def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
     assert issubclass(FullError, StorageError)
-    assert (LocalStorage(tmp_path / "not" / "yet").free_bytes() or 0) > 0
+    assert (LocalStorage(tmp_path / "not" / "yet").free_bytes("data/") or 0) > 0

@@ -32,19 +32,19 @@ def take_over(storage: Storage) -> CommitWriter:
         try:
             return CommitWriter.take_over(storage)
         except FullError:
-            before_bytes, count = _free_bytes(storage), len(list(read_entries(storage)))
+            before_bytes, count = _free_bytes(storage, entries.JOURNAL), len(list(read_entries(storage)))
             if not grows or not _make_room_for_entry(storage):
                 raise
-            after_bytes = _free_bytes(storage)
+            after_bytes = _free_bytes(storage, entries.JOURNAL)
             if before_bytes is not None and after_bytes is not None:
                 grows = after_bytes > before_bytes
             else:  # one checkpoint has more room than an entry needs
                 grows = len(list(read_entries(storage))) == count
 
 
-def _free_bytes(storage: Storage) -> int | None:
-    """Return the free space of a folder's disk; None if it is unknown."""
-    return storage.free_bytes() if isinstance(storage, LocalStorage) else None
+def _free_bytes(storage: Storage, below: str) -> int | None:
+    """Return the free space of the disk of a folder's objects `below` a prefix; None if it is unknown."""
+    return storage.free_bytes(below) if isinstance(storage, LocalStorage) else None
 
 
 def _make_room_for_entry(storage: Storage) -> bool:
@@ -179,7 +179,7 @@ class Keeper:
                 return True
         gone = bool(strays)
         freed_bytes = self._freed[1] if self._freed[0] == number else 0
-        free_bytes = _free_bytes(self._storage) or 0
+        free_bytes = _free_bytes(self._storage, entries.DATA) or 0
         lacking_bytes = needed_bytes - free_bytes if free_bytes < needed_bytes else needed_bytes
         while (
             len(found) > 1 and freed_bytes < lacking_bytes and (self._is_short(needed_bytes) or (is_full and not gone))
@@ -246,11 +246,11 @@ class Keeper:
         return [key for key in strays if entries.folder_of(key) not in newer]
 
     def _is_short(self, needed_bytes: int) -> bool:
-        free_bytes = _free_bytes(self._storage)
+        free_bytes = _free_bytes(self._storage, entries.DATA)
         return free_bytes is not None and free_bytes < needed_bytes
 
     def _need(self, needed_bytes: int) -> str:
-        free_bytes = _free_bytes(self._storage)
+        free_bytes = _free_bytes(self._storage, entries.DATA)
         needs = f"a save needs {needed_bytes / 1e6:.1f} MB"
         return needs if free_bytes is None else f"{needs}, {free_bytes / 1e6:.1f} MB are free"
 

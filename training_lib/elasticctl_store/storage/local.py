@@ -4,6 +4,10 @@ An object is written under a `.partial` name, synced to disk and then renamed. T
 linked instead: that is the one call that is atomic and refuses an existing name. Listings show the partial files of
 killed writers like any object, so whatever sweeps unreferenced objects sweeps them too (`retention`).
 
+A folder directly below `root` may be a symbolic link, to a larger disk, say. It is followed like a folder if whoever
+made it could delete what is there anyway: this user, root, or the owner of the folder that it leads to. Nothing is
+deleted through any other link, which could have been made to have somebody else's files deleted.
+
 A file server that is unavailable for a while is waited for, like any storage (see `outages`).
 """
 
@@ -151,7 +155,12 @@ class LocalStorage:
         for key in keys:
             path = self._path(key)
             below = itertools.takewhile(lambda folder: folder != self._root, path.parents)
-            link = next((folder for folder in below if folder.is_symlink()), None)
+            link = next((folder for folder in below if folder.is_symlink() and not self._is_followed(folder)), None)
+            if link is not None and link.parent == self._root:
+                raise StorageError(
+                    f"cannot delete {path}: {link} is a symbolic link to a folder of another owner. FIX: replace it"
+                    " by a link of your own, or mount the folder there"
+                )
             if link is not None:
                 log.warning("not deleting %s: %s is a symbolic link", path, link)
                 continue
@@ -169,9 +178,12 @@ class LocalStorage:
             goes_on = any(name.endswith(_FILES) for name in folder.relative_to(self._root).parts)
             folder = folder.parent
 
-    def free_bytes(self) -> int | None:
-        """Return the free space of the disk for this user in bytes, or None if unknown; a quota may leave less."""
-        folder = self._root
+    def free_bytes(self, below: str) -> int | None:
+        """Return the free space for this user, in bytes, of the disk of the objects `below` such a prefix (`data/`).
+
+        None if unknown; a quota may leave less.
+        """
+        folder = self._root / below
         while not folder.exists():
             folder = folder.parent
         try:
@@ -183,7 +195,10 @@ class LocalStorage:
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """Delete empty folders, which listings do not show. Partial files appear in listings."""
         for above in ("data", "base"):
-            with suppress(OSError), os.scandir(self._root / above) as found:
+            place = self._root / above
+            if place.is_symlink() and not self._is_followed(place):
+                continue
+            with suppress(OSError), os.scandir(place) as found:
                 for folder in found:
                     if folder.is_dir(follow_symlinks=False) and is_ours(f"{above}/{folder.name}/"):
                         with suppress(OSError):  # not empty
@@ -211,6 +226,16 @@ class LocalStorage:
                         raise _as_error(verb, path, e) from e
                     tries.failed((e.strerror or "it does not answer").lower())
 
+    def _is_followed(self, link: Path) -> bool:
+        """Return whether this is a symbolic link that counts as the folder that it leads to."""
+        if link.parent != self._root or not link.is_symlink():
+            return False
+        try:
+            end = link.stat()
+            return stat.S_ISDIR(end.st_mode) and link.lstat().st_uid in (0, os.geteuid(), end.st_uid)
+        except OSError:
+            return False
+
     def _keys(self, folder: Path, prefix: str) -> Iterator[str]:
         try:
             entries = os.scandir(folder)
@@ -218,7 +243,7 @@ class LocalStorage:
             return
         with entries:
             for entry in entries:
-                is_folder = entry.is_dir(follow_symlinks=False)
+                is_folder = entry.is_dir(follow_symlinks=False) or (not prefix and self._is_followed(Path(entry.path)))
                 is_listed = not is_folder or entry.name.endswith(_FILES)
                 if is_listed:
                     yield prefix + entry.name

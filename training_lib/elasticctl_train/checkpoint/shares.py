@@ -366,11 +366,7 @@ def gather(
             key = entries.share_key(folder, rank, world_size)
             if key not in listed:
                 continue
-            try:
-                data = storage.get(key)
-            except MissingError:
-                check_fence()
-                raise
+            data = _read_unless_swept(storage, key, check_fence)
             if is_sealed(data):
                 found[rank] = ObjectRef(key, len(data), entries.checksum([data])), load_document(key, data)
                 continue
@@ -415,6 +411,15 @@ def _refuse_without(storage: Storage, keys: Iterable[str], *, there: Collection[
     gone = next((key for key in keys if key not in there), None)
     if gone is not None:
         raise SaveError(f"{storage.url}: {gone} was deleted while waiting for the shares of other ranks")
+
+
+def _read_unless_swept(storage: Storage, key: str, check_fence: Callable[[], None]) -> bytes:
+    """Return a listed share document. Raises MissingError, or what `check_fence` does, if it has been deleted since."""
+    try:
+        return storage.get(key)
+    except MissingError:
+        check_fence()
+        raise
 
 
 def _waitable() -> torch.cuda.Event:
