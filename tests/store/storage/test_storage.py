@@ -42,6 +42,12 @@ def test_a_url_a_path_and_a_home_name_the_same_folder(tmp_path: Path, monkeypatc
         ("ftp://host/x", "ftp:// is not a supported storage"),
         ("file://host/x", "three slashes"),
         ("file://", "three"),
+        ("s3:/bucket/x", r"is not a URL. FIX: write s3://bucket/x"),
+        ("gs:bucket/x", r"is not a URL. FIX: write gs://bucket/x"),
+        ("file:/x", r"is not a URL. FIX: write file:///x"),
+        ("~nobody-of-this-name/x", "there is no such user"),
+        ("a\0b", "null character"),
+        ("file:///a%00b", "null character"),
     ],
 )
 def test_a_wrong_url_is_named(url: str, why: str) -> None:

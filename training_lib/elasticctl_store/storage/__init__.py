@@ -28,7 +28,7 @@ def open(url: str, patience: Patience = Patience(), waits: Waits | None = None) 
     if not url:
         raise StorageError("the storage URL is empty. FIX: use a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
     if not separator:
-        return LocalStorage(Path(url).expanduser(), patience, waits)
+        return LocalStorage(_folder(url), patience, waits)
     if scheme in _CLOUDS:
         return _cloud(scheme, url, patience, waits or Waits())
     shown = without_secrets(url)
@@ -39,7 +39,21 @@ def open(url: str, patience: Patience = Patience(), waits: Waits | None = None) 
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
         raise StorageError(f"{shown}: a file URL needs three slashes and an absolute path: file:///path")
-    return LocalStorage(Path("/" + unquote(path)), patience, waits)
+    return LocalStorage(_folder("/" + unquote(path)), patience, waits)
+
+
+def _folder(path: str) -> Path:
+    """Return the folder of a path. Raises StorageError for one that cannot be meant, or cannot exist."""
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme.lower() in (*_CLOUDS, "file"):
+        start = f"{scheme.lower()}://" if scheme.lower() in _CLOUDS else "file:///"
+        raise StorageError(f"{path!r} is not a URL. FIX: write {start}{rest.lstrip('/')}, or ./{path}")
+    if "\0" in path:
+        raise StorageError(f"{path!r} is not a folder: its name has a null character")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:
+        raise StorageError(f"{path!r} is not a folder: there is no such user. FIX: write the whole path") from e
 
 
 def modules(url: str) -> list[str]:
