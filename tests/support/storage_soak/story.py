@@ -196,6 +196,13 @@ def short_of_room(world: World) -> None:
             place.empty()
 
 
+def delete_misplaced(world: World) -> None:
+    """What a start refuses as lying where no save has written it, and asks for by name."""
+    for key in (*all_keys(world.storage, entries.DATA), *all_keys(world.storage, entries.BASE)):
+        if entries.save_of(entries.folder_of(key)) is None and entries.is_named_by_save(key):
+            world.storage.delete([key])
+
+
 def heal(world: World) -> None:
     """Nothing is wrong any more: a run goes on and saves, or people start over; nothing is left that nobody needs."""
     if world.place.disk is not None:
@@ -207,6 +214,7 @@ def heal(world: World) -> None:
             break
         expect(world.is_damaged, "nothing is wrong, and a run does not save")
         verbs.ask(world, "repair", "--start-over", "--yes")
+        delete_misplaced(world)
         world.whole.clear()
         world.floor = (0, 0)
     expect(world.counts["commits acknowledged"] > acknowledged, "a run does not save, though it was started over")
