@@ -91,7 +91,7 @@ class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
     `join_timeout_s` limits the wait for a group in seconds; 0: no limit. `heartbeat`, if given, reports what the
-    launcher does.
+    launcher does. `starts_anew`: in this generation, ranks that could stay in their processes start again, too.
 
     The caller may set these attributes. `prepared`: the worker's ranks have been started already, or need not be; a
     caller that sets it to False has to handle RanksWanted. `stays()`: the ranks of the last generation can continue in
@@ -121,6 +121,7 @@ class ServiceRendezvous(RendezvousHandler):
         self.stale = threading.Event()
         self.stale_reason = ""
         self.members: list[dict[str, Any]] = []
+        self.starts_anew = False
         self.on_stale: Callable[[int], None] | None = None
         self.on_drain: Callable[[int], None] | None = None
         self.on_leave: Callable[[int], None] | None = None
@@ -171,6 +172,7 @@ class ServiceRendezvous(RendezvousHandler):
         self._say(Doing.WAITING)
         world = self._join(port)
         self.members, self.generation = world["members"], world["generation"]
+        self.starts_anew = world.get("anew") is True
         self._say(Doing.STARTING)
         self._watch()
 

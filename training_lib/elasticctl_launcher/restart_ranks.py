@@ -408,8 +408,6 @@ class Agent(TorchAgent):
         event = self._end_generation(LauncherEvent.RANKS_HUNG)
         if event is LauncherEvent.RANKS_HUNG:
             self.failure = WorkerFailure.of_hang(*self._place(), hang)
-            if hang.of_peers:
-                self._ranks.note_deadlock()
         return event
 
     def _wait_for_answer(self, question: Question) -> LauncherEvent:

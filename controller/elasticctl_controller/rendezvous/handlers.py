@@ -106,7 +106,8 @@ class Handlers:
                 {"uid": each.uid, "name": each.name, "host": each.host, "port": each.port, "slots": each.slots}
                 for each in world.members
             ]
-            text = json.dumps({"state": "formed", "generation": world.generation, "members": members})
+            found = {"state": "formed", "generation": world.generation, "members": members, "anew": world.anew}
+            text = json.dumps(found)
             cached = self._encoded[key] = (world, text)
         return cached[1]
 

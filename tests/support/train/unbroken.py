@@ -3,8 +3,8 @@
 `$FAULTS` is a list of `POINT:STEP:WORKER`, each heeded once; `+N` is the process's own Nth step. Each batch is a line
 in `ledger-PID`, before its step is made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
 Training ends before the epoch N if there is a file `stop-before-N`. `$STEP_EACH`: `run.step` is called for each of
-the batches that `$ACCUMULATE` says. `$MEET`: with several ranks, each epoch begins with a barrier. `$SCHEDULED`: the
-scheduler is stepped in so many of the process's own first steps.
+the batches that `$ACCUMULATE` says. `$MEET`: with more ranks than that, each epoch begins with a barrier.
+`$SCHEDULED`: the scheduler is stepped in so many of the process's own first steps.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main(make_model: Callable[[], nn.Module] = Net) -> None:
         for epoch in run.epochs(int(E["EPOCHS"])):
             if (FOLDER / f"stop-before-{epoch}").exists():
                 break
-            if "MEET" in E and run.world_size > 1:
+            if run.world_size > int(E.get("MEET", run.world_size)):
                 dist.barrier()
             seen: list[int] = []
             loader = run.loader(dataset, global_batch=BATCH, shuffle=True)

@@ -75,18 +75,20 @@ def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_
     assert {item.resumed_from for item in view.generations[1:]} == {"memory"}
 
 
-def test_a_script_whose_collectives_depend_on_the_number_of_ranks_does_not_hang_for_ever(lab: Lab) -> None:
-    """The new rank waits in the script's barrier, which the first one, in the middle of an epoch, never comes to."""
+@pytest.mark.parametrize("survivors", [1, 3])
+def test_a_script_whose_collectives_depend_on_the_number_of_ranks_hangs_twice(lab: Lab, survivors: int) -> None:
+    """The new rank waits in the script's barrier, which the others, in the middle of an epoch, never come to."""
     options = ("--hang-timeout", "1")
-    workers = Workers(lab, 1, ENDLESS, options=options, MEET="1", SAVE_EVERY="5", STEP_S="0.05")
-    workers.train_to(12)
-    lab.add("w1")
-    workers.start("w1")
-    workers.names.append("w1")
-    lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
+    workers = Workers(lab, survivors, ENDLESS, options=options, MEET=str(survivors), SAVE_EVERY="5", STEP_S="0.05")
+    workers.begin(12)
+    lab.add("new")
+    workers.start("new")
+    workers.names.append("new")
+    lab.until(lambda: any(row["of"] > survivors for row in workers.ledger().made))
     workers.end_soon()
     workers.finish()
     workers.check_samples()
+    assert [lab.output(name).count("the group has hung twice") for name in workers.names[:-1]] == [1] * survivors
 
 
 def test_a_worker_that_has_to_go_is_missed_by_nobody(lab: Lab) -> None:

@@ -78,8 +78,6 @@ class LocalRanks:
         )
         self._copies = self._hold_copies(host)
         self._generation = 0
-        self._is_deadlocked = False
-        self._hung_at: int | None = None
         self._began: float | None = None
         self._unreported_s = 0.0
         self.reports.on_finished = lambda generation, is_over: notify(TrainingDone(generation, is_over))
@@ -171,7 +169,6 @@ class LocalRanks:
             )
 
     def _start_processes(self, places: Sequence[tuple[int, Mapping[str, str]]]) -> None:
-        self._is_deadlocked, self._hung_at = False, None
         shared = {**self._starter.environment, "ELASTICCTL_LINK": self._links.path}
         shared[COLLECTIVES_VARIABLE] = str(self._folder.path)
         if self._local_tier is not None:
@@ -191,27 +188,11 @@ class LocalRanks:
         self.reports.flush()
         return True
 
-    def note_deadlock(self) -> None:
-        """Record that the group hangs while all ranks here wait for others, and no other launcher has found the cause.
-
-        The second time without a step in between, the ranks here cannot stay: they may wait in another collective than
-        ranks that start from the beginning of the script, which would then wait again in every next generation.
-        """
-        step = self._hangs.step
-        self._is_deadlocked, self._hung_at = self._hung_at == step, step
-        if self._is_deadlocked:
-            log.warning("the group has hung twice after step %d: the ranks start again", step)
-
     def can_stay(self) -> bool:
         """True if all ranks can continue in another generation."""
         ranks = self._group.ranks
         alive = bool(ranks) and all(rank.code is None for rank in ranks)
-        return (
-            alive
-            and not self._is_deadlocked
-            and not self._group.suspended()
-            and self._links.are_attached(rank.local_rank for rank in ranks)
-        )
+        return alive and not self._group.suspended() and self._links.are_attached(rank.local_rank for rank in ranks)
 
     def stop(
         self,

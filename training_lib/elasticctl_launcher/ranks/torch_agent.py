@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.distributed.elastic.agent.server.api import (
 from elasticctl_launcher.ranks.local_ranks import LocalRanks
 from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.rendezvous import ServiceRendezvous
+
+log = logging.getLogger(__name__)
 
 
 class TorchAgent(SimpleElasticAgent):
@@ -39,6 +42,9 @@ class TorchAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         handler = self._handler
+        if handler.starts_anew and self._ranks.can_stay():
+            log.warning("the group has hung twice without a step in between: the ranks start again")
+            self._ranks.stop()
         self._ranks.start(worker_group, handler.members, handler.get_run_id(), handler.generation)
         return {rank.local_rank: rank.process.pid for rank in self._ranks.running}
 

@@ -47,6 +47,7 @@ def judge_failure(group: GroupRecord, now: float) -> None:
     explains = 0 if end.of_peers or _has_begun(group) else group.unexplained
     is_known = group.generation in group.recalled  # this service heard of it before it knew who the members are
     group.failures += not (explains or is_known)
+    group.hangs += end.failure.is_hang
     group.judged = Judgement(group.generation, end, exits=not may_restart(group, end), explains=explains)
     group.advance(GroupEvent.FAILURE_JUDGED, now, f"{end.name} {'lost a connection' if end.of_peers else 'failed'}")
 

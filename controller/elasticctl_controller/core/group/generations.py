@@ -168,7 +168,9 @@ def _form_generation(group: GroupRecord, now: float) -> None:
             formed_at=Timestamp(now),
         )
     )
-    group.advance(GroupEvent.QUORUM_REACHED, now, world=GroupWorld(group.generation, tuple(members)))
+    group.advance(
+        GroupEvent.QUORUM_REACHED, now, world=GroupWorld(group.generation, tuple(members), group.is_deadlocked)
+    )
     group.judged, group.unseen, group.first_join_at, group.obstacle, group.unsaved = None, 0, None, "", ""
     group.notices.note_formed(newcomers, group.members)
     group.places.clear()

@@ -84,10 +84,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupWorld:
-    """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it."""
+    """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it.
+
+    `anew`: all ranks start from the beginning of the script, also those that could stay in their processes.
+    """
 
     generation: int
     members: tuple[Member, ...]
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

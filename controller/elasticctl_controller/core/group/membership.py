@@ -144,7 +144,9 @@ class Group(GroupRecord):
         """Should an agent that wants to join, and whose ranks do not run, start them first while the others train?"""
         known = itertools.chain(self.members, self.remembered)
         others = (uid for uid in known if uid != member.uid and uid in self.alive)
-        if not self.stays or member.uid in self.leaving or self.state is GroupState.OVER or not any(others):
+        if not self.stays or self.is_deadlocked or member.uid in self.leaving:
+            return False
+        if self.state is GroupState.OVER or not any(others):
             return False
         if self.world is not None and member.uid in self.members:
             if generation < self.world.generation:
@@ -314,7 +316,8 @@ class Group(GroupRecord):
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> None:
         """A rank of that generation reports its progress."""
-        self.history.note_step(generation, progress, now)
+        if self.history.note_step(generation, progress, now):
+            self.hangs = 0
 
     def note_commit(
         self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float

@@ -98,7 +98,7 @@ class GroupRecord:
 
     Failures: `failures` have been counted since the last checkpoint; `judged` is the newest of them until the next
     generation forms. `unexplained` is a generation that broke although every member that reported its end had lost a
-    peer.
+    peer. `hangs` have ended generations since the last step.
 
     A restarted service: it knows the job since `known_at`. Until it hears who the `members` are, it has `remembered`:
     the uids of members in the status, and of members that have called. When it started, it knew nothing after the
@@ -136,6 +136,7 @@ class GroupRecord:
     signs: dict[str, Sign] = field(default_factory=dict)
     ends: dict[str, RanksEnd] = field(default_factory=dict)
     failures: int = 0
+    hangs: int = 0
     judged: Judgement | None = None
     unseen: int = 0
     stored: int = 0
@@ -192,6 +193,15 @@ class GroupRecord:
     def reason(self) -> str:
         """Why there is no formed generation."""
         return self.situation.reason if isinstance(self.situation, FormingGroup) else "start"
+
+    @property
+    def is_deadlocked(self) -> bool:
+        """Has the group hung twice without a step in between?
+
+        Ranks that stay may wait in another collective than ranks that start from the beginning of the script, and these
+        would then wait for them again in every next generation.
+        """
+        return self.hangs > 1
 
     def is_member(self, uid: str) -> bool:
         """True for a member of the formed generation."""

@@ -143,3 +143,36 @@ def test_once_the_ranks_have_begun_a_failure_explains_none_before() -> None:
     for index in range(3):
         group.join(member(index), 2, 1031.0)
     assert group.failures == 2
+
+
+def hang(group: Group, now: float) -> None:
+    """The ranks of all members wait for each other."""
+    failure = RankFailure("collateral", error="the group hangs: rank 0 waits in all_reduce", at=Timestamp(now))
+    generation = group.generation
+    for uid, each in list(group.members.items()):
+        group.fail(RanksEnd(uid, each.name, now, failure, of_peers=True), generation, now)
+    assert group.verdict("u0", generation) == "rejoin"
+
+
+def join_again(group: Group, *indexes: int, now: float) -> GroupWorld:
+    generation = group.generation
+    for index in indexes:
+        group.join(member(index), generation, now, stay=True)
+    assert group.world is not None
+    return group.world
+
+
+def test_a_group_that_hangs_twice_without_a_step_starts_anew_together() -> None:
+    """Who starts its ranks does not do so beside others that could train: they would hang once more."""
+    group = staying(0, 1)
+    hang(group, 60.0)
+    assert not join_again(group, 0, 1, now=61.0).anew
+    fail(group, 1, 70.0)
+    assert not join_again(group, 0, 1, now=71.0).anew, "a failure in between is no step"
+    hang(group, 130.0)
+    assert not group.has_to_prepare(member(1), group.generation, 130.5)
+    assert join_again(group, 0, 1, now=131.0).anew
+    assert not group.has_to_prepare(member(2), 0, 131.5), "not before a step"
+    group.note_step(group.generation, ProgressStatus(step=2), 140.0)
+    hang(group, 200.0)
+    assert not join_again(group, 0, 1, now=201.0).anew
