@@ -161,6 +161,13 @@ def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Rete
     assert kept == [commit for commit in history if commit not in at_once]
 
 
+def test_commits_are_kept_for_good_although_a_clock_was_a_year_ahead() -> None:
+    year_s = 3.2e7
+    history = [replace(a_commit(n), at=at) for n, at in enumerate([year_s, year_s + 5, 0.0, 5.0, 10.0, 15.0, 20.0], 1)]
+    gone = commits.commits_to_delete(history, Retention(1, every_s=10.0))
+    assert [commit.position for commit in history if commit not in gone] == [1, 3, 5, 7]
+
+
 def test_of_equally_good_commits_the_newer_is_kept() -> None:
     history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
     gone = commits.commits_to_delete(history, Retention(1, None, 1, "loss", "min"))

@@ -332,12 +332,14 @@ def commits_to_delete(commits: Sequence[Commit], keep: Retention) -> list[Commit
 
 
 def _spaced(oldest_first: Sequence[Commit], every_s: float) -> set[int]:
-    """Return the positions of the commits, from the oldest on, that are each at least `every_s` newer than the last
-    chosen."""
+    """Return the positions of the commits, from the oldest on, that are each at least `every_s` from the last chosen.
+
+    A clock that has been set back by more than that begins anew: nothing would be kept until it has caught up.
+    """
     chosen: set[int] = set()
     previous = -math.inf
     for commit in oldest_first:
-        if commit.at - previous >= every_s:
+        if abs(commit.at - previous) >= every_s:
             chosen.add(commit.position)
             previous = commit.at
     return chosen
