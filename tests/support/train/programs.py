@@ -16,7 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import torch
 import torch._dynamo
 from torch.distributed import distributed_c10d
@@ -35,7 +34,6 @@ from elasticctl_train.dist import join
 from tests.support.interrupting import die_at_change
 
 torch.set_num_threads(1)
-boto3.client("s3", "us-east-1")  # parses S3's model, once for all processes
 gc.freeze()  # else the first full collection of each process goes through all of torch: 0.2 s
 
 
