@@ -134,6 +134,7 @@ class Run:
         self._session.progress.times.all_reduce_s = self._all_reduce_s
         if self._stay is not None:
             self._feed.on_fetch = self._stay.begin_step
+            self._stay.collectives.is_in_step = lambda: self._feed.pending > 0 and not self._feed.is_done
 
     def _begin_training(self, handed: Mapping[str, Any] | None) -> None:
         """Start from the state that another rank has `handed` over, from a checkpoint, or from the beginning."""

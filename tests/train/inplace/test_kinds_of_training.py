@@ -55,7 +55,19 @@ def test_a_loss_between_two_steps_of_an_optimizer_undoes_the_first(lab: Lab) -> 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("habit", "point"), [("metrics", "after"), ("groups", "backward"), ("average", "forward")])
+@pytest.mark.parametrize("point", ["backward", "after"])
+def test_collectives_of_the_scripts_own_in_a_lost_step_end_nobody(lab: Lab, point: str) -> None:
+    workers = Workers(lab, 3, 2, EVERY_KIND, HABIT="metrics", FAULTS=f"{point}:7:w1")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 10
+    assert len(workers.ledger().pids) <= 4, "the one that was lost, and nobody else, started again"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("habit", "point"), [("late metrics", "after"), ("groups", "backward"), ("average", "forward")]
+)
 def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
     """Collectives, and groups, of the script's own; an average of the weights that the run was not given."""
     workers = Workers(lab, 3, 2, EVERY_KIND, HABIT=habit, FAULTS=f"{point}:7:w1")

@@ -52,6 +52,11 @@ class StepGate:
         for optimizer in optimizers:
             self._guard(optimizer)
 
+    @property
+    def is_made(self) -> bool:
+        """True if the optimizers have made as many steps as in any step of the script so far."""
+        return 0 < self._made >= self._most
+
     def mark(self) -> None:
         """Record the end of the script's step."""
         self._most = max(self._most, self._made)

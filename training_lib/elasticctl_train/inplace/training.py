@@ -20,6 +20,7 @@ from elasticctl_train.inplace.agreement import Agreement, Standing
 from elasticctl_train.inplace.example_inputs import ExampleInputs
 from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.group import ElasticGroup
+from elasticctl_train.inplace.script_collectives import ScriptCollectives
 from elasticctl_train.inplace.steps import LastStep, StepGate
 from elasticctl_train.inplace.warmup import is_compiled, warm_up
 
@@ -29,11 +30,13 @@ State = dict[str, Any]
 class OwnCollectives:
     """Counts the collectives that the script itself makes in the current group.
 
-    `differ` is set once two steps of one pass over the data have had different numbers of them.
+    `differ` is set once two steps of one pass over the data have had different numbers of them. `before_first` is
+    their number before the first step, once that has begun.
     """
 
     def __init__(self) -> None:
         self.differ = False
+        self.before_first: int | None = None
         self._at_begin = self._at_end = 0
         self._usual: int | None = None
 
@@ -46,6 +49,8 @@ class OwnCollectives:
 
         `is_comparable`: a complete step precedes it, so their numbers can be compared.
         """
+        if self.before_first is None:
+            self.before_first = count
         made, self._at_begin = count - self._at_begin, count
         if not is_comparable:
             return
@@ -78,6 +83,9 @@ class InPlace:
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
         self._own = OwnCollectives()
+        self.collectives = ScriptCollectives(group, lambda: self._gate.is_made)
+        if group.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
+            self.collectives.install()
         self.examples = ExampleInputs(os.environ.pop(example_inputs.VARIABLE, ""))
         group.on_loss = self._last.keep
 
@@ -113,7 +121,8 @@ class InPlace:
         if self._own.differ:
             return "the script makes collectives of its own in some steps only"
         was_checked, self._is_checked = self._is_checked, True
-        if was_checked or not dist.collectives_of_script():
+        before = dist.collectives_of_script() if self._own.before_first is None else self._own.before_first
+        if was_checked or not before:
             return ""
         return "the script makes collectives of its own before its first step"
 
