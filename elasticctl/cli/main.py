@@ -21,55 +21,65 @@ from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
 from elasticctl.cli.framework.contexts import complete_context
 from elasticctl.cli.framework.suggested_commands import forget_place, with_place
 
-# name -> (module, what it does); in the order of the help
-_JOBS = {
-    "submit": ("run.submit", "Run a training script as an elastic job"),
-    "sweep": ("run.sweep", "Run a script once for each point of a grid"),
-    "list": ("inspect.list_status", "List jobs"),
-    "status": ("inspect.list_status", "Show the state of a job"),
-    "logs": ("inspect.logs", "Print the output of a job's workers"),
-    "exec": ("worker.exec", "Run a command in a worker"),
-    "shell": ("worker.exec", "Open a shell in a worker"),
-    "debug": ("worker.debug", "Open a shell in a copy of a failed job's worker"),
-    "cp": ("worker.cp", "Copy files to or from a worker"),
-    "port-forward": ("worker.port_forward", "Forward local ports to a worker"),
-    "top": ("inspect.top", "Show how jobs use CPUs, memory and GPUs"),
-    "stacks": ("worker.stacks", "Print the Python stacks of all ranks"),
-    "scale": ("run.scale", "Change the number of workers of a running job"),
-    "preempt": ("run.lifecycle", "Remove a worker, as a spot reclaim would"),
-    "wait": ("run.lifecycle", "Wait until a job ends"),
-    "explain": ("inspect.explain", "Explain why a job is waiting, restarting or failed"),
-    "describe": ("inspect.describe", "Show everything about a job"),
-    "events": ("inspect.events", "Show what happened to a job, in order"),
-    "history": ("inspect.events", "Show a job's interruptions and scalings, and what they cost"),
-    "compare": ("inspect.compare", "Show how two jobs differ: arguments, code, results, cost"),
-    "simulate": ("inspect.simulate", "Forecast time, cost and goodput on other numbers of GPUs"),
-    "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs in a browser"),
-    "checkpoints": ("inspect.checkpoints", "List, verify, fetch and delete the checkpoints of a job"),
-    "suspend": ("run.lifecycle", "Stop a job's workers until it is resumed"),
-    "resume": ("run.lifecycle", "Resume a suspended job"),
-    "cancel": ("run.lifecycle", "Stop a job permanently"),
-    "move": ("run.move", "Continue a job in another context"),
-    "rerun": ("run.rerun", "Run a job again, from the beginning or from a checkpoint"),
-    "delete": ("run.lifecycle", "Delete a job, its workers and its logs"),
-    "prune": ("run.prune", "Delete old jobs that have ended"),
+# heading -> name -> (module, what it does); in the order of the help and of docs/cli.md
+_SECTIONS = {
+    "Start jobs": {
+        "submit": ("run.submit", "Run a training script as an elastic job"),
+        "sweep": ("run.sweep", "Run a script once for each point of a grid"),
+        "rerun": ("run.rerun", "Run a job again, from the beginning or from a checkpoint"),
+    },
+    "See what jobs do": {
+        "list": ("inspect.list_status", "List jobs"),
+        "status": ("inspect.list_status", "Show the state of a job"),
+        "logs": ("inspect.logs", "Print the output of a job's workers"),
+        "top": ("inspect.top", "Show how jobs use CPUs, memory and GPUs"),
+        "events": ("inspect.events", "Show what happened to a job, in order"),
+        "history": ("inspect.events", "Show a job's interruptions and scalings, and what they cost"),
+        "compare": ("inspect.compare", "Show how two jobs differ: arguments, code, results, cost"),
+        "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs in a browser"),
+        "wait": ("run.lifecycle", "Wait until a job ends"),
+    },
+    "Find out what is wrong": {
+        "explain": ("inspect.explain", "Explain why a job is waiting, restarting or failed"),
+        "describe": ("inspect.describe", "Show everything about a job"),
+        "stacks": ("worker.stacks", "Print the Python stacks of all ranks"),
+        "exec": ("worker.exec", "Run a command in a worker"),
+        "shell": ("worker.exec", "Open a shell in a worker"),
+        "debug": ("worker.debug", "Open a shell in a copy of a failed job's worker"),
+        "cp": ("worker.cp", "Copy files to or from a worker"),
+        "port-forward": ("worker.port_forward", "Forward local ports to a worker"),
+    },
+    "Change jobs": {
+        "scale": ("run.scale", "Change the number of workers of a running job"),
+        "preempt": ("run.lifecycle", "Remove a worker, as a spot reclaim would"),
+        "suspend": ("run.lifecycle", "Stop a job's workers until it is resumed"),
+        "resume": ("run.lifecycle", "Resume a suspended job"),
+        "move": ("run.move", "Continue a job in another context"),
+        "cancel": ("run.lifecycle", "Stop a job permanently"),
+        "delete": ("run.lifecycle", "Delete a job, its workers and its logs"),
+        "prune": ("run.prune", "Delete old jobs that have ended"),
+    },
+    "Checkpoints and plans": {
+        "checkpoints": ("inspect.checkpoints", "List, verify, fetch and delete the checkpoints of a job"),
+        "simulate": ("inspect.simulate", "Forecast time, cost and goodput on other numbers of GPUs"),
+    },
+    "Set up": {
+        "config": ("setup.config", "Manage contexts: the clusters that jobs run in"),
+        "install": ("setup.install", "Make a Kubernetes cluster ready for jobs"),
+        "doctor": ("setup.install", "Check that a context is ready for jobs"),
+        "quota": ("setup.quota", "Manage the quotas of projects that share a cluster"),
+        "secret": ("setup.secret", "Store passwords and tokens for jobs"),
+        "local": ("setup.local", "Manage the built-in local cluster"),
+        "template": ("setup.config", "Manage the templates that jobs are rendered from"),
+        "completion": ("setup.version_completion", "Print the completion script for a shell"),
+        "version": ("setup.version_completion", "Print the version"),
+    },
 }
-_SETUP = {
-    "config": ("setup.config", "Manage contexts: the clusters that jobs run in"),
-    "install": ("setup.install", "Make a Kubernetes cluster ready for jobs"),
-    "quota": ("setup.quota", "Manage the quotas of projects that share a cluster"),
-    "doctor": ("setup.install", "Check that a context is ready for jobs"),
-    "secret": ("setup.secret", "Store passwords and tokens for jobs"),
-    "local": ("setup.local", "Manage the built-in local cluster"),
-    "template": ("setup.config", "Manage the templates that jobs are rendered from"),
-    "completion": ("setup.version_completion", "Print the completion script for a shell"),
-    "version": ("setup.version_completion", "Print the version"),
-}
-_VERBS = {**_JOBS, **_SETUP}
+_VERBS = {name: verb for verbs in _SECTIONS.values() for name, verb in verbs.items()}
 
 
 class Verbs(VerbGroup):
-    """All verbs, listed from the tables above; the module of a verb is imported when the verb is used."""
+    """All verbs, listed from the table above; the module of a verb is imported when the verb is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_VERBS)
@@ -96,14 +106,14 @@ class Verbs(VerbGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, _VERBS))
-        for title, verbs in (("Jobs", _JOBS), ("Setup", _SETUP)):
+        for title, verbs in _SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
 
 
 app = new_app(
     cls=Verbs,
-    epilog="Start with: elasticctl submit train.py   More about a verb: elasticctl VERB --help",
+    epilog="\b\nStart with:        elasticctl submit train.py\nMore about a verb: elasticctl VERB --help",
 )
 
 

@@ -14,7 +14,7 @@ VERBS = ROOT.list_commands(typer.Context(ROOT))
 
 
 FAMILIES = {
-    "checkpoints": ["list", "verify", "pull", "rm", "prune"],
+    "checkpoints": ["list", "verify", "pull", "rm", "prune", "repair"],
     "config": ["get-contexts", "use-context", "set-context", "import", "delete-context", "view"],
     "local": ["status", "down", "sharing"],
     "quota": ["list", "set", "rm", "explain"],

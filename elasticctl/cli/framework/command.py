@@ -62,9 +62,16 @@ class Verb(TyperCommand):
         left = {param.name: param for param in self.get_params(ctx) if param.param_type_name == "option"}
         parts = {title: [left.pop(name) for name in names] for title, names in self.sections.items()}
         for title, params in (*parts.items(), ("Options", [*left.values()])):
-            records = [param.get_help_record(ctx) for param in params]
             with formatter.section(title):
-                formatter.write_dl([record for record in records if record is not None])
+                formatter.write_dl([record for param in params if (record := _help_record(param, ctx))])
+
+
+def _help_record(param: Any, ctx: Any) -> tuple[str, str] | None:
+    """An option and what it does, and that it may be given several times; None for a hidden one."""
+    record: tuple[str, str] | None = param.get_help_record(ctx)
+    if record is None or not param.multiple:
+        return record
+    return record[0], f"{record[1].removesuffix('.')}; repeatable."
 
 
 class VerbGroup(TyperGroup):

@@ -173,7 +173,7 @@ Output = Annotated[
     typer.Option("-o", "--output", help="Output format: a table (tab-separated in a pipe), or whole objects."),
 ]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Keep watching for changes.")]
-Timeout = Annotated[int | None, time("Give up after 90s, 10m, 2h (exit code 124).")]
+Timeout = Annotated[int | None, time("Give up after this long: 90s, 10m, 2h (exit code 124).")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]
 
 

@@ -90,10 +90,15 @@ class GoalFlags(ChangedGoal):
 
     work: Annotated[
         int | None,
-        options.time("With a goal: the expected training time at the largest size, used until it is measured."),
+        options.time(
+            "With --finish-by or --budget: the expected training time at the largest size, until it is measured."
+        ),
     ] = None
     zones: Annotated[
-        str, options.text("With a goal: use spot machines in one of these zones at a time.", "ZONE,ZONE...")
+        str,
+        options.text(
+            "With --finish-by or --budget: use spot machines in one of these zones at a time.", "ZONE,ZONE..."
+        ),
     ] = ""
 
     @property

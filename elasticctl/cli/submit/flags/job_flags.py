@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,6 +18,23 @@ from elasticctl.cli.submit.flags.pod_flags import PodFlags
 
 WORKSPACE_LIMIT_BYTES = 100_000_000
 """Code is smaller; data, which is larger, has better ways to a cluster."""
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "Size": (
+        "workers", "gpus", "gpus_per_node", "gpu_type", "min_workers", "min_gpus", "max_workers", "max_gpus", "spot",
+        "priority", "queue",
+    ),
+    "Deadline and budget": ("finish_by", "budget", "prefer", "work", "zones"),
+    "Script, files and storage": (
+        "name", "workspace", "no_workspace", "workspace_limit", "env", "env_file", "secrets", "mounts", "storage",
+        "image", "setup", "launcher",
+    ),
+    "Nodes and labels": (
+        "cpus", "memory", "shm", "node_selector", "pools", "pool_wait", "tolerations", "service_account", "labels",
+        "annotations",
+    ),
+    "Time limits and retries": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "on_nan", "ttl"),
+}  # fmt: skip
+"""The fields of `JobFlags` by the headings under which the help of `submit` and `sweep` lists them."""
 
 
 def _priority(text: str) -> int:
@@ -35,13 +53,15 @@ class JobFlags(PodFlags):
         str,
         typer.Option(
             metavar="TYPE",
-            help="t4, v100, a10g, l4, a100 or h100.",
+            help="The type of GPU: t4, v100, a10g, l4, a100 or h100.",
             show_default=False,
             autocompletion=complete_gpu_type,
         ),
     ] = ""
-    gpus_per_node: Annotated[int | None, options.count("GPUs per worker.")] = None
-    workers: Annotated[int | None, options.count("The number of workers; without --gpus, they run on CPUs.")] = None
+    gpus_per_node: Annotated[int | None, options.count("GPUs per worker, which runs one rank on each.")] = None
+    workers: Annotated[
+        int | None, options.count("The number of workers, 1 by default; without --gpus, they run on CPUs.")
+    ] = None
     min_gpus: Annotated[int | None, options.count("Keep training with as few as N GPUs.")] = None
     max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
     min_workers: Annotated[int | None, options.count("Keep training with as few as N workers; 1 by default.")] = None
@@ -122,5 +142,6 @@ class JobFlags(PodFlags):
         ),
     ] = OnNan.WARN
     restart_policy: Annotated[
-        RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
+        RestartPolicy,
+        typer.Option("--restart-policy", help="Which failures of the script its ranks are restarted after."),
     ] = RestartPolicy.ON_FAILURE

@@ -55,7 +55,7 @@ class TeamOptions:
 def dashboard(
     *,
     all_namespaces: Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="The jobs of every namespace.")
+        bool, typer.Option("-A", "--all-namespaces", help="Show the jobs of all namespaces.")
     ] = False,
     port: Annotated[int, options.count("Listen on this port; 0 selects a free one.", low=0)] = 0,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, if there is a display.")] = True,

@@ -22,7 +22,7 @@ app = new_app()
 def list_jobs(
     *,
     all_namespaces: Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="The jobs of every namespace.")
+        bool, typer.Option("-A", "--all-namespaces", help="Show the jobs of all namespaces.")
     ] = False,
     output: options.Output = "table",
     watch: options.Watch = False,

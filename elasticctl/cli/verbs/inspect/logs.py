@@ -48,15 +48,15 @@ class LogFlags:
     worker: Annotated[tuple[str, ...], options.worker("Only this worker: its name or number.")] = ()
     rank: Annotated[int | None, options.count("Only the output of rank N, on the worker that runs it.", low=0)] = None
     tail: Annotated[int | None, options.count("Only the last N lines of each worker.", low=0)] = None
-    since: Annotated[int | None, options.time("Only lines of the last 90s, 10m, 2h.")] = None
+    since: Annotated[int | None, options.time("Only lines that are at most this old: 90s, 10m, 2h.")] = None
     grep: Annotated[
         re.Pattern[str] | None,
         typer.Option(
             "--grep", parser=parse_pattern, metavar="REGEX", help="Only lines that match this regular expression."
         ),
     ] = None
-    previous: Annotated[bool, typer.Option("--previous", help="The output of earlier incarnations.")] = False
-    everything: Annotated[bool, typer.Option("--all", help="The output of all incarnations, from the first on.")] = (
+    previous: Annotated[bool, typer.Option("--previous", help="The output of workers that have been replaced.")] = False
+    everything: Annotated[bool, typer.Option("--all", help="The output of all workers, replaced ones included.")] = (
         False
     )
 

@@ -67,7 +67,7 @@ def cancel(
     *,
     jobs: options.Jobs = (),
     label: Labels = (),
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Accepted as for delete; cancel never asks.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="No effect: cancel never asks for confirmation.")] = False,
     where: Where,
 ) -> None:
     """Stop a job permanently; its status, logs and checkpoints stay."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -20,7 +20,7 @@ from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, M
 from elasticctl.api.status import WorkerStatus
 from elasticctl.api.text import plural, plural_are, span
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.command import Verb, new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
@@ -291,7 +291,16 @@ class ScaleFlags(ChangedGoal):
         return bool(self.finish_by or self.budget or self.prefer)
 
 
-@verb(app, "scale")
+class ScaleVerb(Verb):
+    """Lists sizes and goals apart."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Size": ("to", "gpus", "add", "remove", "remove_worker", "auto"),
+        "Deadline and budget": ("finish_by", "budget", "prefer"),
+    }
+
+
+@verb(app, "scale", cls=ScaleVerb)
 def scale(
     *,
     job: options.Job,

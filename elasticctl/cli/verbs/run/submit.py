@@ -23,7 +23,7 @@ from elasticctl.cli.framework.options import Assignment, Where
 from elasticctl.cli.framework.output import hint, print_objects, say
 from elasticctl.cli.framework.target import Target, locate
 from elasticctl.cli.submit import failover
-from elasticctl.cli.submit.flags.job_flags import JobFlags
+from elasticctl.cli.submit.flags.job_flags import SECTIONS, JobFlags
 from elasticctl.cli.submit.follow import attach, await_end, code_of_followed
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from elasticctl.settings.contexts import Context
 
 _ATTEMPTS = 5
+_FILES = "Script, files and storage"
 _SUFFIX_CHARS = "bcdfghjkmnpqrstvwxz23456789"
 
 app = new_app()
@@ -134,22 +135,10 @@ class SubmitVerb(DryRunVerb):
     """Lists its many options in the sections of docs/cli.md, and takes options from files."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Size": (
-            "gpus", "gpu_type", "gpus_per_node", "workers", "min_gpus", "max_gpus", "min_workers", "max_workers",
-            "spot", "priority", "queue",
-        ),
-        "Deadline and budget": ("finish_by", "budget", "prefer", "work", "zones"),
-        "Script, files and storage": (
-            "name", "workspace", "no_workspace", "workspace_limit", "env", "env_file", "secrets", "mounts", "storage",
-            "image", "setup", "launcher", "template", "module", "file", "same_code", "settings",
-        ),
-        "Nodes and labels": (
-            "cpus", "memory", "shm", "node_selector", "pools", "pool_wait", "tolerations", "service_account", "labels",
-            "annotations",
-        ),
-        "Time limits and retries": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "on_nan", "ttl"),
+        **SECTIONS,
+        _FILES: (*SECTIONS[_FILES], "template", "module", "file", "same_code", "settings"),
         "After submission": ("detach", "wait", "notify", "dry_run", "save", "output"),
-    }  # fmt: skip
+    }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Typed options take precedence over the job file, and that over the project file."""

@@ -19,7 +19,7 @@ from elasticctl.cli.framework.output import print_table, say
 from elasticctl.cli.framework.selection import fits, selector
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, phase_of, reach
 from elasticctl.cli.submit import sweeps
-from elasticctl.cli.submit.flags.job_flags import JobFlags
+from elasticctl.cli.submit.flags.job_flags import SECTIONS, JobFlags
 from elasticctl.cli.submit.sweeps import Axis
 from elasticctl.cluster.base import Manifest
 
@@ -42,7 +42,7 @@ class SweepFlags:
         ),
     ] = ()
     parallel: Annotated[int, options.count("The number of jobs that run at once.", default=True)] = 1
-    metric: Annotated[str, options.text("The metric that orders the results: loss.")] = ""
+    metric: Annotated[str, options.text("The metric by which to order the results: loss.")] = ""
     goal: Annotated[
         Literal["min", "max"],
         typer.Option("--goal", help="Whether the lowest or the highest value of the metric is best."),
@@ -70,7 +70,8 @@ class SweepVerb(Verb):
     """Lists its own options before those of `submit`."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "The sweep": tuple(field.name for field in dataclasses.fields(SweepFlags))
+        "The sweep": tuple(field.name for field in dataclasses.fields(SweepFlags)),
+        **SECTIONS,
     }
 
 

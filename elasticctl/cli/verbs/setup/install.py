@@ -37,7 +37,9 @@ TIMEOUT_S = 300
 class InstallOptions:
     """What to install, and how."""
 
-    image: Annotated[str, options.text("The controller's image; by default the current one.", "IMAGE")] = ""
+    image: Annotated[
+        str, options.text("The controller's image; required the first time, then unchanged by default.", "IMAGE")
+    ] = ""
     sharing: Annotated[
         bool | None,
         typer.Option("--sharing/--no-sharing", help="Share GPUs by quotas and priorities; unchanged by default."),
@@ -53,7 +55,7 @@ class InstallOptions:
         typer.Option(
             "--webhook-to",
             metavar="HOST",
-            help="Call webhooks of this host, *.DOMAIN or network only; repeatable; any: every public host.",
+            help="Call webhooks of this host, *.DOMAIN or network only; any: every public host.",
         ),
     ] = ()
     namespace_only: Annotated[
@@ -62,13 +64,11 @@ class InstallOptions:
     ] = False
     feature: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--feature", metavar="NAME", help="Grant it the permissions of a feature (docs/security.md); repeatable."
-        ),
+        typer.Option("--feature", metavar="NAME", help="Grant it the permissions of a feature (docs/security.md)."),
     ] = ()
     no_feature: Annotated[
         tuple[str, ...],
-        typer.Option("--no-feature", metavar="NAME", help="Remove the permissions of a feature; repeatable."),
+        typer.Option("--no-feature", metavar="NAME", help="Remove the permissions of a feature."),
     ] = ()
     dashboard: Annotated[str, options.text("Also run a dashboard for a team, with this image.", "IMAGE")] = ""
     dashboard_changes: Annotated[

@@ -52,7 +52,7 @@ def port_pair(text: str) -> PortPair:
 def port_forward(
     *,
     job: options.Job,
-    ports: Annotated[tuple[PortPair, ...], typer.Argument(metavar="[HERE:]PORT...", parser=port_pair)],
+    ports: Annotated[tuple[PortPair, ...], typer.Argument(metavar="[LOCAL:]PORT...", parser=port_pair)],
     which: WhichWorker,
     where: Where,
 ) -> None:
