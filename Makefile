@@ -10,6 +10,9 @@ HERE   := -m "not cluster and not browser and not packaging"
 # Many tests measure time: in CI, on a machine that nobody knows, what has failed is tried once more, alone.
 tests   = $(PYTEST) $(2) $(1) || { [ $$? -eq 1 ] && [ -n "$(CI)" ] && echo "again, alone:" && $(PYTEST) --last-failed $(1); }
 
+# .ci/cluster tries what has failed once more, on a new cluster. The other tests, which run beside these, have failed others.
+ON_CLUSTER = $(PYTEST) -o cache_dir=.pytest_cache/cluster $(if $(AGAIN),--last-failed) tests/on_cluster
+
 # What is worth making faster: tests/on_cluster run one after the other.
 SLOWEST := --durations 30 --durations-min 5
 
@@ -74,10 +77,10 @@ test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, eac
 	$(PYTEST) -m packaging tests/test_packaging.py
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
-	$(call tests,tests/on_cluster $(SLOWEST))
+	$(ON_CLUSTER) $(SLOWEST)
 
 test-cluster-short: $(VENV)/.dev  ## those of them that show what depends on the release of Kubernetes: two minutes
-	$(call tests,tests/on_cluster -m each_release)
+	$(ON_CLUSTER) -m each_release
 
 docs: $(VENV)/.dev  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict

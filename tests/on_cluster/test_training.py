@@ -128,7 +128,7 @@ def test_sharded_training_goes_on_from_copies_in_memory_on_another_node(api: Con
         wait_until(lambda: keeps_copies(trainer, 3, copied.generation), 240)
         made = [item for item in trainer.job().status.generations if item.generation > copied.generation]
         resumed = [item for item in made if item.resumed_from]  # the next group may form before one has resumed
-        assert resumed[0].resumed_from == "copies", "only when the replacement joined, the state was stored"
+        assert resumed[0].resumed_from == "copies", resumed  # once the replacement has joined, the state is stored
         assert (resumed[0].resumed_step or 0) > 0
     finally:
         trainer.delete()
