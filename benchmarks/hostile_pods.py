@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks import results
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.listening import Door
+from elasticctl_controller.rendezvous.listener import Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import raise_file_limit
 
@@ -61,8 +61,8 @@ def serve(commands: Connection) -> None:
 async def _serve(commands: Connection) -> None:
     raise_file_limit()
     service = RendezvousService(token_for=lambda uid, number: TOKEN, on_change=lambda key: None)
-    door, listening = Door(service.app(), service), socket.create_server(("127.0.0.1", 0), backlog=4096)
-    await door.open(listening)
+    listener, listening = Listener(service.app(), service), socket.create_server(("127.0.0.1", 0), backlog=4096)
+    await listener.open(listening)
     alive = {f"u{number}": f"w{number}" for number in range(8)}
     service.set_group(ROGUE, status=JobStatus(), job_uid=ROGUE_UID, alive=alive, minimum=1)
     commands.send(listening.getsockname()[1])

@@ -23,7 +23,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.interruption_notices import Leaving
-from elasticctl_controller.rendezvous.listening import Door
+from elasticctl_controller.rendezvous.listener import Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.forked.launcher import ForkedLauncher
 from tests.support.jobs import LIGHT
@@ -102,14 +102,14 @@ class Site:
 
         app = self.service.app()
         app.middlewares.append(note_verb)
-        door = Door(app, self.service)
-        await door.open_unix(str(self.path))
+        listener = Listener(app, self.service)
+        await listener.open_unix(str(self.path))
         host, port = self.address.split(":")
-        await door.open_tcp(host, int(port))
+        await listener.open_tcp(host, int(port))
         self._started.set()
         while not self._stop.is_set():
             await asyncio.sleep(0.02)
-        await door.cleanup()
+        await listener.cleanup()
 
     def stop(self) -> None:
         self._stop.set()

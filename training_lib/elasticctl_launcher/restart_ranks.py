@@ -40,7 +40,7 @@ from elasticctl_launcher.ranks.warm_spares import WARM_S, RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.service.heartbeat import Doing
-from elasticctl_launcher.service.leaving import BY_SIGNAL, Leaving
+from elasticctl_launcher.service.termination import BY_SIGNAL, Termination
 from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.spot_notice import SpotNotice
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
@@ -97,14 +97,14 @@ class Agent(TorchAgent):
         self._verdicts = Verdicts(self._service)
         handler.failed = self._verdicts.counted
         self._wanted, self._is_prepared = RanksWanted(0), False
-        self._leaving = Leaving(self._service, limits.grace_s)
+        self._termination = Termination(self._service, limits.grace_s)
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
 
     def terminate(self) -> None:
         """Handle SIGTERM, from the signal handler: leave the group in order, and end."""
         is_first, self._got_sigterm = not self._got_sigterm, True
-        self._leaving.note_signal()
+        self._termination.note_signal()
         self._notifications.put(SigtermReceived())
         if is_first and self._sigterm_raises:
             raise Terminated
@@ -115,11 +115,11 @@ class Agent(TorchAgent):
         This may be called from any thread, in a process that handles SIGTERM. It sends the signal, because nothing else
         interrupts the main thread while it waits for a group.
         """
-        self._leaving.expect(notice)
+        self._termination.expect(notice)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _note_leave_due(self, generation: int) -> None:
-        self._leaving.note_told(self._handler.stale_reason)
+        self._termination.note_told(self._handler.stale_reason)
         self._notifications.put(ServiceAnnounced(generation, LauncherEvent.LEAVE_DUE))
 
     def own_pids(self) -> set[int]:
@@ -243,9 +243,9 @@ class Agent(TorchAgent):
 
     def _ask_to_stay(self) -> LauncherEvent | None:
         """Keep training while the service allows it; return LEAVE_DUE if it does not."""
-        if not self._leaving.ask_to_stay():
+        if not self._termination.ask_to_stay():
             return LauncherEvent.LEAVE_DUE
-        log.warning("this worker has to leave (%s): it keeps training until it is replaced", self._leaving.why)
+        log.warning("this worker has to leave (%s): it keeps training until it is replaced", self._termination.why)
         return None
 
     def _drain(self) -> LauncherEvent | None:
@@ -255,12 +255,12 @@ class Agent(TorchAgent):
         if not self._ranks.drain.request(to_leave=True):
             return LauncherEvent.CANNOT_DRAIN
         self._limit_drain()
-        self._service.tell("notice", self._leaving.why)  # the service makes the others drain too
+        self._service.tell("notice", self._termination.why)  # the service makes the others drain too
         return None
 
     def _limit_drain(self) -> None:
         """Limit the drain, if it is known when this worker is killed, so that the ranks are stopped before that."""
-        left_s = self._leaving.left_s()
+        left_s = self._termination.left_s()
         if left_s is not None:
             self._ranks.drain.limit(self._limits.drain_s(left_s))
 
@@ -309,9 +309,9 @@ class Agent(TorchAgent):
     def _leave(self) -> LauncherEvent:
         if self.failure is not None and not self._verdicts.has_reported(self.failure):
             self._verdicts.ask(self.failure)  # the verdict no longer matters
-        self._service.tell("leave", self._leaving.why)
-        self._ranks.stop(grace_s=self._limits.last_grace_s(self._leaving.left_s()), more_s=self._more_grace_s)
-        why = self._leaving.why
+        self._service.tell("leave", self._termination.why)
+        self._ranks.stop(grace_s=self._limits.last_grace_s(self._termination.left_s()), more_s=self._more_grace_s)
+        why = self._termination.why
         self.failure = WorkerFailure.of_sigterm(*self._place(), "" if why == BY_SIGNAL else why)
         return LauncherEvent.RANKS_STOPPED
 
@@ -320,7 +320,7 @@ class Agent(TorchAgent):
 
         The service says that a group is over before a deleted pod is sent SIGTERM.
         """
-        return self._limits.last_grace_s(self._leaving.left_s()) if self._got_sigterm else 0.0
+        return self._limits.last_grace_s(self._termination.left_s()) if self._got_sigterm else 0.0
 
     def _fail(self) -> LauncherEvent:
         self._ranks.stop()
@@ -353,7 +353,7 @@ class Agent(TorchAgent):
             return SPARE_DELAY_S
         if self.state is not LauncherState.NOTICED:
             return self._ranks.drain.left_s()
-        return self._leaving.stay_s()
+        return self._termination.stay_s()
 
     def _interpret(self, notification: Notification) -> LauncherEvent | None:
         """The event that a notification causes; None if it changes nothing or belongs to an earlier generation."""

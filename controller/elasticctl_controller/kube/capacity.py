@@ -4,7 +4,7 @@ Jobs, nodes and pods with a worker's label are read from the workload's watches.
 in which the API server sends those that are on a node and have not ended, and only those with GPUs are kept. A pod that
 has a worker's label but is no job's worker counts as one of these.
 
-The arbiter is notified of relevant changes only, because training makes progress all the time.
+The allocator is notified of relevant changes only, because training makes progress all the time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OTHER_PODS = Resource(
 
 
 class KubeCapacity:
-    """`elasticctl_controller.loop.arbiter.SharedCluster` over an API server."""
+    """`elasticctl_controller.loop.allocator.SharedCluster` over an API server."""
 
     def __init__(self, api: LimitedApi, workload: KubeWorkload, quotas: KubeQuotas) -> None:
         self._workload, self._quotas = workload, quotas

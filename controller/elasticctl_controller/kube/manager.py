@@ -58,14 +58,14 @@ from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
-from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
+from elasticctl_controller.loop.allocator import Allocator, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.notification_delivery import Outbox
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhook_client import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
-from elasticctl_controller.rendezvous.listening import Door
+from elasticctl_controller.rendezvous.listener import Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
@@ -122,7 +122,7 @@ class Manager:
         self._spending = Spending(api, self._quotas, self._workload, self._limits_changed)
         self._limits = ProjectLimits(self._quotas.of, self._spending.today)
         self._capacity = KubeCapacity(api, self._workload, self._quotas) if flags.sharing else None
-        self._arbiter = self._build_arbiter(self._capacity) if self._capacity is not None else None
+        self._allocator = self._build_allocator(self._capacity) if self._capacity is not None else None
         self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key), namespace=flags.watch_namespace)
         self._controller = Controller(
             self._noticing,
@@ -136,7 +136,7 @@ class Manager:
         self._metrics.register_gauges(self._workload.jobs.items, self._queue.__len__, self._election.holds)
         self._ending, self._leads = asyncio.Event(), asyncio.Event()
         self._acting = False
-        self._runners: list[web.AppRunner | Door] = []
+        self._runners: list[web.AppRunner | Listener] = []
         self._loop = asyncio.get_running_loop()
         explain_exhaustion(self._loop)
 
@@ -152,9 +152,9 @@ class Manager:
         counted = (self._metrics.observe_replacement, self._metrics.observe_status)
         return KubeWorkload(api, settings, owned, self._finish_pod, *counted)
 
-    def _build_arbiter(self, capacity: KubeCapacity) -> Arbiter:
+    def _build_allocator(self, capacity: KubeCapacity) -> Allocator:
         settings = SharingSettings(True, SharingRules(), self._flags.capacity)
-        return Arbiter(
+        return Allocator(
             capacity,
             lambda: settings,
             lambda key: self._controller.enqueue(key),
@@ -170,8 +170,8 @@ class Manager:
         self._workload.start()
         if self._flags.has(Feature.LIMITS):
             self._quotas.start(self._limits_changed)
-        if self._capacity is not None and self._arbiter is not None:
-            self._capacity.start(self._arbiter.wake)
+        if self._capacity is not None and self._allocator is not None:
+            self._capacity.start(self._allocator.wake)
         self._election.start()
         log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
         leading = asyncio.create_task(self._lead())
@@ -192,8 +192,8 @@ class Manager:
         await self._leads.wait()
         while not self._synced():
             await asyncio.sleep(SYNC_POLL_S)
-        if self._arbiter is not None:
-            self._arbiter.start()
+        if self._allocator is not None:
+            self._allocator.start()
         self._spending.start()
         self._outbox.start()
         self._noticing.start()
@@ -207,8 +207,8 @@ class Manager:
     def _stop_all(self) -> None:
         # The Lease last: the next leader must not find another replica that still acts.
         if self._acting:
-            if self._arbiter is not None:
-                self._arbiter.stop()
+            if self._allocator is not None:
+                self._allocator.stop()
             self._spending.stop()
             self._controller.stop()
         self._kueue.stop()
@@ -232,14 +232,14 @@ class Manager:
         kueue = KueueQueueing(self._kueue, self._workload.patch_job)
         queueing = kueue if self._flags.has(Feature.KUEUE) else NoQueueing()
         found = Scheduling(restrict=self._limits.restrict, queueing=queueing)
-        return found if self._arbiter is None else replace(found, allotment=self._arbiter.allotment)
+        return found if self._allocator is None else replace(found, allotment=self._allocator.allotment)
 
     def _limits_changed(self, project: str) -> None:
         """Look at a project's jobs again: its limits have changed, or its spending has crossed one."""
         for key in jobs_of(self._workload, project):
             self._controller.enqueue(key)
-        if self._arbiter is not None:
-            self._arbiter.wake()
+        if self._allocator is not None:
+            self._allocator.wake()
 
     def _reflectors(self) -> list[Reflector]:
         more = self._capacity.reflectors if self._capacity is not None else ()
@@ -266,8 +266,8 @@ class Manager:
         deadline = self._loop.time() + PORT_PATIENCE_S
         while True:
             try:
-                door = Door(self._rendezvous.app(), self._rendezvous)
-                await door.open_tcp(self._flags.bind or None, self._flags.rendezvous_port)
+                listener = Listener(self._rendezvous.app(), self._rendezvous)
+                await listener.open_tcp(self._flags.bind or None, self._flags.rendezvous_port)
             except OSError as e:
                 said = f"cannot listen on port {self._flags.rendezvous_port}: {e.strerror}"
                 if self._loop.time() > deadline:
@@ -275,7 +275,7 @@ class Manager:
                 log.warning("%s; trying again", said)
                 await asyncio.sleep(PORT_RETRY_S)
             else:
-                self._runners.append(door)
+                self._runners.append(listener)
                 return
 
     async def _serve(self, app: web.Application, port: int) -> None:
@@ -305,7 +305,7 @@ class Manager:
         watches = [*self._reflectors(), *self._kueue.reflectors]
         parts |= {"watches": all(reflector.alive for reflector in watches)}
         parts |= {"nodes": self._workload.alive, "spending": self._spending.alive or not self._acting}
-        parts |= {"sharing": self._arbiter is None or self._arbiter.alive or not self._acting}
+        parts |= {"sharing": self._allocator is None or self._allocator.alive or not self._acting}
         dead = [name for name, alive in parts.items() if not alive]
         return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")
 

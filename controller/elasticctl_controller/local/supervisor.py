@@ -41,13 +41,13 @@ from elasticctl_controller.local.kubelet import LocalKubelet
 from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import Store, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
-from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
+from elasticctl_controller.loop.allocator import Allocator, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, value_of
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhook_client import WebhookRules
-from elasticctl_controller.rendezvous.listening import Door, Guard
+from elasticctl_controller.rendezvous.listener import Guard, Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
@@ -77,12 +77,12 @@ class Supervisor:
         token_for = functools.partial(derive_token, secret)
         self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
         self._limits = ProjectLimits(self._workload.quota_of)
-        self._arbiter = Arbiter(self._workload, self._terms, self._given, restrict=self._limits.restrict)
+        self._allocator = Allocator(self._workload, self._terms, self._given, restrict=self._limits.restrict)
         self._outbox = Outbox(
             local_webhook_urls(paths), report_as_events(self._workload), rules=WebhookRules(own_machine=True)
         )
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
-        scheduling = Scheduling(restrict=self._limits.restrict, allotment=self._arbiter.allotment)
+        scheduling = Scheduling(restrict=self._limits.restrict, allotment=self._allocator.allotment)
         self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
         self._kubelet = LocalKubelet(
             self._store,
@@ -114,7 +114,7 @@ class Supervisor:
         ]
         self._kubelet.start()
         self._store.subscribe(self._changed)
-        self._arbiter.start()
+        self._allocator.start()
         self._outbox.start()
         self._noticing.start()
         self._controller.start()
@@ -132,7 +132,7 @@ class Supervisor:
 
     def _stop_all(self) -> None:
         # The controller first: it would replace the workers that are being stopped.
-        self._arbiter.stop()
+        self._allocator.stop()
         self._controller.stop()
         if self._stop_workers and not self._kubelet.drain().wait(DRAIN_LIMIT_S):
             log.error("some workers did not end within %.0f s", DRAIN_LIMIT_S)
@@ -152,7 +152,7 @@ class Supervisor:
         if change.kind == QUOTA:
             for job in self._store.list_jobs():
                 self._controller.enqueue(f"{job['metadata']['namespace']}/{job['metadata']['name']}")
-        self._arbiter.wake()
+        self._allocator.wake()
 
     def _given(self, key: str) -> None:
         self._controller.enqueue(key)
@@ -257,16 +257,16 @@ def _load_token_key(paths: LocalPaths) -> bytes:
         raise storage_error(f"keep a secret at {paths.secret}", e) from e
 
 
-async def _serve(app: web.Application, socket: Path, guard: Guard | None = None) -> Door:
+async def _serve(app: web.Application, socket: Path, guard: Guard | None = None) -> Listener:
     """Serve on a Unix socket; an existing socket file was left by a supervisor that was killed."""
     with suppress(FileNotFoundError):
         socket.unlink()
-    door = Door(app, guard)
+    listener = Listener(app, guard)
     try:
-        await door.open_unix(str(socket))
+        await listener.open_unix(str(socket))
     except OSError as e:
         raise storage_error(f"listen on {socket}", e) from e
-    return door
+    return listener
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The jobs and pods of the local cluster, as the controller's loop reads and changes them.
 
-`LocalWorkload` implements `loop.apply_actions.Workload` and `loop.arbiter.SharedCluster` over the store. `WorkerTokens`
-holds the files that identify the workers of this machine to the rendezvous service, and to each other.
+`LocalWorkload` implements `loop.apply_actions.Workload` and `loop.allocator.SharedCluster` over the store.
+`WorkerTokens` holds the files that identify the workers of this machine to the rendezvous service, and to each other.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LocalWorkload:
         """Return none: the only node is the one that this runs on."""
         return frozenset()
 
-    # What is shared: `elasticctl_controller.loop.arbiter.SharedCluster`.
+    # What is shared: `elasticctl_controller.loop.allocator.SharedCluster`.
 
     def sharing(self) -> LocalSharing:
         """Return how this machine is shared."""

@@ -1,4 +1,4 @@
-"""Applies what an administrator allows the jobs of each project, before the loop and the arbiter see a job."""
+"""Applies what an administrator allows the jobs of each project, before the loop and the allocator see a job."""
 
 from __future__ import annotations
 

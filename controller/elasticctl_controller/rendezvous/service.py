@@ -6,7 +6,7 @@ answered at once. Every request is a sign of life; `heartbeat` is only that, for
 While a poll is under way, the kernel asks the worker's host for a sign of life (`sockets`). The controller's thread
 sets the live workers through `set_group`; the handlers run on the application's event loop.
 
-Every pod of a cluster can reach the port. `listening` closes connections that show no valid token in time, and reads
+Every pod of a cluster can reach the port. `listener` closes connections that show no valid token in time, and reads
 only the head of a request without one. Requests with a token take turns (`fair_scheduling`), so that each job has its
 share of the service's time.
 
@@ -44,7 +44,7 @@ from elasticctl_controller.rendezvous.authorization import Authorization
 from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.handlers import Handlers
-from elasticctl_controller.rendezvous.listening import connection_of
+from elasticctl_controller.rendezvous.listener import connection_of
 from elasticctl_controller.rendezvous.request_bodies import MAX_BODY_BYTES, Bodies
 from elasticctl_controller.rendezvous.requests import (
     Caller,
@@ -248,7 +248,7 @@ class RendezvousService:
             connection.uid, connection.watches = as_text(body.get("uid")), name == "watch"
         return await verb(caller, body)
 
-    def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
+    def authenticate(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request belongs to, and how many connections it may have. Raises Refused."""
         if not self._may_act():
             raise _away()

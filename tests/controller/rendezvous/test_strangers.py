@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks import hostile_pods
-from elasticctl_controller.rendezvous import admission, listening, request_bodies
+from elasticctl_controller.rendezvous import admission, listener, request_bodies
 from tests.support.launcher_lab import TOKEN, Lab
 
 pytestmark = pytest.mark.slow  # servers listen
@@ -21,7 +21,7 @@ JOIN = "/v1/jobs/default/job/join"
 @pytest.fixture
 def port(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> int:
     """The port of a service that knows one job, and has little patience."""
-    monkeypatch.setattr(listening, "HEAD_S", QUICK_S)
+    monkeypatch.setattr(listener, "HEAD_S", QUICK_S)
     monkeypatch.setattr(request_bodies, "BODY_S", QUICK_S)
     lab.add("a-0", "a-1")
     return int(lab.site.address.partition(":")[2])
@@ -176,7 +176,7 @@ def test_a_job_has_a_share_of_the_connections(port: int, monkeypatch: pytest.Mon
 
 
 def test_strangers_of_one_address_are_capped(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HEAD_S", 60.0)
+    monkeypatch.setattr(listener, "HEAD_S", 60.0)
     monkeypatch.setattr(admission, "STRANGERS_PER_ADDRESS", 3)
     silent = [connect(port) for _ in range(3)]
     try:

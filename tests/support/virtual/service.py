@@ -19,8 +19,8 @@ from unittest import mock
 from yarl import URL
 
 from elasticctl.api.errors import ConflictError, ElasticctlError
+from elasticctl_controller.core.group.group_record import Sign
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.record import Sign
 from elasticctl_controller.loop import controller as loop_module
 from elasticctl_controller.loop.apply_actions import Workload
 from elasticctl_controller.loop.controller import Controller

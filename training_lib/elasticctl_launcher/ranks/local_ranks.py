@@ -34,7 +34,7 @@ from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.drain import Drain, Limits
 from elasticctl_launcher.ranks.environment import provisional_environments, rank_environments
-from elasticctl_launcher.ranks.links import RankLinks
+from elasticctl_launcher.ranks.rank_links import RankLinks
 from elasticctl_launcher.ranks.signals import HandledSignals
 from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.service.client import ServiceClient

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.text import join_some
+from elasticctl_controller.core.group.group_record import ADOPT_S, GroupRecord
 from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
-from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
 from elasticctl_controller.core.group.root_cause import Judgement, RanksEnd, find_root_cause, with_evidence
 
 VICTIMS_S, CULPRIT_S, LAST_CALL_S = 10.0, 1.0, 2 * ADOPT_S

@@ -14,6 +14,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import awaits_exit, excuse_failure, judge_failure, wait_for_ends_s
+from elasticctl_controller.core.group.group_record import ADOPT_S, GroupRecord
 from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
     FormingGroup,
@@ -22,7 +23,6 @@ from elasticctl_controller.core.group.group_states import (
     GroupWorld,
 )
 from elasticctl_controller.core.group.newcomers import admit_newcomers
-from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
 from elasticctl_controller.core.group.silent_workers import (
     end_for_silent,
     end_unreachable,

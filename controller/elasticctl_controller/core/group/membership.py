@@ -25,8 +25,8 @@ from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import excuse_failure, judge_failure, may_restart, unheard_beside
 from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation
+from elasticctl_controller.core.group.group_record import GroupRecord, Sign
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
-from elasticctl_controller.core.group.record import GroupRecord, Sign
 from elasticctl_controller.core.group.root_cause import Judgement, RanksEnd, find_root_cause
 from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, UNREACHABLE_S, replace_overdue
 from elasticctl_controller.core.interruption_notices import Notice

@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 
 from elasticctl.api.text import join_some
+from elasticctl_controller.core.group.group_record import GroupRecord
 from elasticctl_controller.core.group.group_states import GroupEvent
 from elasticctl_controller.core.group.growth import decide_growth, measure_growth, outruns, payback_s, stopped_share
-from elasticctl_controller.core.group.record import GroupRecord
 
 NEWCOMER_SETTLE_S = 2.0
 """How long a newcomer waits for others that are starting, so that they cost the group one re-forming rather than

@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import excuse_failure
+from elasticctl_controller.core.group.group_record import ADOPT_S, GroupRecord
 from elasticctl_controller.core.group.group_states import BreakingGroup, FormingGroup, GroupEvent
-from elasticctl_controller.core.group.record import ADOPT_S, GroupRecord
 
 SILENT_S = 10.0
 """The group does not wait for a worker that has given no sign of life for this long: launchers give one every 3 s."""

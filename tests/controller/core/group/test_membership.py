@@ -13,6 +13,7 @@ from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, excuse_failure
 from elasticctl_controller.core.group.generations import FIRST_SETTLE_S
+from elasticctl_controller.core.group.group_record import ADOPT_S
 from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.group_states import (
     FormingGroup,
@@ -25,7 +26,6 @@ from elasticctl_controller.core.group.group_states import (
 )
 from elasticctl_controller.core.group.membership import MAX_RECALLED, Group
 from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
-from elasticctl_controller.core.group.record import ADOPT_S
 from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.group.silent_workers import SILENT_S
 

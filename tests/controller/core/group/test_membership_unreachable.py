@@ -6,9 +6,9 @@ import pytest
 
 from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import ProgressStatus, RankFailure
+from elasticctl_controller.core.group.group_record import ADOPT_S
 from elasticctl_controller.core.group.group_states import GroupState, Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.record import ADOPT_S
 from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, SILENT_S, STILL_S, UNREACHABLE_S
 

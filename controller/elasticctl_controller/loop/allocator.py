@@ -1,8 +1,8 @@
-"""The arbiter: reads all jobs, nodes and quotas, lets `core.sharing` decide, and keeps what each job was given.
+"""The allocator: reads all jobs, nodes and quotas, lets `core.sharing` decide, and keeps what each job was given.
 
 It runs in a thread of its own, woken by changes and at the time that the last decision set. It only decides;
 `reconcile` carries the decision out, job by job. The decisions are also stored in the jobs' statuses, so a restarted
-arbiter continues from there.
+allocator continues from there.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SharedCluster(Protocol):
         """Return every ElasticQuota."""
 
 
-class Arbiter:
+class Allocator:
     """Decides for all jobs of a cluster; `on_change(key)` is called for each job whose allotment changes.
 
     `restrict` applies the limits of its project to a job.
@@ -101,7 +101,7 @@ class Arbiter:
         self._decided: dict[str, _Decided] = {}
         self._parsed: dict[str, ElasticJob] = {}
         self._lock, self._woken, self._stopping = threading.Lock(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="arbiter", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="allocator", daemon=True)
 
     def start(self) -> None:
         """Decide once, then whenever something changes, in a thread."""

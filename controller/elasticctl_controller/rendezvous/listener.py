@@ -1,8 +1,8 @@
 """Accepts connections for a server that all workers of a large job call at once, and that every pod can reach.
 
-`Door` accepts connections for an aiohttp application. From a stranger it reads the head of one request; without a valid
-token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each at its job's
-turn. A client that begins a request and does not finish it is cut off, and strangers are limited by address
+`Listener` accepts connections for an aiohttp application. From a stranger it reads the head of one request; without a
+valid token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each at its
+job's turn. A client that begins a request and does not finish it is cut off, and strangers are limited by address
 (`admission`).
 """
 
@@ -52,7 +52,7 @@ class Guard(Protocol):
     def turns(self) -> Turns:
         """Each job's share of the event loop."""
 
-    def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
+    def authenticate(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request belongs to, and how many connections that job may have. Raises Refused."""
 
     def lose_touch(self, key: str, uid: str, *, hung_up: bool) -> None:
@@ -63,8 +63,8 @@ class Guard(Protocol):
 class Stranger:
     """A connection that has not shown a token. Only the head of its first request is read."""
 
-    def __init__(self, door: Door, connected: socket.socket, peer: str) -> None:
-        self._door, self._socket, self.peer = door, connected, peer
+    def __init__(self, listener: Listener, connected: socket.socket, peer: str) -> None:
+        self._listener, self._socket, self.peer = listener, connected, peer
         self._head = b""
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(HEAD_S, self.close)
@@ -74,7 +74,7 @@ class Stranger:
         """Stop reading, and close the connection unless it is `known` now."""
         self._deadline.cancel()
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
-        self._door.forget(self, known=known)
+        self._listener.forget(self, known=known)
         if not known:
             self._socket.close()
 
@@ -94,12 +94,12 @@ class Stranger:
 
     def _decide(self, head: bytes) -> None:
         try:
-            caller = self._door.recognise(head)
+            caller = self._listener.authenticate(head)
         except Refused as error:
             self._refuse(error)
         else:
             self.close(known=True)
-            self._door.let_in_at_turn(self._socket, caller, self._head)
+            self._listener.let_in_at_turn(self._socket, caller, self._head)
 
     def _refuse(self, error: Refused) -> None:
         """Answer, and close a little later, so that a client that still sends a small body gets to read the answer."""
@@ -121,10 +121,10 @@ class Connection(asyncio.Protocol):
     `uid` is the worker that has called last on this connection, and `watches` says whether it watched the group.
     """
 
-    def __init__(self, door: Door, caller: Caller | None, first: bytes) -> None:
-        self._door, self.caller, self._first = door, caller, first
+    def __init__(self, listener: Listener, caller: Caller | None, first: bytes) -> None:
+        self._listener, self.caller, self._first = listener, caller, first
         self.uid, self.watches = "", False
-        self._inner: asyncio.Protocol = door.protocol()
+        self._inner: asyncio.Protocol = listener.protocol()
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._busy = self._gone = False
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         if self.caller is None:
             self._inner.data_received(data)
         else:
-            self._door.at_turn(self.caller, self._feed, data)
+            self._listener.at_turn(self.caller, self._feed, data)
 
     def _feed(self, data: bytes) -> None:
         if not self._gone:
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         self._in_time()
-        self._door.lost(self, exc)
+        self._listener.lost(self, exc)
         self._inner.connection_lost(exc)
 
     def _in_time(self) -> None:
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
 
 
 def connection_of(request: web.Request) -> Connection | None:
-    """The connection that a request came on; None if the application is served without a `Door`."""
+    """The connection that a request came on; None if the application is served without a `Listener`."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
     return protocol if isinstance(protocol, Connection) else None
 
@@ -197,7 +197,7 @@ async def _note_request(request: web.Request, handler: Handler) -> web.StreamRes
         connection.end()
 
 
-class Door:
+class Listener:
     """Serves an application until `cleanup`; with a `guard`, only to callers that it recognizes."""
 
     def __init__(self, app: web.Application, guard: Guard | None = None) -> None:
@@ -252,7 +252,7 @@ class Door:
         """aiohttp's protocol for a new connection."""
         return cast(web.Server, self._runner.server)()
 
-    def recognise(self, head: bytes) -> Caller:
+    def authenticate(self, head: bytes) -> Caller:
         """The job that a request with this head belongs to. Raises Refused."""
         line, *lines = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
@@ -260,7 +260,7 @@ class Door:
         tokens = [value.strip() for name, _, value in names if name.lower() == "authorization"]
         if self._guard is None or len(words) != 3 or len(tokens) > 1:
             raise Refused(400, "this is not a request")
-        caller, most = self._guard.recognise(words[1], tokens[0] if tokens else "")
+        caller, most = self._guard.authenticate(words[1], tokens[0] if tokens else "")
         if self._jobs.get(caller.key, 0) >= most:
             raise Refused(429, f"too many connections of job {caller.key}")
         return caller

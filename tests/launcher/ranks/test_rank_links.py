@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.ranks.links import RankLinks
+from elasticctl_launcher.ranks.rank_links import RankLinks
 from elasticctl_train.inplace.link import Link
 from tests.support.waiting import wait_until
 

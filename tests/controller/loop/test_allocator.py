@@ -1,4 +1,4 @@
-"""The arbiter over a floor in memory: what it decides, remembers, and whom it tells; the decisions are real ones."""
+"""The allocator over a floor in memory: what it decides, remembers, and whom it tells; the decisions are real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticctl.api.quota import Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, ShareStatus, WorkerStatus
 from elasticctl_controller.core.sharing.claims import SharingRules
-from elasticctl_controller.loop.arbiter import UNDECIDED, Arbiter, SharingSettings
+from elasticctl_controller.loop.allocator import UNDECIDED, Allocator, SharingSettings
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
@@ -49,16 +49,16 @@ class Floor:
 
 
 class Bench:
-    """An arbiter that is asked by hand, and the jobs that it works for."""
+    """An allocator that is asked by hand, and the jobs that it works for."""
 
     def __init__(self) -> None:
         self.floor, self.told, self.now = Floor(), list[str](), NOW
         self.terms = SharingSettings(True, SharingRules(settle_s=0.0))
-        self.arbiter = self.another()
+        self.allocator = self.another()
 
-    def another(self) -> Arbiter:
+    def another(self) -> Allocator:
         """One that has just been started, and remembers nothing."""
-        return Arbiter(self.floor, lambda: self.terms, self.told.append, lambda: self.now)
+        return Allocator(self.floor, lambda: self.terms, self.told.append, lambda: self.now)
 
     def submit(
         self,
@@ -84,7 +84,7 @@ class Bench:
         return ElasticJob.from_manifest(self.floor.jobs[key])
 
     def share(self, key: str) -> ShareStatus | None:
-        found = self.arbiter.allotment(self.job(key))
+        found = self.allocator.allotment(self.job(key))
         return found.share if found else None
 
     def workers(self, key: str) -> int:
@@ -95,7 +95,7 @@ class Bench:
     def carried_out(self) -> None:
         """Every job has the workers that it was given, all running, as its status tells."""
         for key, manifest in self.floor.jobs.items():
-            found = self.arbiter.allotment(self.job(key))
+            found = self.allocator.allotment(self.job(key))
             assert found is not None
             name = self.job(key).name
             leaving = {w.uid for w in self.job(key).status.workers} & found.leave
@@ -116,7 +116,7 @@ def bench() -> Bench:
 def test_switched_off_it_has_no_say(bench: Bench) -> None:
     bench.terms = SharingSettings(False)
     bench.submit("train", "a", 2, 4)
-    assert bench.arbiter.decide_now() is None
+    assert bench.allocator.decide_now() is None
     assert (bench.share("a/train"), bench.told) == (None, [])
 
 
@@ -125,19 +125,19 @@ def test_a_new_job_has_nothing_until_it_is_decided_about(bench: Bench) -> None:
     before = bench.share("a/train")
     assert before is not None
     assert (before.workers, before.reason) == (0, UNDECIDED)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert bench.workers("a/train") == 4
     assert bench.told == ["a/train"]
 
 
 def test_nobody_is_told_what_has_not_changed(bench: Bench) -> None:
     bench.submit("train", "a", 2, 4)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.carried_out()
     bench.told.clear()
     for later in (1.0, 100.0, 10_000.0):
         bench.now = NOW + later
-        bench.arbiter.decide_now()
+        bench.allocator.decide_now()
     assert bench.told == []
     share = bench.share("a/train")
     assert share is not None
@@ -148,17 +148,17 @@ def test_the_words_of_a_share_that_stays_do_not_change_with_every_job_that_comes
     bench.floor.slots = 8
     for number in range(3):
         bench.submit(f"one-{number}", "a", 1, 1)
-        bench.arbiter.decide_now()
+        bench.allocator.decide_now()
         bench.carried_out()
     bench.submit("big", "b", 2, 8)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.carried_out()
     before = bench.share("b/big")
     bench.told.clear()
     bench.submit("first", "c", 1, 8, automatic=False)
     for later in (1.0, 2.0, 60.0):
         bench.now = NOW + later
-        bench.arbiter.decide_now()
+        bench.allocator.decide_now()
         assert bench.told.count("b/big") == 0 or later > 30.0
     assert (bench.share("b/big").workers, bench.share("b/big").since) == (before.workers, before.since)
 
@@ -166,13 +166,13 @@ def test_the_words_of_a_share_that_stays_do_not_change_with_every_job_that_comes
 def test_those_who_have_workers_are_told_how_large_the_pool_is_now_and_then(bench: Bench) -> None:
     bench.submit("train", "a", 4, 4, automatic=False)
     bench.submit("later", "b", 4, 4, automatic=False)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.carried_out()
     assert (bench.share("a/train").pool_slots, bench.share("b/later").pool_slots) == (4, 0)
     bench.told.clear()
     for later, nodes, told in ((1.0, {"other": 1}, 4), (2.0, {"other": 2}, 4), (60.0, {"other": 2}, 6)):
         bench.now, bench.floor.more_nodes = NOW + later, nodes
-        bench.arbiter.decide_now()
+        bench.allocator.decide_now()
         assert bench.share("a/train").pool_slots == told
     assert bench.told.count("a/train") == 1
     assert bench.share("b/later").pool_slots == 0
@@ -181,15 +181,15 @@ def test_those_who_have_workers_are_told_how_large_the_pool_is_now_and_then(benc
 def test_a_guarantee_is_met_by_those_who_borrow_the_youngest_first(bench: Bench) -> None:
     bench.floor.guarantees = {"a": 2, "b": 2}
     bench.submit("train", "a", 2, 4)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.carried_out()
     assert bench.share("a/train").borrowed == 2
     bench.now += 100
     bench.submit("guest", "b", 2, 2, automatic=False)
     bench.told.clear()
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert sorted(bench.told) == ["a/train", "b/guest"]
-    found = bench.arbiter.allotment(bench.job("a/train"))
+    found = bench.allocator.allotment(bench.job("a/train"))
     assert (found.share.workers, found.share.borrowed, found.share.since) == (2, 0, NOW + 100)
     assert "b/guest" in found.share.change
     assert found.leave == {"train-2", "train-3"}
@@ -197,19 +197,19 @@ def test_a_guarantee_is_met_by_those_who_borrow_the_youngest_first(bench: Bench)
     bench.carried_out()
     del bench.floor.jobs["b/guest"]
     bench.now += 100
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert bench.workers("a/train") == 4
 
 
 def test_a_worker_makes_room_for_one_that_needs_its_node_as_a_whole(bench: Bench) -> None:
     bench.floor.more_nodes["other"] = 4
     bench.submit("small", "a", 2, 2, automatic=False)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.carried_out()
     bench.floor.jobs["a/small"]["status"]["workers"][1]["node"] = "other"
     bench.submit("whole", "a", 1, 1, automatic=False, gpus=4, priority=1)
-    bench.arbiter.decide_now()
-    small, whole = (bench.arbiter.allotment(bench.job(key)) for key in ("a/small", "a/whole"))
+    bench.allocator.decide_now()
+    small, whole = (bench.allocator.allotment(bench.job(key)) for key in ("a/small", "a/whole"))
     assert (whole.share.workers, whole.nodes) == (1, ("node",))
     assert (small.share.workers, small.moves, small.nodes) == (2, frozenset({"small-0"}), ("other",))
 
@@ -217,25 +217,25 @@ def test_a_worker_makes_room_for_one_that_needs_its_node_as_a_whole(bench: Bench
 def test_a_node_that_is_yet_to_come_is_no_place_to_send_a_worker_to(bench: Bench) -> None:
     bench.terms = SharingSettings(True, SharingRules(), {"gpu": 12})
     bench.submit("large", "a", 3, 3, automatic=False, gpus=4)
-    bench.arbiter.decide_now()
-    found = bench.arbiter.allotment(bench.job("a/large"))
+    bench.allocator.decide_now()
+    found = bench.allocator.allotment(bench.job("a/large"))
     assert (found.share.workers, found.nodes) == (3, ("node", "", ""))
 
 
 def test_the_next_one_goes_on_from_what_the_statuses_tell(bench: Bench) -> None:
     bench.submit("first", "a", 3, 3, automatic=False)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.carried_out()
     bench.submit("second", "b", 2, 2, automatic=False)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     waits = bench.share("b/second")
     assert (waits.workers, waits.reason) == (0, "WaitsForTurn")
     bench.floor.jobs["b/second"]["status"] = to_json(JobStatus(share=waits))
     given = bench.share("a/first")
     bench.now += 3600
-    bench.arbiter = bench.another()
+    bench.allocator = bench.another()
     assert (bench.share("a/first"), bench.share("b/second")) == (given, waits), "also before it has decided anything"
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert bench.share("a/first") == given
     assert bench.workers("b/second") == 0
 
@@ -244,7 +244,7 @@ def test_a_job_that_ran_before_sharing_was_switched_on_keeps_what_it_has(bench: 
     bench.submit("old", "a", 1, 4, workers=[{"name": "old-worker-0", "uid": "u", "phase": "Running", "node": "node"}])
     assert bench.share("a/old") is None
     bench.floor.slots = 1
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert bench.workers("a/old") == 1
 
 
@@ -253,43 +253,43 @@ def test_a_job_that_takes_nothing_of_what_is_shared_is_left_alone(bench: Bench) 
     plain["metadata"]["uid"] = "uid-plain"
     bench.floor.jobs["a/plain"] = plain
     assert bench.workers("a/plain") == 0
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert bench.share("a/plain") is None
     assert bench.told == ["a/plain"], "it was waiting to be decided about"
 
 
 def test_a_new_job_of_an_old_name_is_another(bench: Bench) -> None:
     bench.submit("train", "a", 4, 4)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.floor.jobs["a/train"]["metadata"]["uid"] = "another"
     assert bench.share("a/train").reason == UNDECIDED
 
 
 def test_switched_off_again_everybody_is_told(bench: Bench) -> None:
     bench.submit("train", "a", 2, 4)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     bench.told.clear()
     bench.terms = replace(bench.terms, on=False)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     assert (bench.told, bench.share("a/train")) == (["a/train"], None)
 
 
 def test_what_is_given_is_what_will_be_read_back(bench: Bench) -> None:
     bench.now = NOW + 0.123_456_789
     bench.submit("train", "a", 2, 4)
-    bench.arbiter.decide_now()
+    bench.allocator.decide_now()
     share = bench.share("a/train")
     assert from_json(ShareStatus, to_json(share)) == share
 
 
 def test_the_thread_decides_when_something_changes_and_outlives_errors(bench: Bench) -> None:
-    bench.arbiter.start()
+    bench.allocator.start()
     try:
         bench.submit("train", "a", 2, 4)
         bench.floor.error = UnreachableError("no answer")
-        bench.arbiter.wake()
+        bench.allocator.wake()
         wait_until(lambda: bench.told == ["a/train"])
-        assert bench.arbiter.alive
+        assert bench.allocator.alive
     finally:
-        bench.arbiter.stop()
-    assert not bench.arbiter.alive
+        bench.allocator.stop()
+    assert not bench.allocator.alive

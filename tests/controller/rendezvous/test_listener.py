@@ -12,7 +12,7 @@ WORKERS = 2_000
 SCRIPT = """
 import asyncio, json, resource, socket, sys, threading
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.listening import Door
+from elasticctl_controller.rendezvous.listener import Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
@@ -24,7 +24,7 @@ if sys.argv[3] == "raise":
 async def main():
     explain_exhaustion(asyncio.get_running_loop())
     service = RendezvousService(token_for=lambda uid, number: "t", on_change=lambda key: None)
-    await Door(service.app(), service).open_unix(path)
+    await Listener(service.app(), service).open_unix(path)
     alive = {f"u{i}": f"w{i}" for i in range(workers)}
     service.set_group("ns/job", status=JobStatus(), job_uid="j", alive=alive, minimum=1)
     print("ready", flush=True)
@@ -97,7 +97,7 @@ def test_where_no_more_workers_can_connect_it_says_so_in_one_line(tmp_path_facto
 CUT_OFF = """
 import asyncio, json, socket, sys, time
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.listening import Door
+from elasticctl_controller.rendezvous.listener import Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.vanish import drop_all
 
@@ -110,8 +110,8 @@ async def call(port, verb, body):
 
 async def main():
     service = RendezvousService(token_for=lambda uid, number: "t", on_change=lambda key: None)
-    door, listening = Door(service.app(), service), socket.create_server(("127.0.0.1", 0))
-    await door.open(listening)
+    listener, listening = Listener(service.app(), service), socket.create_server(("127.0.0.1", 0))
+    await listener.open(listening)
     port = listening.getsockname()[1]
     service.set_group("ns/job", status=JobStatus(), job_uid="j", alive={"u0": "w0", "u1": "w1"}, minimum=1)
     me = {"host": "h", "port": 1, "slots": 1, "generation": 0}
@@ -132,7 +132,7 @@ async def main():
     while "u0" not in group.unreachable and time.monotonic() < began + 60.0:
         await asyncio.sleep(0.05)
     print(json.dumps(["u0" in group.unreachable, time.monotonic() - began]), flush=True)
-    await door.cleanup()
+    await listener.cleanup()
 
 asyncio.run(main())
 """

@@ -11,7 +11,7 @@ from elasticctl.api.status import RankFailure
 from elasticctl_controller.core.interruption_notices import Leaving, Notice
 from elasticctl_launcher.service.agent_requests import Inquiries
 from elasticctl_launcher.service.client import ServiceAway
-from elasticctl_launcher.service.leaving import Leaving as Departure
+from elasticctl_launcher.service.termination import Termination
 from elasticctl_launcher.spot_notice import SpotNotice
 from tests.support.launcher_lab import JOB_UID, KEY, Lab
 from tests.support.metadata_server import ACTION_PATH, fake_metadata
@@ -67,9 +67,9 @@ def test_one_on_a_node_that_is_taken_away_is_told_to_go_without_a_signal(pair: L
     assert "Karpenter is removing its node" in from_json(RankFailure, pair.message("a-0")).error
 
 
-def a_departure(answer: object) -> tuple[Departure, ScriptedRendezvous]:
+def a_departure(answer: object) -> tuple[Termination, ScriptedRendezvous]:
     service = ScriptedRendezvous({"notice": answer})  # type: ignore[dict-item]
-    return Departure(Inquiries(service, service.poll, "u", lambda question: None), 30.0), service  # type: ignore[arg-type]
+    return Termination(Inquiries(service, service.poll, "u", lambda question: None), 30.0), service  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("answer", [{}, ServiceAway("gone"), {"stay_s": 0.0, "left_s": 20.0}])

@@ -11,7 +11,7 @@ from elasticctl_launcher.spot_notice import SpotNotice
 BY_SIGNAL = "SIGTERM"
 
 
-class Leaving:
+class Termination:
     """Tracks why and when this worker has to leave.
 
     The service knows whether a successor takes this worker's place, and by when a deleted pod has to end. After a
