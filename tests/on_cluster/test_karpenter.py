@@ -164,3 +164,29 @@ def test_karpenter_moves_no_worker_that_is_to_stay(trainer: Trainer, drifted: di
     moved = {name for name, uid in drifted.items() if uid not in uids.values()}
     assert moved <= {f"{trainer.name}-worker-1"}, "only what was reclaimed"
     assert {item.worker for item in trainer.ends_of(drifted)} == moved
+
+
+def test_workers_that_karpenter_moves_to_cheaper_machines_lose_no_step(
+    karpenter: None, replicas: Replicas, api: Connection
+) -> None:
+    offer(api, "on-demand")
+    job = Trainer(api, "moves")
+    job.delete()
+    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
+    one_gpu = {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}
+    pod = {"spec": {**one_gpu, "terminationGracePeriodSeconds": 60}}  # for Karpenter evicts with no other notice
+    job.submit_script(script, 2, limits={"nvidia.com/gpu": 1}, pod=pod)
+    try:
+        job.wait_training(2)
+        job.wait_steady(5)
+        uids = job.uids()
+        offer(api, "spot", "on-demand")
+        wait_until(lambda: capacities_of(job, api) == ["spot"] * 2, 300, every_s=0.5)
+        wait_until(lambda: len(ends := job.ends_of(uids)) == 2 and all(item.recovered_at for item in ends), 60)
+        lost, made = job.ends_of(uids), job.job().status.generations
+        assert sorted(item.worker for item in lost) == sorted(uids)
+        assert [item.steps_redone for item in lost] == [0, 0], lost
+        assert min(len(item.workers) for item in made) == 2, made  # each left once its successor was there
+        assert set(job.starts().values()) == {1}  # no process was restarted
+    finally:
+        job.delete()
