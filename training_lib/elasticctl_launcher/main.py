@@ -57,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     for noisy in ("torch", "torch.distributed.elastic", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    missing = [name for name in REQUIRED if not os.environ.get(name)]
     if not command:
         sys.stderr.write("elasticctl-launch: no command. FIX: elasticctl-launch [options] -- python train.py\n")
         return EXIT_USAGE
-    missing = [name for name in REQUIRED if not os.environ.get(name)]
     if missing:
         sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set. FIX: run it as a worker of an elasticctl job\n")
         return EXIT_USAGE
@@ -74,22 +74,28 @@ def main(argv: list[str] | None = None) -> int:
         stack.enter_context(contextlib.closing(heartbeat))
         try:
             is_alike = options.launcher and not is_local(heartbeat.client)
-            workspace = unpack_workspace(os.environ, "workspace" if is_alike else "")
-            if workspace is not None:
-                stack.enter_context(contextlib.closing(workspace))
-                output.workspace = workspace
-                command = workspace.enter(command, os.environ)
-            folder = workspace.folder if workspace is not None else Path.cwd()
-            setup = set_up(os.environ, folder, output.print_message)
-            if setup is not None:
-                stack.enter_context(contextlib.closing(setup))
-                command = setup.translate(command)
+            command = _prepare(command, output, stack, workspace_name="workspace" if is_alike else "")
             run = _take_commands if options.launcher else _train
             return run(command, options, output, heartbeat, uploads.hurry)
         except (TrainError, OSError) as error:  # for example, the disk is full
             output.print_message(str(error))
             WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
+
+
+def _prepare(command: list[str], output: WorkerOutput, stack: contextlib.ExitStack, workspace_name: str) -> list[str]:
+    """Unpack the workspace and set it up until `stack` is closed; return the command to run in it."""
+    workspace = unpack_workspace(os.environ, workspace_name)
+    if workspace is not None:
+        stack.enter_context(contextlib.closing(workspace))
+        output.workspace = workspace
+        command = workspace.enter(command, os.environ)
+    folder = workspace.folder if workspace is not None else Path.cwd()
+    setup = set_up(os.environ, folder, output.print_message)
+    if setup is not None:
+        stack.enter_context(contextlib.closing(setup))
+        command = setup.translate(command)
+    return command
 
 
 def _train(

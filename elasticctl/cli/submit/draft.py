@@ -51,9 +51,7 @@ class Draft:
 
 def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
     """A job that runs a command; prints the plan. Raises UsageError, SpecError or TemplateError."""
-    from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
     from elasticctl.cli.submit.goals import check_goal, price_goal
-    from elasticctl.cli.submit.training_command import refuse_notebook, refuse_other_groups
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
     from elasticctl.templates import find_template, render_manifest
 
@@ -63,15 +61,7 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
     name = spec_from_flags.check_name(request.name) if request.name else spec_from_flags.name_from(command.named_after)
     shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
-    refuse_notebook(command)
-    if request.launcher:
-        spec_from_flags.check_launcher(request)
-        command = dataclasses.replace(command, notes=(*command.notes, spec_from_flags.LAUNCHER_NOTE))
-    else:
-        refuse_other_groups(command)
-        lone = lines_of_lone_ranks(command, size.workers * size.ranks_per_worker)
-        lacks = lone or lines_without_checkpoints(command)
-        command = dataclasses.replace(command, notes=(*command.notes, *lacks))
+    warnings = _check_script(command, request, ranks=size.workers * size.ranks_per_worker)
     workspace = _plan_workspace(command, request, context)
     spec = dataclasses.replace(spec, command=_words(command, context, workspace))
     if not command.script and "PYTHONPATH" not in spec.env and (workspace is not None or context.provider == LOCAL):
@@ -80,7 +70,7 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
     if workspace is not None:
         spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
     doubt = spec_from_flags.doubt_of(size, request)
-    notes = (*command.notes, "" if doubt else size.note, spec_from_flags.unused_note(request, context))
+    notes = (*command.notes, *warnings, "" if doubt else size.note, spec_from_flags.unused_note(request, context))
     for note in notes:
         if note:
             say(note)
@@ -99,6 +89,19 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
         return manifest
 
     return Draft(name, not request.name, make, _delivery_of(workspace, context, shape.name), doubt)
+
+
+def _check_script(command: Command, request: JobFlags, *, ranks: int) -> tuple[str, ...]:
+    """What is to be said about a script before it runs on several ranks. Raises UsageError for what cannot run so."""
+    from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
+    from elasticctl.cli.submit.training_command import refuse_notebook, refuse_other_groups
+
+    refuse_notebook(command)
+    if request.launcher:
+        spec_from_flags.check_launcher(request)
+        return (spec_from_flags.LAUNCHER_NOTE,)
+    refuse_other_groups(command)
+    return tuple(lines_of_lone_ranks(command, ranks) or lines_without_checkpoints(command))
 
 
 def from_file(

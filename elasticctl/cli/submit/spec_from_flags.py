@@ -66,14 +66,10 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
     image = request.image or context.image
     _check_references(request, context)
     own_labels, local = dict(request.labels), context.provider == LOCAL
-    env = {**(read_env_file(request.env_file) if request.env_file else {}), **dict(request.env)}
-    _check_variables(env)
-    if request.setup:
-        env[SETUP_VARIABLE] = request.setup
-    # On this machine a job runs in elasticctl's own environment.
-    if request.queue and context.provider == LOCAL:
+    env = _environment(request)
+    if local and request.queue:
         raise UsageError("--queue is for clusters with Kueue; `elasticctl local sharing on` shares this machine")
-    if context.provider != LOCAL and not image:
+    if not local and not image:  # on this machine, a job runs in elasticctl's own environment
         raise needed_error("--image", context)
     return JobSpec(
         name=request.name,
@@ -115,6 +111,13 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         hang_timeout_s=request.hang_timeout,
         on_nan=request.on_nan,
     )
+
+
+def _environment(request: JobFlags) -> dict[str, str]:
+    """The job's variables, of the file, the command line and the set-up. Raises UsageError."""
+    env = {**(read_env_file(request.env_file) if request.env_file else {}), **dict(request.env)}
+    _check_variables(env)
+    return {**env, SETUP_VARIABLE: request.setup} if request.setup else env
 
 
 def needed_error(flag: str, context: Context) -> UsageError:

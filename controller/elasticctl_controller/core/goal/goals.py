@@ -200,6 +200,7 @@ def _basis(job: ElasticJob, now: Situation, measured: bool, step: int | None) ->
 
 
 def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatus:
+    """Ask the policy, and return its answer as the job's plan."""
     before = job.status.plan or PlanStatus()
     situation, money = known.situation, known.situation.money_left_usd
     decision = decide(situation)
@@ -241,11 +242,16 @@ def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatu
         rates=known.rates,
         steps=before.steps,
     )
+    return _with_step(plan)
+
+
+def _with_step(plan: PlanStatus) -> PlanStatus:
+    """The plan with a step for its workers, unless they are those of its last step."""
     step = PlanStep(plan.at, plan.pool if plan.spot else "", plan.spot, plan.on_demand, plan.message)
-    last = before.steps[-1] if before.steps else None
-    if last is None or (last.pool, last.spot, last.on_demand) != (step.pool, step.spot, step.on_demand):
-        plan = replace(plan, steps=(*before.steps, step)[-MAX_STEPS:])
-    return plan
+    last = plan.steps[-1] if plan.steps else None
+    if last is not None and (last.pool, last.spot, last.on_demand) == (step.pool, step.spot, step.on_demand):
+        return plan
+    return replace(plan, steps=(*plan.steps, step)[-MAX_STEPS:])
 
 
 def _to_measure(job: ElasticJob, situation: Situation) -> Choice | None:

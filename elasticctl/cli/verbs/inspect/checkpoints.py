@@ -247,15 +247,24 @@ def repair(
     for commit in rebuilt.commits:
         say(f"{place.name}: step {commit.step} is listed again")
     found = job_storage.list_checkpoints(place)
-    if not start_over:
-        damaged = [finding for finding in found if finding.damage]
-        for finding in damaged:
-            job_storage.say_damage(place, finding)
-        for line in rebuilt.rejected:
-            say(f"{place.name}: not listed: {line}")
-        traces = () if found or rebuilt.rejected else _find_traces(place, writer)
-        say(f"{place.name}: {plural(len(found), 'checkpoint')}, {len(damaged)} damaged")
-        return 1 if damaged or rebuilt.rejected or traces else 0
+    if start_over:
+        return _start_over(place, writer, found, where, yes=yes)
+    damaged = [finding for finding in found if finding.damage]
+    for finding in damaged:
+        job_storage.say_damage(place, finding)
+    for line in rebuilt.rejected:
+        say(f"{place.name}: not listed: {line}")
+    traces = () if found or rebuilt.rejected else _find_traces(place, writer)
+    say(f"{place.name}: {plural(len(found), 'checkpoint')}, {len(damaged)} damaged")
+    return 1 if damaged or rebuilt.rejected or traces else 0
+
+
+def _start_over(
+    place: job_storage.JobStorage, writer: CommitWriter, found: list[CheckedCommit], where: Where, *, yes: bool
+) -> int:
+    """Delete all checkpoints after a confirmation; returns the exit code. Raises UsageError if one is intact."""
+    from elasticctl_store.checkpoints import repair as archive
+
     seen = job_storage.prove_newest(place, found)
     if seen and not seen[-1].damage and seen[-1].commit is not None:
         step = seen[-1].commit.step

@@ -17,6 +17,7 @@ from elasticctl.cli.framework.output import emit, print_data, print_table, say
 from elasticctl.cli.framework.target import reach
 
 if TYPE_CHECKING:
+    from elasticctl.cli.submit.upload.code_changes import CodeChanges
     from elasticctl.dashboard.run_metrics import Results
 
 MAX_LINES = 200
@@ -49,16 +50,10 @@ def compare(
     """
     from elasticctl.cli.submit.upload.code_changes import CodeChanges, code_changes
     from elasticctl.cli.views.comparison import comparison_data, comparison_table
-    from elasticctl.dashboard.run_metrics import RunMetrics
 
     target = reach(where)
     jobs = [ElasticJob.from_manifest(target.find(name)) for name in (job, other)]
-    metrics, results, now = RunMetrics(), [], time.time()
-    for each in jobs:
-        found, trouble = metrics.results(each)
-        results.append(found)
-        if trouble:
-            say(f"{each.name}: lowest and highest of what its status keeps: {trouble}")
+    results, now = _read_results(jobs), time.time()
     code = CodeChanges() if no_code else code_changes(*jobs)
     if output != "table":
         shown = {"unknown": code.unknown} if code.unknown else {}
@@ -67,10 +62,27 @@ def compare(
         print_data("Comparison", {**comparison_data(jobs, results, now), **told}, output)
         return
     print_table(comparison_table(jobs, results, now))
-    if no_code:
-        return
+    if not no_code:
+        _print_diff(code, len(code.lines) if all_lines else MAX_LINES)
+
+
+def _read_results(jobs: Sequence[ElasticJob]) -> list[Results]:
+    """The last, lowest and highest values of the jobs' metrics; says where they are not all known."""
+    from elasticctl.dashboard.run_metrics import RunMetrics
+
+    metrics, results = RunMetrics(), []
+    for job in jobs:
+        found, trouble = metrics.results(job)
+        results.append(found)
+        if trouble:
+            say(f"{job.name}: lowest and highest of what its status keeps: {trouble}")
+    return results
+
+
+def _print_diff(code: CodeChanges, most: int) -> None:
+    """Print how the code differs, in at most so many lines."""
     emit(f"\ncode: {_in_words(code)}")
-    lines = code.lines if all_lines else code.lines[:MAX_LINES]
+    lines = code.lines[:most]
     if lines:
         emit("\n".join(lines))
     if len(lines) < len(code.lines):
@@ -87,7 +99,7 @@ def compared(jobs: Sequence[ElasticJob], results: Sequence[Results]) -> dict[str
     return {"rows": rows, "code": _in_words(code), "lines": lines, "more": len(code.lines) - len(lines)}
 
 
-def _in_words(code: Any) -> str:
+def _in_words(code: CodeChanges) -> str:
     if code.unknown:
         return f"not known: {code.unknown}"
     if code.same:

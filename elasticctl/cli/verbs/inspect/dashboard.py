@@ -77,6 +77,11 @@ def dashboard(
         return
     if team.allow_changes or team.behind_proxy:
         raise UsageError("--allow-changes and --behind-proxy are for a shared dashboard. FIX: add --in-cluster")
+    _serve_user(where, port, all_namespaces=all_namespaces, browser=browser)
+
+
+def _serve_user(where: Where, port: int, *, all_namespaces: bool, browser: bool) -> None:
+    """Serve the dashboard to this user alone, until Ctrl-C."""
     import asyncio
 
     from elasticctl.cli.verbs.inspect.compare import compared

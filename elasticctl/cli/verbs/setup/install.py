@@ -115,7 +115,6 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
         NAMESPACE,
         dashboard_manifests,
         features_of,
-        image_of,
         manifests,
         sharing_of,
         webhooks_of,
@@ -145,11 +144,7 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     if how.uninstall:
         _uninstall(installer, [*render(features=ALL), *dashboard_manifests(namespace)], how, namespace, yes=yes)
         return
-    image = how.image or (image_of(running) if running else "")
-    if not image:
-        raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
-    if not how.image and "@" not in image:
-        _point_out_tag(image)
+    image = how.image or _current_image(running)
     if running and not how.webhook_to:
         webhooks = webhooks_of(running)
     flags = [*_flags(how, sharing_of(running) if running else []), *webhooks]
@@ -159,6 +154,18 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     gone += dashboard_manifests(namespace) if how.no_dashboard else []
     _roll_out(installer, [*wanted, *dashboard], gone, how, namespace)
     hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
+
+
+def _current_image(running: Manifest | None) -> str:
+    """The image of the controller that is installed. Raises UsageError if there is none."""
+    from elasticctl.kubeapi.installation import image_of
+
+    image = image_of(running) if running else ""
+    if not image:
+        raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
+    if "@" not in image:
+        _point_out_tag(image)
+    return image
 
 
 def _pin(image: str) -> str:
