@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from elasticctl_store.errors import DataError, RestoreError
+from elasticctl_store.errors import DataError, RestoreError, TrainError
 from elasticctl_train import dist, rng
 from elasticctl_train.checkpoint import dtensor, fitting, parts
 from elasticctl_train.checkpoint.newest import Restored
@@ -23,11 +23,12 @@ from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data import loaders, streams
 from elasticctl_train.data import plan as data
 from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
+from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, TakenStep
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.link import is_taken
+from elasticctl_train.inplace.rest_of_epoch import RestOfEpoch
 from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
@@ -99,6 +100,7 @@ class Run:
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
         self._feed = Feed(world.rank, world.size)
+        self._rest = RestOfEpoch(self._feed, None if self._stay is None else self._stay.last_step)
         self._accumulated = 0  # calls of `step` since an optimizer was called
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         self._connect_feed()
@@ -132,15 +134,16 @@ class Run:
         self._has_warned_of_prefetch = False
         self._feed.on_fetched = self._session.progress.times.add_data
         self._session.progress.times.all_reduce_s = self._all_reduce_s
+        self._feed.where = lambda: self._session.cursor
         if self._stay is not None:
-            self._feed.on_fetch = self._stay.begin_step
+            self._feed.on_fetch = self._begin_step
             self._stay.collectives.is_in_step = lambda: self._feed.pending > 0 and not self._feed.is_done
 
     def _begin_training(self, handed: Mapping[str, Any] | None) -> None:
         """Start from the state that another rank has `handed` over, from a checkpoint, or from the beginning."""
         restored = self._session.restored
         if handed is not None:
-            cursor = self._take(handed)
+            cursor = self._take_over(handed)
             rng.seed_all(self._seed, self.rank, cursor.step)
         else:
             cursor = self._skip(Cursor() if restored is None else self._resume(restored))
@@ -194,7 +197,11 @@ class Run:
         while self._session.cursor.epoch < total:
             epoch, steps = self._session.cursor.epoch, self.steps_done
             self._feed.is_done = False
+            self._feed.begun += 1
             yield epoch
+            if self._is_rest_left():
+                self._go_back_to_rest()
+                continue
             if self._feed.take() and self.steps_done == steps and self.is_main and not warned:
                 warned = True
                 log.warning(
@@ -203,6 +210,7 @@ class Run:
                     epoch,
                 )
             self._feed.mark = self._mark = self._begun = None
+            self._feed.repeated = 0
             self._session.cursor = self._session.cursor.next_epoch()
 
     def loader(
@@ -259,7 +267,7 @@ class Run:
             if loss is not None:
                 self.log(loss=loss)
             return
-        samples, is_uneven = self._feed.take_step()
+        taken = self._feed.take_step()
         if self._feed.fetches_ahead and not self._has_warned_of_prefetch:
             self._has_warned_of_prefetch = True
             log.warning(_FETCHES_AHEAD)
@@ -268,16 +276,10 @@ class Run:
         if self._stay is not None and (why := self._stay.obstacle()):
             self._stop_staying(why)
         if self._stay is not None and self._stay.is_lost:
-            self._move(is_uneven=is_uneven)
-            return
-        self._mark = self._feed.mark
-        self._calls.end_step()
-        cursor = self._session.cursor = self._session.cursor.next_step(samples, 1 + self._accumulated)
-        self._accumulated = 0
-        if self._stay is None:
-            self._end_step(cursor, samples, loss)
-        elif not self._stay.complete(lambda: self._end_step(cursor, samples, loss)):
-            self._move()
+            self._move(lost=taken)
+        else:
+            self._complete(taken, loss)
+        self._keep_for_rest()
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Report metrics by name. The latest value of each is also stored with the next checkpoint."""
@@ -288,6 +290,8 @@ class Run:
 
         Every rank must call it. A second call does nothing. Raises SaveError if the final state could not be committed.
         """
+        if self.is_main and self._is_rest_left():
+            self._rest.warn()
         if self._stay is None:
             self._session.finish()
             return
@@ -318,6 +322,17 @@ class Run:
         }
         return next((words for words, is_so in obstacles.items() if is_so), "")
 
+    def _complete(self, taken: TakenStep, loss: torch.Tensor | float | None) -> None:
+        """End a step that was made."""
+        self._mark = self._feed.mark
+        self._calls.end_step()
+        cursor = self._session.cursor = self._session.cursor.next_step(taken.samples, 1 + self._accumulated)
+        self._accumulated = 0
+        if self._stay is None:
+            self._end_step(cursor, taken.samples, loss)
+        elif not self._stay.complete(lambda: self._end_step(cursor, taken.samples, loss)):
+            self._move()
+
     def _end_step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
         self._applied.compare(self._session.world)
         self._session.step(cursor, samples, loss)
@@ -347,19 +362,41 @@ class Run:
         self._session.stop_staying(why)
         self._stay, self._feed.on_fetch = None, None
 
-    def _move(self, *, is_uneven: bool = False) -> None:
+    def _move(self, *, lost: TakenStep | None = None) -> None:
         """Go on in the next group, from the end of the last step that any of its ranks has made."""
         if self._stay is None:
             raise RuntimeError("this process does not stay when its group changes")
-        handed = self._stay.enter_next(self._session.cursor, lambda: self._snapshot().state, is_uneven=is_uneven)
+        self._feed.repeated += 0 if lost is None else lost.batches
+        is_uneven = lost is not None and lost.is_uneven
+        handed = self._stay.enter_next(self._session.cursor, self._to_hand_over, is_uneven=is_uneven)
         if handed is not None:
-            self._session.cursor = self._take(handed)
+            self._session.cursor = self._take_over(handed)
         world, self._accumulated = self._stay.group.world, 0
         self._feed.take()
         self._feed.move(world.rank, world.size)
         self._session.move(world, self._stay.group.generation)
         self._applied.begin()
         self._calls.begin(is_compared=self._stay.group.has_state)
+
+    def _begin_step(self, is_first: bool) -> None:
+        if self._stay is not None:
+            self._stay.begin_step(is_first)
+            self._keep_for_rest()
+
+    def _keep_for_rest(self) -> None:
+        self._rest.keep(self._session.progress.plan, self._session.cursor)
+
+    def _is_rest_left(self) -> bool:
+        return self._rest.is_left(self._session.progress.plan, self._session.cursor)
+
+    def _go_back_to_rest(self) -> None:
+        """Continue from the last step of an epoch that has not ended."""
+        if self._rest.go_back(self._session.cursor, is_main=self.is_main):
+            return
+        why = "the script changes parameters at the end of an epoch, and this one has to go on"
+        if self._stay is None:
+            raise TrainError(why)
+        self._stay.group.decline(why)
 
     def _fit(self, state: dict[str, Any], where: str) -> dict[str, Any]:
         """Check that a checkpoint is one of a run with these parts, before anything is changed."""
@@ -382,6 +419,16 @@ class Run:
         self._buckets = own.get("buckets")
         self._feed.mark = self._mark = own.get("stream")
         return Cursor(**own["cursor"])
+
+    def _to_hand_over(self) -> dict[str, Any]:
+        """The state for a rank of this group that does not have it; a checkpoint does not know of repeated batches."""
+        state = self._snapshot().state
+        return {**state, parts.OWN: {**state[parts.OWN], "repeated": self._feed.repeated}}
+
+    def _take_over(self, handed: Mapping[str, Any]) -> Cursor:
+        """Load the state of another rank."""
+        self._feed.repeated = handed[parts.OWN]["repeated"]
+        return self._take(handed)
 
     def _resume(self, restored: Restored) -> Cursor:
         cursor = self._take(restored.state, f"{self._session.url}, step {restored.commit.step}")

@@ -2,7 +2,7 @@
 
 Two optimizers, a scaler, a scheduler stepped ahead of each step and one behind each epoch, gradients accumulated under
 `no_sync`, BatchNorm, an average of the weights, an evaluation after each epoch, batches that no world size divides.
-`$NORM` (BatchNorm or Identity) is a layer's name; `$HABIT` is a bad one. Faults and ledger are `unbroken`'s.
+`$NORM` (BatchNorm or Identity) is a layer's name; `$HABIT` is a bad one. Faults, loops and ledger are `unbroken`'s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 from torch.utils.data import TensorDataset
 
 from elasticctl_train import Run, SavePolicy
-from tests.support.train.unbroken import FOLDER, NOW, Marked, strike
+from tests.support.train.unbroken import FOLDER, NOW, Marked, batches_of, strike
 
 E = os.environ
 HABIT = E.get("HABIT", "")
@@ -69,7 +69,8 @@ def main() -> None:
         for epoch in run.epochs(int(E["EPOCHS"])):
             seen: list[int] = []
             losses: list[float] = []
-            for number, (batch, targets, names) in enumerate(run.loader(dataset, global_batch=BATCH, shuffle=True)):
+            loader = run.loader(dataset, global_batch=BATCH, shuffle=True)
+            for number, (batch, targets, names) in enumerate(batches_of(loader)):
                 NOW[0] = run.steps_done
                 is_last = (number + 1) % ACCUMULATE == 0
                 if not seen:

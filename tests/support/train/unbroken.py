@@ -4,7 +4,8 @@
 in `ledger-PID`, before its step is made and behind it. `$SCRIPT_SLOW_S`: how long the script takes to get ready.
 Training ends before the epoch N if there is a file `stop-before-N`. `$STEP_EACH`: `run.step` is called for each of
 the batches that `$ACCUMULATE` says. `$MEET`: with more ranks than that, each epoch begins with a barrier.
-`$SCHEDULED`: the scheduler is stepped in so many of the process's own first steps.
+`$SCHEDULED`: the scheduler is stepped in so many of the process's own first steps. `$LOOP`: how batches are taken from
+the loader (see `LOOPS`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -72,6 +75,21 @@ class Marked(torch.autograd.Function):
         return gradient
 
 
+def by_hand(loader: Any) -> Iterator[Any]:
+    """Take as many batches as the loader says, one by one."""
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        yield next(batches)
+
+
+LOOPS: dict[str, Callable[[Any], Iterable[Any]]] = {
+    "to the end": lambda loader: loader,
+    "as many": lambda loader: islice(loader, len(loader)),
+    "one too many": lambda loader: (batch for batch, _ in zip(loader, range(len(loader)), strict=False)),
+    "by hand": by_hand,
+}
+batches_of = LOOPS[E.get("LOOP", "to the end")]
+
 NOW = [0]
 OWN = [0]
 
@@ -117,7 +135,7 @@ def main(make_model: Callable[[], nn.Module] = Net) -> None:
                 dist.barrier()
             seen: list[int] = []
             loader = run.loader(dataset, global_batch=BATCH, shuffle=True)
-            for number, (batch, targets, names) in enumerate(loader):
+            for number, (batch, targets, names) in enumerate(batches_of(loader)):
                 NOW[0] = run.steps_done
                 OWN[0] += 1
                 seen += names.tolist()[: run.own_samples]

@@ -53,6 +53,23 @@ def test_a_loader_goes_on_from_the_position(workers: int) -> None:
     assert list(loader(position=40)) == []
 
 
+def test_the_length_before_a_pass_is_that_of_a_pass_that_would_begin_now() -> None:
+    """A loader that was made before the loop over the epochs, by a rank that has joined in the middle of one."""
+    place = [Cursor(position=16)]
+    feed = Feed(begun=1, repeated=1, where=lambda: place[0])
+    batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, 16, lambda: place[0], {})
+    assert len(batches) == 2, "the other ranks, which have had a batch twice, end after two more if they count"
+    passed = iter(batches)
+    next(passed)
+    assert len(batches) == 3, "those that do not count are told what there is"
+    place[0], feed.begun, feed.repeated = Cursor(position=32), 2, 0
+    assert len(batches) == 1, "the epoch is begun again"
+    place[0], feed.begun = Cursor(epoch=1), 3
+    assert len(batches) == 5
+    feed.repeated = 6
+    assert len(batches) == 5, "whoever goes on beyond what was repeated does not count"
+
+
 def test_whoever_numbers_the_batches_of_a_pass_knows_the_last_one_though_some_came_twice() -> None:
     """As scripts do that make a step every few batches and at the end of the epoch."""
     feed, place = Feed(), [Cursor()]

@@ -101,7 +101,9 @@ def test_a_step_of_fewer_batches_than_others_is_known() -> None:
     for batches in (3, 3, 2, 1, 3):
         for _ in range(batches):
             feed.hand_over(range(8))
-        steps.append(feed.take_step())
+        taken = feed.take_step()
+        assert taken.batches == batches
+        steps.append((taken.samples, taken.is_uneven))
     assert steps == [(24, True), (24, False), (16, True), (8, False), (24, False)], "of the first it is not known"
 
 

@@ -15,10 +15,11 @@ from tests.support.train.unbroken_workers import ENDLESS, EVERY_KIND, ROOT, Work
 
 
 @pytest.mark.timeout(900)
-def test_with_as_many_ranks_all_is_as_if_nothing_had_happened(lab: Lab, another_lab: Lab) -> None:
+@pytest.mark.parametrize("loop", ["to the end", "one too many"])
+def test_with_as_many_ranks_all_is_as_if_nothing_had_happened(lab: Lab, another_lab: Lab, loop: str) -> None:
     lab.minimum = 3
     faults = "evaluation:4:w0 optimizer:7:w1"
-    workers = Workers(lab, 3, 2, EVERY_KIND, FAULTS=faults)
+    workers = Workers(lab, 3, 2, EVERY_KIND, FAULTS=faults, LOOP=loop)
     disturbed = workers.finish()
     workers.check_samples()
     assert len(workers.ledger().pids) == 3 + len(faults.split()), "those that were lost, and nobody else, started again"
@@ -43,6 +44,17 @@ def test_with_fewer_ranks_the_averages_are_those_of_the_global_batch(lab: Lab, t
     assert [part for pair in sums for part in pair] == pytest.approx(
         [part for pair in wanted[1] for part in pair], rel=1e-3, abs=1e-3
     )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("loop", ["as many", "by hand"])
+def test_loops_that_count_their_batches_miss_none_after_a_step_was_repeated(lab: Lab, loop: str) -> None:
+    """A step of the first epoch is repeated in its middle, its last one in the second; then a new worker joins."""
+    workers = Workers(lab, 3, 4, LOOP=loop, FAULTS="backward:4:w1 forward:19:w2", STEP_S="0.05")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 40
+    assert len(workers.ledger().pids) <= 5, "those that were lost, and nobody else, started again"
 
 
 @pytest.mark.timeout(900)

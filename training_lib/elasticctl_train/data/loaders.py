@@ -161,10 +161,11 @@ class ElasticDataLoader(DataLoader[Any]):
 
 
 class ElasticLoader:
-    """The rest of an epoch, from where training is when a pass begins; `len` is that of the newest pass.
+    """The rest of an epoch, from where training is when a pass begins; `feed` is told of each batch that is returned.
 
-    Batches that are repeated because a step was lost count each time, like in a script that numbers the batches of a
-    pass. Reports each batch to `feed` when it is returned.
+    `len` is that of the epoch's newest pass. Batches that are repeated because a step was lost count each time, like in
+    a script that numbers the batches of a pass. Before the epoch's first pass, `len` leaves out as many batches as have
+    been repeated before this process joined: loops that count end after the same batch on all ranks then.
     """
 
     def __init__(
@@ -177,11 +178,14 @@ class ElasticLoader:
     ) -> None:
         """`make` creates torch's loader for a plan from a position on; `begin` is called when a pass begins."""
         self._make, self._feed, self._begin = make, feed, begin
-        self._passed = 0
+        self._passed, self._passes_in = 0, -1
         self._go_to(plan, position)
 
     def __len__(self) -> int:
-        return self._passed + self._left
+        if self._passes_in == self._feed.begun:
+            return self._passed + self._left
+        left = self._left if self._feed.where is None else self._plan.count(self._feed.where().position)
+        return left - self._feed.repeated if self._feed.repeated <= left else left
 
     def __iter__(self) -> Iterator[Any]:
         is_done, handed = False, 0
@@ -190,7 +194,7 @@ class ElasticLoader:
             place = cursor.epoch, cursor.position, self._feed.moves
             if place != self._place:
                 self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
-            is_done, self._passed = True, handed
+            is_done, self._passed, self._passes_in = True, handed, self._feed.begun
             for batch, samples in self._feed.watch_fetches(
                 partial(zip, self._plan.batches(cursor.position), self._loader, strict=True)
             ):

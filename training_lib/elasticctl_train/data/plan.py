@@ -103,6 +103,15 @@ class Cursor:
         return replace(self, epoch=self.epoch + 1, position=0)
 
 
+@dataclass(frozen=True, slots=True)
+class TakenStep:
+    """What a step was trained on. `is_uneven`: several batches, but not the usual number."""
+
+    samples: int
+    batches: int
+    is_uneven: bool
+
+
 @dataclass(slots=True)
 class Feed:
     """Counts what the loader has passed to the training loop, without what DataLoader workers have prefetched.
@@ -111,7 +120,9 @@ class Feed:
     belong to this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to
     another group. `batches` were passed since the last step; most steps consist of `usual_batches`. `is_done`: a pass
     has ended in this epoch. `fetches_ahead`: the script takes each batch from the loader before it has trained on the
-    one before. `on_fetched(took_s)` is called after a batch has been fetched.
+    one before. `on_fetched(took_s)` is called after a batch has been fetched. `repeated` batches of this epoch have
+    come again because their steps were lost, on the ranks that were there then. `begun` counts the times that the
+    script has begun an epoch, or its rest. `where()` returns how far training is.
     """
 
     rank: int = 0
@@ -125,6 +136,9 @@ class Feed:
     usual_batches: int = 0
     is_done: bool = False
     fetches_ahead: bool = False
+    repeated: int = 0
+    begun: int = 0
+    where: Callable[[], Cursor] | None = None
     first_steps: list[int] = field(default_factory=list)
     on_fetch: Callable[[bool], None] | None = None
     on_fetched: Callable[[float], None] | None = None
@@ -175,14 +189,14 @@ class Feed:
         pending, self.pending, self.batches = self.pending, 0, 0
         return pending
 
-    def take_step(self) -> tuple[int, bool]:
-        """Like `take`, for a step; also return whether it consists of several batches, but not of the usual number."""
+    def take_step(self) -> TakenStep:
+        """Like `take`, for a step."""
         batches, usual = self.batches, self.usual_batches
         self.usual_batches = max(batches, usual)
         if len(self.first_steps) < 3:
             self.first_steps.append(batches)
             self.fetches_ahead |= self.first_steps in ([2, 1, 1], [3, 1, 1])
-        return self.take(), batches > 1 and batches != usual
+        return TakenStep(self.take(), batches, is_uneven=batches > 1 and batches != usual)
 
     def go_on(self) -> None:
         """Record that the step goes on with another batch, whose gradient is added: nothing was fetched ahead."""

@@ -67,7 +67,7 @@ class OwnCollectives:
 
 
 class InPlace:
-    """The group of a run, the model that survives the loss of peers, and the way back to the end of the last step."""
+    """The group of a run, the model that survives the loss of peers, and the way back to the end of `last_step`."""
 
     def __init__(self, group: ElasticGroup, run_parts: Mapping[str, Stateful]) -> None:
         self.group = group
@@ -78,8 +78,8 @@ class InPlace:
             for name, part in run_parts.items()
             if part is not model and not isinstance(part, torch.optim.Optimizer)
         }
-        self._last = LastStep(model, optimizers, others)
-        self._gate = StepGate(group.watch, optimizers, self._last.look)
+        self.last_step = LastStep(model, optimizers, others)
+        self._gate = StepGate(group.watch, optimizers, self.last_step.look)
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
         self._own = OwnCollectives()
@@ -87,7 +87,7 @@ class InPlace:
         if group.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
             self.collectives.install()
         self.examples = ExampleInputs(os.environ.pop(example_inputs.VARIABLE, ""))
-        group.on_loss = self._last.keep
+        group.on_loss = self.last_step.keep
 
     @classmethod
     def open(cls, run_parts: Mapping[str, Stateful]) -> InPlace | None:
@@ -116,7 +116,7 @@ class InPlace:
         """
         if dist.has_other_groups(self.group.world):
             return "the script makes process groups of its own"
-        if self._last.changes_early:
+        if self.last_step.changes_early:
             return "the script changes parameters before the optimizer's step"
         if self._own.differ:
             return "the script makes collectives of its own in some steps only"
@@ -131,7 +131,7 @@ class InPlace:
         is_lost = self.is_lost
         self.group.thread = threading.get_ident()
         self._own.begin_step(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
-        self._last.begin(is_lost=is_lost)
+        self.last_step.begin(is_lost=is_lost)
 
     def wrap(self, model: torch.nn.Module, buckets: Buckets | None) -> ElasticDataParallel:
         """Return the model to call, the same one in every generation.
@@ -142,7 +142,7 @@ class InPlace:
             self.group.watch.buckets = self.group.watch.buckets or buckets
             self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
             self._model.examples = self.examples if is_compiled(model) else None
-            self._last.take_over()
+            self.last_step.take_over()
         return self._model
 
     def enter(self, model: torch.nn.Module) -> State | None:
@@ -168,7 +168,7 @@ class InPlace:
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
-        is_whole = self._last.restore() & self._gate.undo() and not is_uneven
+        is_whole = self.last_step.restore() & self._gate.undo() and not is_uneven
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
@@ -186,7 +186,7 @@ class InPlace:
 
         Raises any other error of `step`.
         """
-        self._last.end()
+        self.last_step.end()
         self._gate.mark()
         self._own.end_step(dist.collectives_of_script())
         try:
