@@ -47,12 +47,14 @@ class Channel:
     """What messages pass through. All copies of a `World` share one, so that none of them keeps a group alive on its
     own.
 
-    `training`: the group of gradients, if that is not the default group. `is_cut()`: the group has been given up.
+    `training`: the group of gradients, if that is not the default group. `groups_made`: how many groups there were once
+    `rejoin` had made these. `is_cut()`: the group has been given up.
     `is_dead()`: nothing that still waits there will ever end. `is_stuck`: something that waits there was given up.
     """
 
     group: dist.ProcessGroup | None = None
     training: dist.ProcessGroup | None = None
+    groups_made: int = 0
     is_cut: Callable[[], bool] = lambda: False
     is_dead: Callable[[], bool] = lambda: False
     is_stuck: bool = False
@@ -245,10 +247,10 @@ def collectives_of_script() -> int:
 
 
 def has_other_groups(world: World) -> bool:
-    """Return whether there are process groups besides the default one and this library's."""
+    """Return whether the script has made process groups since `rejoin`, though it may have destroyed them since."""
     groups = _torch_groups()
     ours = groups.default_pg, world.channel.group, world.channel.training
-    return not all(group in ours for group in groups.pg_map)
+    return groups.group_count > world.channel.groups_made or not all(group in ours for group in groups.pg_map)
 
 
 def _torch_groups() -> Any:
@@ -297,6 +299,7 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
     world.channel.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None
     world.channel.training = dist.new_group()
+    world.channel.groups_made = _torch_groups().group_count
     if not world.owned:
         atexit.register(_end_threads, world.channel)
     return World(rank, size, world.device, world.channel, owned=True)

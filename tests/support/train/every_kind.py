@@ -66,6 +66,7 @@ def main() -> None:
     evaluated: list[float] = []
     url, save = str(FOLDER / "ckpt"), SavePolicy(every_steps=3)
     with Run(url, model=model, optimizer=first, scheduler=ahead, save=save, **parts) as run:
+        set_up(run.world_size)
         for epoch in run.epochs(int(E["EPOCHS"])):
             seen: list[int] = []
             losses: list[float] = []
@@ -123,6 +124,12 @@ def main() -> None:
     sums = [[part.double().sum().item(), part.double().norm().item()] for part in state]
     settings = [scaler.state_dict(), first.param_groups[0]["lr"], second.param_groups[0]["lr"]]
     (FOLDER / f"end-{os.getpid()}").write_text(json.dumps([run.steps_done, sums, settings, evaluated[-1]]))
+
+
+def set_up(world_size: int) -> None:
+    """Find out about the other ranks, as libraries do, in a group that is needed for nothing else."""
+    if HABIT == "short-lived groups" and world_size > 1:
+        dist.destroy_process_group(dist.new_group())
 
 
 def report(loss: float, world_size: int) -> None:

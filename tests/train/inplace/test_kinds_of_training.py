@@ -78,7 +78,13 @@ def test_collectives_of_the_scripts_own_in_a_lost_step_end_nobody(lab: Lab, poin
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("habit", "point"), [("late metrics", "after"), ("groups", "backward"), ("average", "forward")]
+    ("habit", "point"),
+    [
+        ("late metrics", "after"),
+        ("groups", "backward"),
+        ("short-lived groups", "backward"),
+        ("average", "forward"),
+    ],
 )
 def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
     """Collectives, and groups, of the script's own; an average of the weights that the run was not given."""
