@@ -72,6 +72,16 @@ class _Known:
     basis: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The work that is left, now and from the last checkpoint on, and the rate at each size."""
+
+    left: float
+    saved_left: float
+    rates: Mapping[int, float]
+    measured: bool
+
+
 def plan_workers(
     job: ElasticJob, observed: Observed, reported: JobStatus, now: float
 ) -> tuple[ElasticJob, Observed, PlanStatus | None]:
@@ -122,21 +132,13 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
     dear, cheap = (prices.on_demand, prices.spot) if prices is not None else (1.0, 0.3)
     spent = None if prices is None else spent_usd(worker_seconds(replace(job, status=status), now), prices)
     money = _money_left(job, goal, spent, dear)
-    rates = {size: rate for size, rate in steps_per_s_by_size(status, now).items() if rate > 0}
-    total, step = status.progress.total_steps, status.progress.step
-    if rates and total and step is not None:
-        rates_by_size = _steady_rates(_sizes(job), rates, plan.rates if plan is not None else (), _counted(status))
-        left, saved = float(max(0, total - step)), float(max(0, total - (status.checkpoint.step or 0)))
-    else:
-        curve = ScalingCurve.through([Point(max(1, job.max), 1.0)])
-        rates_by_size = {size: curve.rate(size) for size in _sizes(job)}
-        left = saved = WIDER * (goal.work_seconds or 3600.0)  # as given; if it is unknown, it is measured first
+    work = _look_at_work(job, goal, status, now)
     situation = Situation(
-        work_left=left,
-        saved_left=max(left, saved),
+        work_left=work.left,
+        saved_left=max(work.left, work.saved_left),
         time_left_s=time_left_s,
         money_left_usd=money,
-        speeds=Speeds.of(rates_by_size),
+        speeds=Speeds.of(work.rates),
         costs=costs,
         on_demand_usd_per_h=dear,
         pools=tuple(Pool(pool.name, cheap, machines(pool, job)) for pool in pools),
@@ -146,9 +148,23 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
         blind=True,
         look_s=_look_s(job, time_left_s, money, dear),
     )
+    basis = _basis(job, situation, work.measured, status.progress.step)
+    return _Known(situation, pools, work.measured, tuple(work.rates.values()), spent, basis)
+
+
+def _look_at_work(job: ElasticJob, goal: Goal, status: JobStatus, now: float) -> _Work:
+    """The work as measured; before that, as the goal says."""
+    rates = {size: rate for size, rate in steps_per_s_by_size(status, now).items() if rate > 0}
+    total, step = status.progress.total_steps, status.progress.step
     measured = bool(rates and total)
-    basis = _basis(job, situation, measured, step)
-    return _Known(situation, pools, measured, tuple(rates_by_size.values()), spent, basis)
+    if measured and total and step is not None:
+        before = job.status.plan.rates if job.status.plan is not None else ()
+        steady = _steady_rates(_sizes(job), rates, before, _counted(status))
+        saved_left = float(max(0, total - (status.checkpoint.step or 0)))
+        return _Work(float(max(0, total - step)), saved_left, steady, measured)
+    curve = ScalingCurve.through([Point(max(1, job.max), 1.0)])
+    left = WIDER * (goal.work_seconds or 3600.0)  # as given; if it is unknown, it is measured first
+    return _Work(left, left, {size: curve.rate(size) for size in _sizes(job)}, measured)
 
 
 def _money_left(job: ElasticJob, goal: Goal, spent: float | None, usd_per_h: float) -> float | None:
