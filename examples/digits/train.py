@@ -1,7 +1,7 @@
 """Train a small network on scikit-learn's handwritten digits, on any number of ranks, which may change at any time.
 
-elasticctl submit examples/digits/train.py --context local -- --epochs 20 python examples/digits/train.py # or in one
-process
+elasticctl submit examples/digits/train.py --context local -- --epochs 20
+python examples/digits/train.py   # or in one process
 """
 
 import argparse

@@ -48,8 +48,8 @@ class Group(GroupRecord):
     ) -> None:
         """Set the live workers (uid -> name) that the controller sees; a member that is missing is lost.
 
-        The workers in `leaving` have been told to stop: they stay members until they are gone, but will not be in the
-        next generation.
+        The workers in `leaving` stay members until they are gone, but will not be in the next generation. Those without
+        a notice are the ones that the controller removes: they stop now, whether or not SIGTERM reaches their launchers.
         """
         self.known_at = now if self.known_at is None else self.known_at
         for uids in (self.gone, self.silent, self.overdue, self.preparing, self.trained):
@@ -66,7 +66,17 @@ class Group(GroupRecord):
         if any(uid in before and uid not in self.alive and uid not in self.finished for uid in self.members):
             excuse_failure(self)
         self._check_for_losses(now)
+        self._let_go_removed(now)
         self.settle(now)
+
+    def _let_go_removed(self, now: float) -> None:
+        """Drain the group for the members that the controller removes."""
+        going = self.leaving - self.notices.departing - self.notices.given.keys()
+        removed = [uid for uid in self.members if uid in going and uid in self.alive and uid not in self.finished]
+        if removed and self.state is GroupState.TRAINING:
+            names = join_some([self.members[uid].name for uid in removed], "worker")
+            what = "has to stop: it is removed" if len(removed) == 1 else "have to stop: they are removed"
+            let_go(self, removed, f"{names} {what}", now)
 
     def note_sign(self, uid: str, now: float, doing: str = "", for_s: float = 0.0) -> bool:
         """A worker has called, and has been `doing` something for `for_s` seconds; True if it does something new."""

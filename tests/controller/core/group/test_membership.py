@@ -413,10 +413,17 @@ def test_one_that_is_told_to_go_is_not_in_the_next_generation_and_not_waited_for
     group = formed(0, 1, 2)
     group.set_alive(alive(0, 1, 2), 1, 5.0, frozenset({"u2"}))
     assert group.world is not None, "it is a member until it goes"
-    group.notice("u2", "scaled in", 5.0)
     for i in range(3):
         group.join(member(i), 1, 6.0)
     assert names(group) == ["job-worker-0", "job-worker-1"]
+
+
+def test_one_that_the_controller_removes_is_told_so_even_if_sigterm_does_not_reach_its_launcher() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive(alive(0, 1, 2), 1, 5.0, frozenset({"u2"}))
+    assert group.drain is not None
+    assert group.drain.reason == "job-worker-2 has to stop: it is removed"
+    assert group.notices.departing == {"u2"}
 
 
 def test_one_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
