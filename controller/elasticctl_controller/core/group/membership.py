@@ -49,7 +49,8 @@ class Group(GroupRecord):
         """Set the live workers (uid -> name) that the controller sees; a member that is missing is lost.
 
         The workers in `leaving` stay members until they are gone, but will not be in the next generation. Those without
-        a notice are the ones that the controller removes: they stop now, whether or not SIGTERM reaches their launchers.
+        a notice are the ones that the controller removes: they stop now, even if SIGTERM does not reach their
+        launchers.
         """
         self.known_at = now if self.known_at is None else self.known_at
         for uids in (self.gone, self.silent, self.overdue, self.preparing, self.trained):
