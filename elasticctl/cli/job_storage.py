@@ -106,7 +106,7 @@ def said_of_unlisted(place: JobStorage) -> str:
     return f", but there may be a lost one: {repair.name_first(found)}. {fix}"
 
 
-def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
+def check_in_full(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
     """Read all of a checkpoint and return the finding; None if it was deleted meanwhile. Raises JobStorageError."""
     from elasticctl_store.checkpoints import verify
 
@@ -117,14 +117,16 @@ def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
         return verify.check(place.storage, finding, on_bytes)
 
 
-def prove_newest(place: JobStorage, found: Iterable[CheckedCommit], check: Check | None = None) -> list[CheckedCommit]:
+def check_until_intact(
+    place: JobStorage, found: Iterable[CheckedCommit], check: Check | None = None
+) -> list[CheckedCommit]:
     """Read the checkpoints, newest first, up to the first intact one, and return the findings in order.
 
-    The last of them is intact, unless none is. `check` reads one, in place of `proved`. Raises JobStorageError.
+    The last of them is intact, unless none is. `check` reads one, in place of `check_in_full`. Raises JobStorageError.
     """
     seen: list[CheckedCommit] = []
     for finding in found:
-        checked = (check or proved)(place, finding)
+        checked = (check or check_in_full)(place, finding)
         if checked is None:
             continue
         seen.append(checked)
@@ -136,7 +138,7 @@ def prove_newest(place: JobStorage, found: Iterable[CheckedCommit], check: Check
 def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = None) -> Commit:
     """The newest intact checkpoint, or the newest of a step. Reports those that it passes over.
 
-    Reads no more of a long list than necessary. `check` as for `prove_newest`. Raises NotFoundError,
+    Reads no more of a long list than necessary. `check` as for `check_until_intact`. Raises NotFoundError,
     JobStorageError.
     """
     from elasticctl_store.checkpoints import verify
@@ -150,7 +152,7 @@ def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = N
                 yield finding
 
     with storage_errors():
-        seen = prove_newest(place, wanted(), check)
+        seen = check_until_intact(place, wanted(), check)
     last = seen[-1] if seen else None
     if last is None or last.commit is None or last.damage:
         of_step = "" if step is None else f" of step {step}"
@@ -228,7 +230,7 @@ def choose_doomed(
         if unread or not doomed or not staying:
             return doomed
         index, finding = staying[0]
-        checked = proved(place, finding)
+        checked = check_in_full(place, finding)
         found[index : index + 1] = [checked] if checked is not None else []
         read.add(finding.position)
         if checked is not None and checked.damage:

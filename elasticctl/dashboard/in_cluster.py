@@ -27,7 +27,7 @@ from elasticctl.api.errors import ClusterError, CredentialsError, UsageError
 from elasticctl.dashboard.access import TOKEN_HEADER, is_cross_site, is_own_origin
 from elasticctl.dashboard.page_files import file_routes, harden
 from elasticctl.dashboard.sessions import LogIn, Session, Sessions
-from elasticctl.dashboard.user_api import Handler, Tools, UserApi, answered, page_routes, refused
+from elasticctl.dashboard.user_api import Handler, Tools, UserApi, error_response, page_routes, respond
 
 COOKIE = "__Host-elasticctl"
 """The prefix has browsers keep it to this very host, and send it over TLS alone (or to their own machine)."""
@@ -88,10 +88,10 @@ class ClusterDashboard:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check every request before a handler answers it."""
         if is_cross_site(request.headers):
-            return refused(403, "the request comes from another site")
+            return error_response(403, "the request comes from another site")
         if request.method not in ("GET", "HEAD") and not is_own_origin(request.headers):
-            return refused(403, "the request does not come from the page")
-        return await answered(handler, request)
+            return error_response(403, "the request does not come from the page")
+        return await respond(handler, request)
 
     async def _api_of(self, request: web.Request) -> UserApi:
         """The API of the requesting user. Raises HTTPUnauthorized without a session, or HTTPForbidden."""
@@ -141,7 +141,7 @@ class ClusterDashboard:
         try:
             session = await self.sessions.admit(shown, token)
         except CredentialsError as e:
-            return refused(401, str(e))
+            return error_response(401, str(e))
         answer = web.json_response({"user": session.user.name})
         answer.set_cookie(COOKIE, shown, path="/", secure=True, httponly=True, samesite="Strict")
         return answer

@@ -17,7 +17,7 @@ from aiohttp import web
 from elasticctl.api.errors import UsageError
 from elasticctl.dashboard.access import COOKIE, Gate, is_cross_site, is_local
 from elasticctl.dashboard.page_files import file_routes, harden
-from elasticctl.dashboard.user_api import Handler, Scope, Tools, UserApi, answered, page_routes, refused
+from elasticctl.dashboard.user_api import Handler, Scope, Tools, UserApi, error_response, page_routes, respond
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 4096
@@ -65,14 +65,14 @@ class Dashboard:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check every request before a handler answers it."""
         if not is_local(request.headers.get("Host", "")) or is_cross_site(request.headers):
-            return refused(403, "the request comes from another site")
+            return error_response(403, "the request comes from another site")
         if "ticket" in request.query and request.path == self.gate.base:
             return self._entry(request)
         if not self.gate.admits(request.cookies.get(COOKIE, "")):
             return web.Response(status=403, text=_NOT_LET_IN)
         if request.method not in ("GET", "HEAD") and not self.gate.may_change(request.headers):
-            return refused(403, "the request does not come from the page")
-        return await answered(handler, request)
+            return error_response(403, "the request does not come from the page")
+        return await respond(handler, request)
 
     def _entry(self, request: web.Request) -> web.StreamResponse:
         if not self.gate.redeem(request.query["ticket"]):

@@ -146,7 +146,7 @@ class UserApi:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The stream of events."""
         if self.feed.viewers >= MAX_VIEWERS:
-            return refused(503, f"{MAX_VIEWERS} pages are open already. FIX: close one")
+            return error_response(503, f"{MAX_VIEWERS} pages are open already. FIX: close one")
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         with self.feed.viewing():
             await stream.prepare(request)
@@ -329,17 +329,17 @@ def page_routes(base: str, api_of: Callable[[web.Request], Awaitable[UserApi]]) 
     ]
 
 
-async def answered(handler: Handler, request: web.Request) -> web.StreamResponse:
+async def respond(handler: Handler, request: web.Request) -> web.StreamResponse:
     """The answer of a handler; an error becomes JSON."""
     try:
         return await handler(request)
     except web.HTTPException as e:
-        return refused(e.status, e.reason)
+        return error_response(e.status, e.reason)
     except ElasticctlError as e:
-        return refused(next((status for kind, status in _STATUSES.items() if isinstance(e, kind)), 502), str(e))
+        return error_response(next((status for kind, status in _STATUSES.items() if isinstance(e, kind)), 502), str(e))
 
 
-def refused(status: int, message: str) -> web.Response:
+def error_response(status: int, message: str) -> web.Response:
     """An error answer of one line."""
     return web.json_response({"error": message}, status=status)
 

@@ -95,7 +95,7 @@ class Agent(TorchAgent):
         self._got_sigterm = False
         self._sigterm_raises = False
         self._verdicts = Verdicts(self._service)
-        handler.failed = self._verdicts.counted
+        handler.failed = self._verdicts.counted_failures
         self._wanted, self._is_prepared = RanksWanted(0), False
         self._termination = Termination(self._service, limits.grace_s)
         self.state = LauncherState.JOINING

@@ -171,9 +171,9 @@ class KueueObjects:
         for reflector in reflectors:
             reflector.wait_synced(max(0.0, until - self._clock()))
         self.reflectors = reflectors
-        self._workloads.subscribe(self._changed)
+        self._workloads.subscribe(self._on_workload_change)
 
-    def _changed(self, old: Manifest | None, new: Manifest | None) -> None:
+    def _on_workload_change(self, old: Manifest | None, new: Manifest | None) -> None:
         key = _job_key(new or old or {})
         if key:
             self._on_change(key)

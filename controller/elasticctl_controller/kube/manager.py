@@ -99,10 +99,10 @@ class Manager:
         self._election = Election(
             connection,
             candidate,
-            self._elected,
+            self._on_elected,
             exit_at_once,
             on_answer=lambda: self._workload.note_api_answer(),
-            on_regained=self._regained,
+            on_regained=self._on_regained,
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
@@ -110,7 +110,7 @@ class Manager:
         self._workload = self._build_workload(api, key)
         self._rendezvous = RendezvousService(
             functools.partial(derive_token, key),
-            self._reported,
+            self._on_report,
             may_act=self._election.holds,
             find_job=self._workload.jobs.get,
             token_every_s=flags.rotate_tokens_s,
@@ -249,17 +249,17 @@ class Manager:
     def _synced(self) -> bool:
         return all(reflector.wait_synced(0) for reflector in self._reflectors())
 
-    def _elected(self) -> None:
+    def _on_elected(self) -> None:
         self._loop.call_soon_threadsafe(self._leads.set)
 
-    def _regained(self, seconds: float) -> None:
+    def _on_regained(self, seconds: float) -> None:
         """Continue where this replica stopped: no other has acted in the meantime, but none has listened to workers."""
         if seconds > UNHEARD_S:
             self._rendezvous.begin_anew()
         for job in self._workload.jobs.items():
             self._controller.enqueue(object_key(job))
 
-    def _reported(self, key: str) -> None:
+    def _on_report(self, key: str) -> None:
         self._controller.enqueue_soon(key)
 
     async def _open_rendezvous(self) -> None:

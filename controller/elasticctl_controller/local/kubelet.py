@@ -177,7 +177,7 @@ class LocalKubelet:
             except Exception:  # the edge of one pod: the others are looked after all the same
                 log.exception("pod %s: looking after it failed", pod["metadata"]["name"])
                 delays_s.append(RETRY_S)
-        for uid in self._store.abandoned():
+        for uid in self._store.list_abandoned():
             shutil.rmtree(self._paths.pod_dir(uid), ignore_errors=True)
             self._store.delete_incarnation(uid)
         if self._drain_from is not None and not any(worker.process for worker in self._workers.values()):
@@ -207,7 +207,7 @@ class LocalKubelet:
         if worker.state in (KubeletState.WAITING, KubeletState.ENDED):
             return None if _deletion_deadline(pod) is None else KubeletEvent.POD_DELETED
         pod_dir = self._paths.pod_dir(pod["metadata"]["uid"])
-        if worker.process is None or worker.process.ended():
+        if worker.process is None or worker.process.has_ended():
             return KubeletEvent.EXITED if processes.has_run(pod_dir) else KubeletEvent.SHIM_LOST
         deadline = self._stop_deadline(pod, worker)
         if deadline is not None:

@@ -36,7 +36,7 @@ class WorkerProcess:
         self._process = psutil.Process(pid)
         self._child = child
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once the shim is gone (and reaped, if it is a child of this process)."""
         if self._child is not None:
             return self._child.poll() is not None

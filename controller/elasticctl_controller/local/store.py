@@ -241,7 +241,7 @@ class Store:
                 PodIncarnation(uid, job, worker, json.loads(pod) if pod else None) for uid, job, worker, pod in rows
             ]
 
-    def abandoned(self) -> list[str]:
+    def list_abandoned(self) -> list[str]:
         """Return the uids of incarnations whose job and pod are both gone, so that their files can be deleted."""
         with self._database.reading() as db:
             rows = db.execute(

@@ -75,9 +75,9 @@ class Supervisor:
         tokens = WorkerTokens(secret, lambda key: self._workload.get_job(key))
         self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus), tokens.deliver)
         token_for = functools.partial(derive_token, secret)
-        self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
+        self._rendezvous = RendezvousService(token_for, self._on_report, find_job=self._workload.get_job)
         self._limits = ProjectLimits(self._workload.quota_of)
-        self._allocator = Allocator(self._workload, self._terms, self._given, restrict=self._limits.restrict)
+        self._allocator = Allocator(self._workload, self._terms, self._on_allotment, restrict=self._limits.restrict)
         self._outbox = Outbox(
             local_webhook_urls(paths), report_as_events(self._workload), rules=WebhookRules(own_machine=True)
         )
@@ -113,7 +113,7 @@ class Supervisor:
             await _serve(self._rendezvous.app(), self._paths.rendezvous_socket, self._rendezvous),
         ]
         self._kubelet.start()
-        self._store.subscribe(self._changed)
+        self._store.subscribe(self._on_store_change)
         self._allocator.start()
         self._outbox.start()
         self._noticing.start()
@@ -147,17 +147,17 @@ class Supervisor:
     def _terms(self) -> SharingSettings:
         return SharingSettings(self._workload.sharing().on, RULES)
 
-    def _changed(self, change: StoreChange) -> None:
+    def _on_store_change(self, change: StoreChange) -> None:
         """Divide the capacity again, and look at all jobs again if a quota has changed."""
         if change.kind == QUOTA:
             for job in self._store.list_jobs():
                 self._controller.enqueue(f"{job['metadata']['namespace']}/{job['metadata']['name']}")
         self._allocator.wake()
 
-    def _given(self, key: str) -> None:
+    def _on_allotment(self, key: str) -> None:
         self._controller.enqueue(key)
 
-    def _reported(self, key: str) -> None:
+    def _on_report(self, key: str) -> None:
         self._controller.enqueue_soon(key)
 
 

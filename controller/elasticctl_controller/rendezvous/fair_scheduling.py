@@ -52,7 +52,7 @@ class Turns:
             self._due = asyncio.get_running_loop().call_soon(self._give)
 
     @contextmanager
-    def measured(self, job: str) -> Iterator[None]:
+    def measure(self, job: str) -> Iterator[None]:
         """Measure what is done inside as the cost of one of the job's turns."""
         began = self._clock()
         try:

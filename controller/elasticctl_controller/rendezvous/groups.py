@@ -86,7 +86,7 @@ class Groups:
     @contextmanager
     def changing(self, caller: Caller) -> Iterator[tuple[Group, float]]:
         """Yield a group and the time, to change the group; what follows from the change is done afterwards."""
-        with self.turns.measured(caller.key):
+        with self.turns.measure(caller.key):
             with self.lock:
                 group = self.of(caller)
                 before = group.situation

@@ -211,7 +211,7 @@ class Handlers:
         if not isinstance(messages, list) or len(messages) > MAX_REPORTS:
             raise Refused(400, f"messages: expected a list of at most {MAX_REPORTS}")
         now, changed = self._groups.clock(), False
-        with self._groups.turns.measured(caller.key), self._groups.lock:
+        with self._groups.turns.measure(caller.key), self._groups.lock:
             group = self._groups.of(caller)
             if group.adopts(newest_generation(messages)):
                 raise Refused(429, "this service was restarted, and no worker has reported the running group yet")

@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         self._in_time()
-        self._listener.lost(self, exc)
+        self._listener.on_lost(self, exc)
         self._inner.connection_lost(exc)
 
     def _in_time(self) -> None:
@@ -288,7 +288,7 @@ class Listener:
         """Have `work` done with `data` at the next turn of a job."""
         cast(Guard, self._guard).turns.queue(caller.key, lambda: work(data))
 
-    def lost(self, connection: Connection, error: Exception | None) -> None:
+    def on_lost(self, connection: Connection, error: Exception | None) -> None:
         """A connection has ended."""
         if connection.caller is not None:
             key = connection.caller.key
@@ -333,7 +333,7 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, connected)
         except OSError:  # it has gone already
             connected.close()
-            self.lost(connection, None)
+            self.on_lost(connection, None)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Nothing can be accepted for now: try again in a second, as asyncio does."""

@@ -116,10 +116,10 @@ class RendezvousService:
         """Return the aiohttp application; serve it on any socket."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        app.on_startup.append(self._started)
+        app.on_startup.append(self._on_startup)
         return app
 
-    async def _started(self, _: web.Application) -> None:
+    async def _on_startup(self, _: web.Application) -> None:
         self.groups.start()
 
     # The controller's side; thread-safe.

@@ -97,12 +97,12 @@ def test_files_are_given_up_once_job_and_pod_are_gone(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = store.create_pod(pod("job-worker-0"), job["metadata"]["uid"])["metadata"]["uid"]
     store.remove_pod(uid)
-    assert store.abandoned() == []
+    assert store.list_abandoned() == []
     assert [(i.worker, i.pod) for i in store.incarnations(job["metadata"]["uid"])] == [("job-worker-0", None)]
     store.delete_job("default", "job")
-    assert store.abandoned() == [uid]
+    assert store.list_abandoned() == [uid]
     store.delete_incarnation(uid)
-    assert store.abandoned() == []
+    assert store.list_abandoned() == []
 
 
 def test_a_deletion_can_only_come_nearer(store: Store) -> None:

@@ -36,7 +36,7 @@ def run(work: Callable[[Turns, Clock, list[str]], None]) -> list[str]:
 
 
 def act(turns: Turns, clock: Clock, done: list[str], job: str, cost_s: float) -> None:
-    with turns.measured(job):
+    with turns.measure(job):
         clock.now += cost_s
     done.append(job)
 

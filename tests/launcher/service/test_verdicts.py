@@ -44,7 +44,7 @@ def test_a_failure_that_another_member_explains_does_not_count() -> None:
     assert service.judge(OWN) is LauncherEvent.TOLD_TO_REJOIN
     assert service.asked[0]["uid"] == "uid-0"
     assert service.verdicts.has_reported(OWN)
-    assert service.verdicts.counted() == []
+    assert service.verdicts.counted_failures() == []
 
 
 def test_failures_that_nobody_explains_are_told_with_the_next() -> None:
@@ -52,7 +52,9 @@ def test_failures_that_nobody_explains_are_told_with_the_next() -> None:
     for failure in (OWN, replace(OWN, generation=4), replace(LOST_PEERS, generation=5)):
         assert service.judge(failure) is LauncherEvent.TOLD_TO_REJOIN
     assert [[each["generation"] for each in body["failed"]] for body in service.asked] == [[], [3], [3, 4]]
-    assert [each["generation"] for each in service.verdicts.counted()] == [3, 4], "nor one that a lost peer caused"
+    assert [each["generation"] for each in service.verdicts.counted_failures()] == [3, 4], (
+        "nor one that a lost peer caused"
+    )
 
 
 def test_a_worker_whose_peers_have_not_finished_has_not_failed_again() -> None:
@@ -61,14 +63,14 @@ def test_a_worker_whose_peers_have_not_finished_has_not_failed_again() -> None:
     finish = Question("finish", dict, lambda answer: "rejoin", "done", service.answered.put)
     finish.answer = "rejoin"
     assert service.verdicts.take(finish) is LauncherEvent.TOLD_TO_REJOIN
-    assert len(service.verdicts.counted()) == 1
+    assert len(service.verdicts.counted_failures()) == 1
 
 
 def test_no_more_failures_are_told_than_may_be_news() -> None:
     service = Service(verdict="rejoin")
     for generation in range(1, 12):
         service.judge(replace(OWN, generation=generation))
-    assert [each["generation"] for each in service.verdicts.counted()] == list(range(4, 12))
+    assert [each["generation"] for each in service.verdicts.counted_failures()] == list(range(4, 12))
 
 
 def test_a_worker_that_is_to_blame_fails_with_what_the_service_has_found() -> None:

@@ -39,7 +39,7 @@ class Verdicts:
         """Report a failure. The answer comes once the service knows how the other members' ranks have ended."""
         log.warning("generation %d: %s", failure.generation, failure.describe())
         self._reported = failure
-        self._asked = self._service.ask_for_verdict(lambda: {**failure.to_report(), "failed": self.counted()})
+        self._asked = self._service.ask_for_verdict(lambda: {**failure.to_report(), "failed": self.counted_failures()})
         return self._asked
 
     def forget(self) -> None:
@@ -58,7 +58,7 @@ class Verdicts:
         """True if this is the newest failure that was reported."""
         return failure is self._reported
 
-    def counted(self) -> list[dict[str, Any]]:
+    def counted_failures(self) -> list[dict[str, Any]]:
         """Return reports of this worker's own failures that the service counted before it told the worker to restart.
 
         A service that was restarted before it could store them does not know them.

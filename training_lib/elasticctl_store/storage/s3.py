@@ -228,7 +228,7 @@ class S3:
         doubt = _doubt(s3_responses.upload_id)
         reply = self._call("POST", key, {"uploads": ""}, s3_responses.WRITE, doubt=doubt, headers=headers)
         self._raise_unless(reply, s3_responses.WRITE, key, 200)
-        return self._checked(reply, key, s3_responses.upload_id)
+        return self._read_reply(reply, key, s3_responses.upload_id)
 
     def _send_parts(self, key: str, upload: str, body: Body) -> list[tuple[str, str]]:
         """Send the parts; return each part's ETag and checksum, in order."""
@@ -244,7 +244,7 @@ class S3:
             doubt = _doubt_write(headers)
             reply = self._call("PUT", key, query, s3_responses.WRITE, doubt=doubt, headers=headers, body=part.views)
             self._raise_unless(reply, s3_responses.WRITE, key, 200)
-            self._checked(reply, key, s3_responses.check_write)
+            self._read_reply(reply, key, s3_responses.check_write)
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
         each(send, range(count), max(1, min(parallel.per_rank() - 1, MOST_SENDERS)))
@@ -282,10 +282,10 @@ class S3:
         if if_absent and reply.answer.status == 412:
             return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
         self._raise_unless(reply, s3_responses.WRITE, key, 200)
-        self._checked(reply, key, check)
+        self._read_reply(reply, key, check)
         return Outcome.STORED
 
-    def _checked(self, reply: Reply, key: str, read: Callable[[HttpResponse], T]) -> T:
+    def _read_reply(self, reply: Reply, key: str, read: Callable[[HttpResponse], T]) -> T:
         """Return what `read` finds in the response to a write; its StorageError gets the key and the URL."""
         try:
             return read(reply.answer)

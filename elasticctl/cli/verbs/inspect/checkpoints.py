@@ -106,7 +106,7 @@ def verify(
     if not found:
         nothing = f"{place.name}: there are no checkpoints at {place.storage.url} to verify"
         raise NotFoundError(nothing + (job_storage.said_of_unlisted(place) or place.elsewhere))
-    looked_at = [job_storage.proved(place, finding) for finding in found]
+    looked_at = [job_storage.check_in_full(place, finding) for finding in found]
     checked = [finding for finding in looked_at if finding is not None]
     if output in ("json", "yaml"):
         _print_list(place, checked, output)
@@ -265,7 +265,7 @@ def _start_over(
     """Delete all checkpoints after a confirmation; returns the exit code. Raises UsageError if one is intact."""
     from elasticctl_store.checkpoints import repair as archive
 
-    seen = job_storage.prove_newest(place, found)
+    seen = job_storage.check_until_intact(place, found)
     if seen and not seen[-1].damage and seen[-1].commit is not None:
         step = seen[-1].commit.step
         raise UsageError(f"step {step} is intact, and {place.name} continues from it. FIX: leave out --start-over")
@@ -293,7 +293,7 @@ def _find_traces(place: job_storage.JobStorage, writer: CommitWriter) -> list[st
 
 def _refuse_the_newest(place: job_storage.JobStorage, doomed: list[Commit], found: list[CheckedCommit]) -> None:
     """Raise UsageError if the newest intact checkpoint would be deleted, or one that a run builds on."""
-    seen = job_storage.prove_newest(place, found)
+    seen = job_storage.check_until_intact(place, found)
     whole, last = seen[-1].commit if seen and not seen[-1].damage else None, job_storage.newest(found)
     if whole is not None and whole in doomed:
         raise UsageError(
