@@ -15,6 +15,7 @@ from tests.support.ports import free_port
 END = """
 import sys
 import torch
+from torch.distributed import destroy_process_group
 from elasticctl_train import dist
 
 world = dist.join()
@@ -32,6 +33,7 @@ torch.distributed.all_reduce_coalesced(tensors, group={group})
         ("world.channel.group", "sys.exit(3)", 3),
         ("None", "raise ValueError", 1),
         ("world.channel.group", "dist.leave(world)", 0),
+        ("None", "dist.leave(world); destroy_process_group(); torch.distributed.destroy_process_group()", 0),
         ("None", "", 0),
     ],
 )

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import json
+import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +25,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from elasticctl_store.errors import TrainError
 
+log = logging.getLogger("elasticctl_train")
+
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
+_DESTROY = distributed_c10d.destroy_process_group
 _CONNECT = timedelta(seconds=2)
 """The timeout of one attempt to reach a store."""
 _LOOK = timedelta(seconds=0.75)
@@ -326,6 +333,25 @@ def leave(world: World) -> None:
         _take_down(world.channel)
     else:
         world.channel.group = world.channel.training = None
+    _let_script_destroy()
+
+
+def _let_script_destroy() -> None:
+    """Let the script call `destroy_process_group` though there is no group any more, as most DDP scripts do at the end.
+
+    torch would raise an AssertionError then, with all training done.
+    """
+    for module in (distributed_c10d, dist, sys.modules["__main__"]):
+        if vars(module).get("destroy_process_group") is _DESTROY:
+            vars(module)["destroy_process_group"] = _destroy_if_any
+
+
+@functools.wraps(_DESTROY)
+def _destroy_if_any(group: dist.ProcessGroup | None = None) -> None:
+    if group is None and not dist.is_initialized():
+        log.info("Run has left the process group already: destroy_process_group() can be removed from the script")
+        return
+    _DESTROY(group)
 
 
 def _take_down(channel: Channel) -> None:
