@@ -57,7 +57,7 @@ def test_what_another_version_has_written_is_neither_passed_over_nor_deleted(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(entries, "FORMAT", entries.FORMAT_WITH_BASES + 1)
+        newer.setattr(entries, "FORMAT", entries.FORMAT_WITH_PATCHES + 1)
         theirs = commit(storage, CommitWriter.take_over(storage), 1)
     before = list(all_keys(storage, ""))
     with pytest.raises(StorageError, match=r"entry 2: written by another version .*FIX: continue with that version"):

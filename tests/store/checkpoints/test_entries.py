@@ -75,7 +75,7 @@ def test_an_entry_at_another_position_is_damage() -> None:
 
 
 def test_a_newer_format_is_named() -> None:
-    body = {"format": commits.FORMAT_WITH_BASES + 1, "kind": "commit"}
+    body = {"format": commits.FORMAT_WITH_PATCHES + 1, "kind": "commit"}
     body["sha256"] = commits.digest_of(body)
     with pytest.raises(DamagedError, match="another version"):
         commits.decode(json.dumps(body).encode(), 1)

@@ -5,6 +5,8 @@
     data/<save>/share-00000-of-00003.safetensors
     data/<save>/committed                             a copy of the entry, written after it: see `repair`
     base/<save>/share-00000-of-00003.safetensors      what that rank has written once, for later saves of its run too
+    base/<save with `table-` before the run's id>/…   tables of which few rows change from save to save
+    base/<save with `rows-` before the run's id>/…    a patch: rows of those tables that have changed since
 
 An entry is created only if its position is free. There are three kinds. A run *takes over* by appending a `Generation`.
 A checkpoint becomes visible when its `Commit` is appended, after all of its data. A `Moved` closes the journal. A run
@@ -15,7 +17,8 @@ whether it is intact.
 
 What does not change from save to save is stored in *base files*, which have no commit of their own: a commit names the
 folders below `base/` that it needs, and such a folder exists for as long as any commit names it. Versions without
-support for base files refuse such commits as being in another format, and delete none of their data.
+support for base files refuse such commits as being in another format, and delete none of their data. Commits that need
+patches are in a third format, likewise.
 """
 
 from __future__ import annotations
@@ -26,17 +29,18 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from elasticctl_store.errors import DamagedError, FormatError
 from elasticctl_store.storage.base import MOST_ENTRY_BYTES
 
-FORMAT, FORMAT_WITH_BASES = 2, 3
+FORMAT, FORMAT_WITH_BASES, FORMAT_WITH_PATCHES = 2, 3, 4
 JOURNAL = "journal/"
 DATA = "data/"
 BASE = "base/"
+_TABLE, _ROWS = "table-", "rows-"
 _TOP = 999_999_999_999
 _MOST_ENTRIES = 10**11
 """The highest position that counts: a higher one was not written by a run, and would leave no key for the next."""
@@ -92,8 +96,8 @@ class Commit:
 
     `number` counts the commits of this URL from 1; `size_bytes` is the size of all its data; `metrics` are the user's
     own numbers. `not_finite` names the model's parameters that contain a NaN or an infinity. `bases` are the folders of
-    the base files that it needs, in order; their files are part of `size_bytes`. `at` is in seconds since the epoch,
-    UTC.
+    the base files and patches that it needs, in order; their files are part of `size_bytes`. `at` is in seconds since
+    the epoch, UTC.
     """
 
     position: int
@@ -213,10 +217,39 @@ def base_key(share: str) -> str:
     return BASE + tensors_key(share).removeprefix(DATA)
 
 
+def table_key(share: str) -> str:
+    """Return the key of the base file of tables that a rank writes together with the share document of this key."""
+    return _marked(base_key(share), _TABLE)
+
+
+def patch_key(share: str) -> str:
+    """Return the key of the patch that a rank writes together with the share document of this key."""
+    return _marked(base_key(share), _ROWS)
+
+
+def _marked(key: str, mark: str) -> str:
+    folder, run = folder_of(key), run_of(folder_of(key))
+    return f"{folder.removesuffix(f'{run}/')}{mark}{run}/{key.removeprefix(folder)}"
+
+
 def is_base_file(key: str) -> bool:
-    """Return whether the key is that of a base file that a save has written."""
+    """Return whether the key is that of a base file that a save has written, and which is not a patch."""
+    return _is_in_base(key) and not _is_of_patches(folder_of(key))
+
+
+def is_patch(key: str) -> bool:
+    """Return whether the key is that of a patch that a save has written."""
+    return _is_in_base(key) and _is_of_patches(folder_of(key))
+
+
+def _is_in_base(key: str) -> bool:
     folder = folder_of(key)
     return key.startswith(BASE) and save_of(folder) is not None and bool(_BASE_FILE.fullmatch(key.removeprefix(BASE)))
+
+
+def _is_of_patches(folder: str) -> bool:
+    save = save_of(folder)
+    return save is not None and save.run_id.startswith(_ROWS)
 
 
 def is_named_by_save(key: str) -> bool:
@@ -246,12 +279,11 @@ def as_checksum(crc: int) -> str:
 def encode(entry: Entry) -> bytes:
     """Return an entry as JSON that includes its own digest."""
     kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
-    body = {"format": FORMAT, "kind": kind, **asdict(entry)}
+    body = {"kind": kind, **asdict(entry)}
     for name in ("not_finite", "bases"):  # most commits have none, and older versions do not know these fields
         if not body.get(name):
             body.pop(name, None)
-    if "bases" in body:
-        body["format"] = FORMAT_WITH_BASES
+    body["format"] = _format_of(body.get("bases", ()))
     return _canonical({**body, "sha256": digest_of(body)})
 
 
@@ -266,11 +298,11 @@ def decode(data: bytes, position: int) -> Entry:
         if digest != digest_of(body):
             raise DamagedError(f"journal entry {position}: its digest does not match")
         version = body.pop("format")
-        if version not in (FORMAT, FORMAT_WITH_BASES):
+        if version not in (FORMAT, FORMAT_WITH_BASES, FORMAT_WITH_PATCHES):
             raise FormatError(
                 f"journal entry {position}: written by another version in a format that this one does not know"
             )
-        if not same or version != (FORMAT_WITH_BASES if body.get("bases") else FORMAT):
+        if not same or version != _format_of(body.get("bases", ())):
             raise DamagedError(f"journal entry {position}: it is not as it was written")
         kind = _KINDS[body.pop("kind")]
         if kind is Commit:
@@ -301,11 +333,25 @@ def not_finite_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(sorted({name for document in documents for name in document.get("not_finite", ())}))
 
 
+def base_files_of(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the references to base files and patches in a share document. Raises KeyError, TypeError or AttributeError
+    for other data."""
+    for base in document.get("bases", ()):
+        yield base["file"]
+        for patch in base.get("patches", ()):
+            yield patch["file"]
+
+
 def bases_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the folders of the base files in share documents. Raises KeyError, TypeError or AttributeError for other
-    data."""
-    files = (base["file"]["key"] for document in documents for base in document.get("bases", ()))
-    return tuple(sorted({folder_of(key) for key in files}))
+    """Return the folders of the base files and patches in share documents. Raises KeyError, TypeError or AttributeError
+    for other data."""
+    return tuple(sorted({folder_of(file["key"]) for document in documents for file in base_files_of(document)}))
+
+
+def _format_of(bases: Iterable[str]) -> int:
+    """Return the format of an entry that needs these folders below `base/`."""
+    found = [_is_of_patches(base) for base in bases]
+    return FORMAT_WITH_PATCHES if any(found) else FORMAT_WITH_BASES if found else FORMAT
 
 
 def decode_commit(data: bytes, position: int) -> Commit:

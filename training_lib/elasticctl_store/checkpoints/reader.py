@@ -6,15 +6,20 @@ holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
     {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
      "tensors": {"key": …, "size_bytes": …, "checksum": …},
      "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …],
-     "bases": [{"file": {"key": …, "size_bytes": …, "checksum": …}, "pieces": …}]}     absent if there are none
+     "bases": [{"file": {"key": …, "size_bytes": …, "checksum": …}, "pieces": …,       absent if there are none
+                "patches": [{"file": …, "rows": [[NUMBER OF A PIECE, BITMAP, FIRST BYTE IN THE FILE], …]}, …],
+                "checksum": …}]}                                                        both absent if there are none
 
 `ordered` says which of the dicts in `state` and `local` are ordered (see `state_trees`); absent if none is. A document
 also has a `label`, which describes its checkpoint (step, epoch, metrics, time), and ends with a digest of
 itself, its *seal*. So the entry of the journal can be restored from the documents (see `repair`).
 
 `bases` are tensor files, too, which an earlier save of the same job may have written: they hold the pieces that have
-not changed since (see `entries`). `state` is the state tree (see `state_trees`), which rank 0 writes; `local` is the
-rank's own.
+not changed since (see `entries`). *Patches* are tensor files with rows of a base file's pieces that have changed since:
+where a piece of it is patched, the rows whose bits are set (see `bitmaps`) replace those of the base file, and of the
+patches before, in the order of the list. A row is what a tensor's last dimension spans. `checksum` is that of the base
+file as it is once all patches are applied. `state` is the state tree (see `state_trees`), which rank 0 writes; `local`
+is the rank's own.
 
 `verify` and a restore both read through this module, so each accepts what the other does. Nothing is trusted before it
 has been checked: checksums, the types and ranges of all numbers, that the documents belong together, that the pieces
@@ -32,8 +37,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elasticctl_store import checksums
-from elasticctl_store.checkpoints import entries, state_trees, tensor_files
-from elasticctl_store.checkpoints.boxes import Box, are_disjoint
+from elasticctl_store.checkpoints import bitmaps, entries, state_trees, tensor_files
+from elasticctl_store.checkpoints.boxes import Box, are_disjoint, whole
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
 from elasticctl_store.errors import DamagedError, FormatError
@@ -57,6 +62,7 @@ _SEAL = b', "sha256": "%s"}'
 _SEAL_BYTES = len(_SEAL % bytes(64))
 _ORDERED = '"$ordered"'
 _TREES = ("state", "local")
+_BASE_FIELDS = ({"file", "pieces"}, {"file", "pieces", "patches", "checksum"})
 _FIELDS = ("rank", "world_size", "fingerprint", "state", "local", "tensors", "pieces")
 
 
@@ -80,6 +86,11 @@ class Piece:
         return self.box.elements * DTYPES[self.dtype].item_bytes
 
     @property
+    def row_bytes(self) -> int:
+        """The size in bytes of one row, which is what the last dimension spans."""
+        return self.item_bytes * (self.box.shape[-1] if self.box.shape else 1)
+
+    @property
     def is_own(self) -> bool:
         """Whether its tensor is the rank's own."""
         return self.name.startswith(f"{OWN}/")
@@ -87,16 +98,38 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShareContents:
-    """A tensor file, the pieces in it in the order of their positions, and the own state of its rank as JSON."""
+    """A tensor file, the pieces in it in the order of their positions, and the own state of its rank as JSON.
+
+    `content` is what the file is once all patches are applied, in order: `file` itself if there are none.
+    """
 
     file: ObjectRef
     pieces: tuple[Piece, ...]
     local: Any
+    content: ObjectRef
+    patches: tuple[Patch, ...] = ()
 
     @property
     def header_bytes(self) -> int:
         """The size of the file's header in bytes: its first tensor starts there."""
         return self.pieces[0].start if self.pieces else self.file.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedRows:
+    """Rows of `piece`, which is in a base file: those in `bitmap`. A patch holds them, in order, from `start` on."""
+
+    piece: Piece
+    bitmap: bytes
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """The tensor file of a patch, and the rows in it."""
+
+    share: ShareContents
+    rows: tuple[PatchedRows, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +143,19 @@ class Contents:
     tensors: Mapping[str, TensorType]
     shares: tuple[ShareContents, ...]
     world_size: int
+
+    @property
+    def files(self) -> Iterator[ObjectRef]:
+        """All tensor files, including patches."""
+        for share in self.shares:
+            yield share.file
+            for patch in share.patches:
+                yield patch.share.file
+
+    @property
+    def base_files(self) -> set[ObjectRef]:
+        """The base files, including patches."""
+        return set(self.files).difference(share.file for share in self.shares[: self.world_size])
 
 
 def read_contents(storage: Storage, commit: Commit) -> Contents:
@@ -164,15 +210,16 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
         for piece in pieces:
             (own_boxes if piece.is_own else boxes).setdefault(piece.name, []).append(piece.box)
         _check_complete(own_tensors, own_boxes)
-        shares.append(ShareContents(file, pieces, local))
+        shares.append(ShareContents(file, pieces, local, file))
         for base in _parse_bases(ref.key, document.get("bases", []), tensors):
             bases.append(base)
             for piece in base.pieces:
                 boxes.setdefault(piece.name, []).append(piece.box)
     _check_complete(tensors, boxes)
-    if {entries.folder_of(base.file.key) for base in bases} != set(commit.bases):
+    contents = Contents(state, tensors, (*shares, *bases), len(shares))
+    if {entries.folder_of(file.key) for file in contents.base_files} != set(commit.bases):
         raise DamagedError(f"{commit.shares[0].key}: its base files are not those that were committed")
-    return Contents(state, tensors, (*shares, *bases), len(shares))
+    return contents
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
@@ -294,21 +341,69 @@ def _parse_file(key: str, fields: Any) -> ObjectRef:
 
 def _parse_bases(key: str, rows: Any, tensors: Mapping[str, TensorType]) -> Iterator[ShareContents]:
     """Yield the base files that a share document refers to."""
-    if not isinstance(rows, list) or any(not isinstance(row, dict) or row.keys() != {"file", "pieces"} for row in rows):
+    if not isinstance(rows, list) or any(not isinstance(row, dict) or row.keys() not in _BASE_FIELDS for row in rows):
         raise DamagedError(f"{key}: its list of base files is invalid")
     for row in rows:
         file = entries.parse_ref(row["file"])
         if file is None or not entries.is_base_file(file.key) or file.size_bytes < _MIN_FILE_BYTES:
             raise DamagedError(f"{key}: it refers to a base file that is not one")
-        yield ShareContents(file, _parse_pieces(file, row["pieces"], tensors), {})
+        pieces, patches, content = _parse_pieces(file, row["pieces"], tensors), tuple[Patch, ...](), file
+        if "patches" in row:
+            patches = tuple(_parse_patches(key, row["patches"], pieces))
+            patched = entries.parse_ref({**row["file"], "checksum": row["checksum"]})
+            if patched is None or not patches:
+                raise DamagedError(f"{key}: its list of patches is invalid")
+            content = patched
+        yield ShareContents(file, pieces, {}, content, patches)
+
+
+def _parse_patches(key: str, found: Any, pieces: Sequence[Piece]) -> Iterator[Patch]:
+    """Yield the patches of a base file that has these pieces."""
+    for one in found if isinstance(found, list) else (None,):
+        if not isinstance(one, dict) or one.keys() != {"file", "rows"} or not isinstance(one["rows"], list):
+            raise DamagedError(f"{key}: its list of patches is invalid")
+        file = entries.parse_ref(one["file"])
+        if file is None or not entries.is_patch(file.key) or file.size_bytes < _MIN_FILE_BYTES:
+            raise DamagedError(f"{key}: it refers to a patch that is not one")
+        rows = tuple(_parse_rows(file, row, pieces) for row in one["rows"])
+        if len({each.piece for each in rows}) != len(rows):
+            raise DamagedError(f"{file.key}: it patches a piece twice")
+        stored = [
+            Piece(each.piece.name, each.piece.dtype, whole((bitmaps.count(each.bitmap), row_items)), each.start)
+            for each in rows
+            for row_items in each.piece.box.shape[-1:]
+        ]
+        yield Patch(ShareContents(file, _in_order(file, stored), {}, file), rows)
+
+
+def _parse_rows(file: ObjectRef, row: Any, pieces: Sequence[Piece]) -> PatchedRows:
+    if type(row) is not list or [type(item) for item in row] != [int, str, int] or not 0 <= row[0] < len(pieces):
+        raise DamagedError(f"{file.key}: its list of rows is invalid")
+    number, text, start = row
+    piece = pieces[number]
+    if not piece.size_bytes or not piece.box.shape:
+        raise DamagedError(f"{file.key}: it patches a piece that has no rows")
+    try:
+        bitmap = bitmaps.from_text(text, piece.size_bytes // piece.row_bytes)
+    except ValueError as e:
+        raise DamagedError(f"{file.key}: its list of rows is invalid: {e}") from e
+    return PatchedRows(piece, bitmap, start)
 
 
 def _parse_pieces(file: ObjectRef, rows: Any, tensors: Mapping[str, TensorType]) -> tuple[Piece, ...]:
-    """Return the pieces of a tensor file in the order of their positions. Raises DamagedError unless they fill the
-    file."""
+    """Return the pieces that a share document lists of a tensor file."""
     if not isinstance(rows, list):
         raise DamagedError(f"{file.key}: its pieces are not listed")
-    pieces = [_parse_piece(file, row, tensors) for row in rows]
+    return _in_order(file, [_parse_piece(file, row, tensors) for row in rows])
+
+
+def _in_order(file: ObjectRef, pieces: list[Piece]) -> tuple[Piece, ...]:
+    """Return the pieces of a tensor file in the order of their positions. Raises DamagedError unless they fill the
+    file."""
+    for piece in pieces:
+        start = piece.start
+        if start < _MIN_FILE_BYTES or start % piece.item_bytes or start + piece.size_bytes > file.size_bytes:
+            raise DamagedError(f"{file.key}: a piece is outside its file, or not aligned to its elements")
     pieces.sort(key=lambda piece: (piece.start, piece.size_bytes, piece.name))
     end = pieces[0].start if pieces else file.size_bytes
     for piece in pieces:
@@ -335,8 +430,6 @@ def _parse_piece(file: ObjectRef, row: Any, tensors: Mapping[str, TensorType]) -
     piece = Piece(name, tensor.dtype, box, start)
     if piece.is_own and box.shape != tensor.shape:
         raise DamagedError(f"tensor {name!r:.100}: it is a rank's own, but stored in several pieces")
-    if start < _MIN_FILE_BYTES or start % piece.item_bytes or start + piece.size_bytes > file.size_bytes:
-        raise DamagedError(f"{file.key}: a piece is outside its file, or not aligned to its elements")
     return piece
 
 

@@ -219,7 +219,7 @@ def _oddities(storage: Storage, folder: str, keys: Collection[str]) -> Iterator[
 def tensor_bytes(document: Mapping[str, Any]) -> int:
     """Return the size of all tensor files that a share document refers to. Raises KeyError or TypeError for other
     data."""
-    files = [document["tensors"], *(base["file"] for base in document.get("bases", ()))]
+    files = [document["tensors"], *entries.base_files_of(document)]
     return int(sum(file["size_bytes"] for file in files))
 
 

@@ -209,10 +209,10 @@ class Keeper:
         """Return the size of what only this one of the commits needs; 0 if that cannot be read."""
         needed = {base for other in found if other is not commit for base in other.bases}
         try:
-            shares = reader.read_contents(self._storage, commit).shares
+            contents = reader.read_contents(self._storage, commit)
         except (DamagedError, MissingError):
             return 0
-        files = [*commit.shares, *(share.file for share in shares)]
+        files = [*commit.shares, *contents.files]
         return sum(file.size_bytes for file in files if entries.folder_of(file.key) not in needed)
 
     @property

@@ -66,8 +66,8 @@ def newest_first(
             continue
         if back is not None and not back.allows(finding.commit):
             continue
-        contents = read_contents(source, finding.commit)
-        yield CheckpointObjects(finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares)))
+        files = read_contents(source, finding.commit).files
+        yield CheckpointObjects(finding.commit, (*finding.commit.shares, *files))
 
 
 def find_newest(source: Storage) -> CheckpointObjects | None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
-from elasticctl_store.checkpoints import commits, entries, state_trees, tensor_files
+from elasticctl_store.checkpoints import bitmaps, commits, entries, state_trees, tensor_files
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import (
     Contents,
+    PatchedRows,
     Piece,
     ShareContents,
     check_header,
@@ -66,16 +69,20 @@ def findings(storage: Storage) -> Iterator[CheckedCommit]:
 def verify(storage: Storage, commit: Commit, on_bytes: OnBytes, proven: set[ObjectRef] | None = None) -> None:
     """Read every byte of a checkpoint. Raises DamagedError or MissingError unless everything exists as it was written.
 
-    With `proven`, base files in that set must only exist, and those that have been read are added to it.
+    With `proven`, base files and patches in that set must only exist, and those that have been read are added to it.
     """
     contents = read_contents(storage, commit)
-    bases = {share.file for share in contents.shares[contents.world_size :]}
+    bases = contents.base_files
     known = bases & proven if proven is not None else set[ObjectRef]()
+    for file in known:
+        _look_for(storage, file)
+    unread = list[ShareContents]()
     for share in contents.shares:
-        if share.file in known:
-            _look_for(storage, share)
-    unread = tuple(share for share in contents.shares if share.file not in known)
-    _read_all(storage, dataclasses.replace(contents, shares=unread), lambda piece, at, data: None, on_bytes)
+        if share.file not in known:
+            unread.append(share)
+        else:
+            unread += [patch.share for patch in share.patches if patch.share.file not in known]
+    _read_all(storage, dataclasses.replace(contents, shares=tuple(unread)), _drop, on_bytes)
     if proven is not None:
         proven |= bases
 
@@ -111,9 +118,9 @@ def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: On
     starts: dict[str, list[int]] = {}
     for path, (name, _) in found.items():
         starts.setdefault(name, []).append(layout.starts[path])
-    partial = target.with_name(f"{target.name}.partial")
+    unfinished = target.with_name(f"{target.name}.partial")
     try:
-        with partial.open("wb", buffering=0) as file:
+        with unfinished.open("wb", buffering=0) as file:
             os.truncate(file.fileno(), layout.size_bytes)
             _write_at(file.fileno(), memoryview(layout.header), 0)
 
@@ -124,9 +131,9 @@ def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: On
 
             _read_all(storage, contents, write, on_bytes)
             os.fsync(file.fileno())
-        partial.replace(target)
+        unfinished.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return len(layout.starts)
 
 
@@ -143,12 +150,12 @@ def is_listed(storage: Storage, position: int) -> bool:
 
 def glance(storage: Storage, commit: Commit) -> None:
     """Verify a checkpoint's documents, and that its files exist. Raises DamagedError or MissingError."""
-    for share in read_contents(storage, commit).shares:
-        _look_for(storage, share)
+    for file in read_contents(storage, commit).files:
+        _look_for(storage, file)
 
 
-def _look_for(storage: Storage, share: ShareContents) -> None:
-    storage.read_into(share.file.key, share.file.size_bytes - 1, memoryview(bytearray(1)))
+def _look_for(storage: Storage, file: ObjectRef) -> None:
+    storage.read_into(file.key, file.size_bytes - 1, memoryview(bytearray(1)))
 
 
 def _look_at(storage: Storage, position: int) -> CheckedCommit | None:
@@ -169,9 +176,11 @@ def _look_at(storage: Storage, position: int) -> CheckedCommit | None:
 
 
 def _read_all(storage: Storage, contents: Contents, on_piece: OnPiece, on_bytes: OnBytes) -> None:
-    """Read and verify all tensor files completely."""
+    """Read and verify all tensor files completely. The pieces' bytes are those after all patches."""
 
     def read(share: ShareContents) -> None:
+        for patch in share.patches:
+            retry_damaged(partial(_read_file, storage, patch.share, _drop, on_bytes), until_same=True)
         retry_damaged(lambda: _read_file(storage, share, on_piece, on_bytes), until_same=True)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -180,25 +189,54 @@ def _read_all(storage: Storage, contents: Contents, on_piece: OnPiece, on_bytes:
 
 
 def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_bytes: OnBytes) -> None:
+    """Read and verify a tensor file completely, whose patches have been verified."""
     file, header = share.file, bytearray()
     buffer = memoryview(bytearray(min(CHUNK_BYTES, file.size_bytes)))
-
-    def chunks() -> Iterator[memoryview]:
-        for start in range(0, file.size_bytes, CHUNK_BYTES):
-            chunk = buffer[: min(CHUNK_BYTES, file.size_bytes - start)]
-            storage.read_into(file.key, start, chunk)
-            header.extend(chunk[: max(0, share.header_bytes - start)])
-            for piece in share.pieces:
-                first, end = max(piece.start, start), min(piece.start + piece.size_bytes, start + len(chunk))
-                if first < end:
-                    on_piece(piece, first - piece.start, chunk[first - start : end - start])
-            on_bytes(len(chunk))
-            yield chunk
-
-    found = entries.checksum(chunks())
-    if found != file.checksum:
-        raise DamagedError(f"{file.key}: its checksum does not match", found=found)
+    stored = content = 0
+    for start in range(0, file.size_bytes, CHUNK_BYTES):
+        chunk = buffer[: min(CHUNK_BYTES, file.size_bytes - start)]
+        storage.read_into(file.key, start, chunk)
+        stored = zlib.crc32(chunk, stored)
+        header.extend(chunk[: max(0, share.header_bytes - start)])
+        for patch in share.patches:
+            for rows in patch.rows:
+                _patch(storage, patch.share.file, rows, start, chunk)
+        content = zlib.crc32(chunk, content) if share.patches else stored
+        for piece in share.pieces:
+            first, end = max(piece.start, start), min(piece.start + piece.size_bytes, start + len(chunk))
+            if first < end:
+                on_piece(piece, first - piece.start, chunk[first - start : end - start])
+        on_bytes(len(chunk))
+    for crc, expected in ((stored, file), (content, share.content)):
+        found = entries.as_checksum(crc)
+        if found != expected.checksum:
+            raise DamagedError(f"{file.key}: its checksum does not match", found=found)
     check_header(share, bytes(header))
+
+
+def _patch(storage: Storage, file: ObjectRef, rows: PatchedRows, start: int, chunk: memoryview) -> None:
+    """Replace the rows of a patch in a chunk that starts at byte `start` of the base file."""
+    piece, row_bytes, end = rows.piece, rows.piece.row_bytes, start + len(chunk)
+    first = max(0, start - piece.start) // row_bytes
+    last = -(-min(piece.size_bytes, max(0, end - piece.start)) // row_bytes)
+    if first >= last:
+        return
+    places = []
+    for index, row in enumerate(bitmaps.rows(rows.bitmap, first, last), bitmaps.count(rows.bitmap, first)):
+        at, source = piece.start + row * row_bytes, rows.start + index * row_bytes
+        low, high = max(at, start), min(at + row_bytes, end)
+        places.append((low - start, high - start, source + low - at))
+    if not places:
+        return
+    origin = places[0][2]
+    newer = memoryview(bytearray(places[-1][2] + places[-1][1] - places[-1][0] - origin))
+    storage.read_into(file.key, origin, newer)
+    for low, high, source in places:
+        chunk[low:high] = newer[source - origin : source - origin + high - low]
+
+
+def _drop(piece: Piece, at: int, data: memoryview) -> None:
+    """Do nothing with the bytes of a piece: reading them is all that is wanted."""
 
 
 def runs(piece: Piece, shape: tuple[int, ...], at: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -7,10 +7,10 @@ sides of every exchange derive its contents from what all ranks know, so a parce
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -30,11 +30,13 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import dtensor, tree
-from elasticctl_train.checkpoint.memory import local_tier
+from elasticctl_train.checkpoint import dtensor, rows, tree
+from elasticctl_train.checkpoint.memory import buffers, local_tier
 from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Offer
 from elasticctl_train.checkpoint.memory.read_buffers import ReadBuffer
 from elasticctl_train.dist import World
+
+T = TypeVar("T")
 
 PARCEL_BYTES = 16 << 20
 """About how much is sent at a time."""
@@ -288,7 +290,7 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
 def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Offer]:
     """Return the shares that this rank can supply from its node's tier, by number, and where they are."""
     found = place.tier.offers() if place.tier is not None else {}
-    return {i: found[share.file] for i, share in enumerate(contents.shares) if share.file in found}
+    return {i: found[share.content] for i, share in enumerate(contents.shares) if share.content in found}
 
 
 def _acquire(
@@ -317,30 +319,49 @@ def _from_tier(offer: Offer, share: ShareContents, opened: ExitStack) -> Held | 
 
 def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> Held:
     """Read the bytes from storage. If there are other ranks, read into memory that those of this node can map."""
-    key, size_bytes = share.file.key, share.file.size_bytes
-    shared = local_tier.reserve(size_bytes) if place.world.size > 1 else None
+    shared = local_tier.reserve(share.file.size_bytes) if place.world.size > 1 else None
     if shared is not None:
         held = Held(shared[0], local_tier.address_of(opened.enter_context(shared[1])))
     else:
-        try:
-            buffer = ReadBuffer(size_bytes)
-        except NoMemoryError:
-            place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if the object is shorter
-            raise
+        buffer = _allocate(place.storage, share.file, ReadBuffer)
         held = Held(buffer.data, buffer=buffer)
 
-    def fill() -> Held:
-        place.storage.read_into(key, 0, held.data.numpy().data)
-        check(share, held.data)
-        return held
+    fetch(place.storage, share, held.data)
+    return held
 
-    return retry_damaged(fill, until_same=True)
+
+def _allocate(storage: Storage, file: ObjectRef, reserve: Callable[[int], T]) -> T:
+    """Return memory for an object. Raises NoMemoryError; DamagedError or MissingError if it is not as large as that."""
+    try:
+        return reserve(file.size_bytes)
+    except NoMemoryError:
+        storage.read_into(file.key, file.size_bytes - 1, memoryview(bytearray(1)))  # raises if the object is shorter
+        raise
+
+
+def fetch(storage: Storage, share: ShareContents, data: torch.Tensor) -> None:
+    """Read a tensor file into `data`, and apply its patches. Raises DamagedError or MissingError unless every byte is
+    as it was committed, and StorageError."""
+    stored = replace(share, content=share.file)
+
+    def fill() -> None:
+        storage.read_into(share.file.key, 0, data.numpy().data)
+        check(stored, data)
+
+    retry_damaged(fill, until_same=True)
+    for patch in share.patches:
+        newer = torch.frombuffer(_allocate(storage, patch.share.file, buffers.anonymous), dtype=torch.uint8)
+        fetch(storage, patch.share, newer)
+        for each in patch.rows:
+            rows.apply(each, newer, data)
+    if share.patches:
+        check(share, data)
 
 
 def check(share: ShareContents, data: torch.Tensor) -> None:
-    """Raise DamagedError unless these are the bytes of the share's tensor file."""
+    """Raise DamagedError unless these are the bytes of the share's tensor file, once all patches are applied."""
     view = data.numpy().data
-    check_bytes(share.file, view)
+    check_bytes(share.content, view)
     check_header(share, bytes(view[: share.header_bytes]))
 
 

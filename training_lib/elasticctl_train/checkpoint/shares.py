@@ -27,7 +27,8 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory.buffers import Buffer
 from elasticctl_train.checkpoint.memory.copying import Copier, CopyTarget, LateCopy
-from elasticctl_train.checkpoint.unchanged import Name, Unchanged
+from elasticctl_train.checkpoint.tables import Name
+from elasticctl_train.checkpoint.unchanged import NOTHING_APART, Apart, Unchanged
 
 State = Mapping[str, Any]
 """What is saved: parts by name, each a tree (see `tree`)."""
@@ -76,13 +77,15 @@ class Plan:
     """What this rank writes for states of certain `kinds`. It is reused, because planning is slow and states rarely
     change.
 
-    `unchanged` are the pieces in the base file. `sources` are in the order of the pieces of all files.
+    `apart` are the pieces in the files `base` and `tables`. `sources` are in the order of the pieces of all files.
     """
 
     kinds: Sequence[tree.Kind]
     rank_0_only: Collection[str]
-    unchanged: frozenset[Name]
-    files: tuple[PlannedFile, ...]
+    apart: Apart
+    own: PlannedFile
+    base: PlannedFile | None
+    tables: PlannedFile | None
     sources: tuple[CopySource, ...]
     document: Mapping[str, Any]
 
@@ -92,9 +95,9 @@ class Plan:
         return self.files[-1].start + self.files[-1].size_bytes
 
     @property
-    def base(self) -> PlannedFile | None:
-        """The file of what does not change, if there is one."""
-        return self.files[1] if len(self.files) > 1 else None
+    def files(self) -> tuple[PlannedFile, ...]:
+        """The planned files, in the order in which they are in the buffer."""
+        return tuple(file for file in (self.own, self.base, self.tables) if file is not None)
 
     @property
     def placed(self) -> Iterator[tuple[Piece, int]]:
@@ -106,9 +109,9 @@ class Plan:
         """What could be in a base file: everything that does not belong to this rank alone."""
         return frozenset((piece.name, piece.box) for piece, _ in self.placed if not piece.is_own)
 
-    def fits(self, flat: Flat, rank_0_only: Collection[str], unchanged: frozenset[Name] = frozenset()) -> bool:
+    def fits(self, flat: Flat, rank_0_only: Collection[str], apart: Apart = NOTHING_APART) -> bool:
         """Return whether this is also the plan for such a state."""
-        return self.kinds == flat.kinds and self.rank_0_only == rank_0_only and self.unchanged == unchanged
+        return self.kinds == flat.kinds and self.rank_0_only == rank_0_only and self.apart == apart
 
     def fill(
         self, buffer: Buffer, flat: Flat, copier: Copier, until_step: Collection[str] = ()
@@ -161,13 +164,13 @@ def plan(
     rank: int,
     world_size: int,
     rank_0_only: Collection[str] = (),
-    unchanged: frozenset[Name] = frozenset(),
+    apart: Apart = NOTHING_APART,
 ) -> Plan:
     """Return this rank's part of a save: who writes what.
 
     Plain tensors are equal on all ranks and shared out, except those in `rank_0_only`, given by path or first
     component. Of sharded tensors, each rank writes what it holds, and ranks that hold the same box share it out. What
-    is `unchanged` goes into a file of its own.
+    is unchanged and the tables go into files of their own.
     """
     everyone = tuple(range(world_size))
     holdings: list[Holding] = []
@@ -179,22 +182,27 @@ def plan(
             held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
         holdings += [Holding(name, box, box.elements * tensor.dtype.itemsize, ranks) for box, ranks in held]
     mine = boxes.share_out(holdings, world_size)[rank]
-    changing = [(name, flat.shared[name], box) for name, box in mine if (name, box) not in unchanged]
-    changing += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
-    fixed = [(name, flat.shared[name], box) for name, box in mine if (name, box) in unchanged]
-    files: list[PlannedFile] = []
-    sources: list[CopySource] = []
-    for part in (changing, fixed):
-        if part or not files:
-            start = _aligned(files[-1].start + files[-1].size_bytes) if files else 0
-            file, found = _plan_file(part, start)
-            files.append(file)
-            sources += found
+    parts: list[list[tuple[str, torch.Tensor, Box]]] = [[], [], []]
+    for name, box in mine:
+        parts[1 if (name, box) in apart.unchanged else 2 if (name, box) in apart.tables else 0].append(
+            (name, flat.shared[name], box)
+        )
+    parts[0] += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
+    own, sources = _plan_file(parts[0], 0)
+    apart_files: list[PlannedFile | None] = []
+    end = own.size_bytes
+    for part in parts[1:]:
+        file, found = _plan_file(part, _aligned(end)) if part else (None, [])
+        apart_files.append(file)
+        sources += found
+        end = file.start + file.size_bytes if file is not None else end
     return Plan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
-        unchanged=unchanged,
-        files=tuple(files),
+        apart=apart,
+        own=own,
+        base=apart_files[0],
+        tables=apart_files[1],
         sources=tuple(sources),
         document={"rank": rank, "world_size": world_size, "fingerprint": fingerprint(flat.shared)},
     )
@@ -264,20 +272,23 @@ class Share:
     def write(
         self, storage: Storage, key: str, parameters: Collection[str] = (), unchanged: Unchanged | None = None
     ) -> tuple[ObjectRef, ...]:
-        """Store the tensor files, then the document at `key`; return references to the files. Raises StorageError.
+        """Store the tensor files, then the document at `key`; return what the planned files are. Raises StorageError.
 
-        The document names those of `parameters` that are not finite. With `unchanged`, the base file may already be
-        stored; without it, everything is written to one file.
+        The document names those of `parameters` that are not finite. With `unchanged`, most of the base files may
+        already be stored; without it, everything is written to one file.
         """
         for copy in self.copied:
             copy.synchronize()
-        own, *bases = self.plan.files
-        base = unchanged.store(self, storage, key) if unchanged is not None else None
+        own, *apart = self.plan.files
+        stored = unchanged.store(self, storage, key) if unchanged is not None else []
         said: dict[str, Any] = {"label": dict(self.label)}
-        if unchanged is not None and base is not None:
+        if unchanged is not None and stored:
             said |= unchanged.said
-            said["bases"] = [{"file": asdict(base), "pieces": rows_of(bases[0].pieces)}]
-        pieces, parts = (own.pieces, [self.bytes_of(own)]) if base is not None or not bases else self._as_one_file()
+            said["bases"] = [
+                {"file": asdict(one.file), "pieces": rows_of(planned.pieces), **one.patches}
+                for one, planned in zip(stored, apart, strict=True)
+            ]
+        pieces, parts = (own.pieces, [self.bytes_of(own)]) if stored or not apart else self._as_one_file()
         tensors_key = entries.tensors_key(key)
         crc = storage.put(tensors_key, parts)
         file = ObjectRef(tensors_key, sum(map(len, parts)), entries.as_checksum(crc))
@@ -289,7 +300,7 @@ class Share:
             if isinstance(copy, LateCopy):
                 copy.check()
         storage.put(key, [seal({**self.plan.document, **said, "state": state, "local": self.local})])
-        return (file,) if base is None else (file, base)
+        return (file, *(one.content for one in stored))
 
     def bytes_of(self, file: PlannedFile) -> memoryview:
         """Return a file of the plan, once everything is copied."""
@@ -389,7 +400,8 @@ def gather(
     documents = [document for _, document in shares]
     bases = entries.bases_of(documents)
     there = {key for base in bases for key in all_keys(storage, base)}
-    _refuse_without(storage, [base["file"]["key"] for doc in documents for base in doc.get("bases", ())], there=there)
+    needed = (file["key"] for document in documents for file in entries.base_files_of(document))
+    _refuse_without(storage, needed, there=there)
     return Gathered(
         refs=tuple(ref for ref, _ in shares),
         size_bytes=sum(ref.size_bytes + repair.tensor_bytes(document) for ref, document in shares),

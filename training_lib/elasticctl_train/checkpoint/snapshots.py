@@ -123,9 +123,9 @@ class Snapshots:
     def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
         """Return the plan for such states, and buffers of the right size; they are only renewed if the states have
         changed."""
-        unchanged = self.unchanged.pieces
-        if self._plan is None or not self._plan.fits(flat, rank_0_only, unchanged):
-            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only, unchanged)
+        apart = self.unchanged.apart
+        if self._plan is None or not self._plan.fits(flat, rank_0_only, apart):
+            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only, apart)
         size_bytes = self._plan.size_bytes
         if self._buffers is None or not self._buffers.fit(size_bytes):
             if self._buffers is not None:

@@ -1,6 +1,7 @@
 """What does not change of a rank's share from save to save: written once, to a base file, and referred to from then on.
 
-These pieces are detected: at two commits in a row, less and less often, the pieces of a committed share are compared by
+Of tables, that is most of their rows (see `tables`). The rest of this module is about tensors that do not change at
+all. They are detected: at two commits in a row, less and less often, the pieces of a committed share are compared by
 their CRCs. What has stayed the same is laid out after the rest, in a file of its own. Whether a save has to write that
 file again depends only on a digest of its bytes, which every save computes. So frozen parameters, adapters (LoRA) and
 parts that are frozen for a while need no declaration, and any write to a tensor is noticed, however it is made.
@@ -26,9 +27,10 @@ from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.storage import Storage
+from elasticctl_train.checkpoint.tables import Name, StoredBase, Tables
 
 if TYPE_CHECKING:
-    from elasticctl_train.checkpoint.shares import Share
+    from elasticctl_train.checkpoint.shares import PlannedFile, Share
 
 LEAST_BYTES = 1 << 20
 """Less than this is not worth a file of its own."""
@@ -37,8 +39,16 @@ LEAST_SHARE = 0.25
 MOST_BREAKS = 2
 """A base file that has changed this often is given up until the next comparison."""
 
-Name = tuple[str, Box]
-"""A box of a tensor, which identifies a piece wherever it is stored."""
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The pieces that belong in files of their own: those that do not change, and tables."""
+
+    unchanged: frozenset[Name] = frozenset()
+    tables: frozenset[Name] = frozenset()
+
+
+NOTHING_APART = Apart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class Unchanged:
 
     def __init__(self) -> None:
         self.pieces: frozenset[Name] = frozenset()
+        self._tables = Tables()
         self._committed: _Stored | None = None
         self._pending: _Stored | None = None
         self._is_distrusted = threading.Event()
@@ -67,14 +78,19 @@ class Unchanged:
     def recall(self, document: Any) -> None:
         """Start with the base file of this rank's share in the commit that training resumes from, if there is one."""
         try:
-            (base,) = document["bases"]
-            file = entries.parse_ref(base["file"])
-            digest = bytes.fromhex(document["bases_sha256"][base["file"]["key"]])
+            ((key, said),) = document["bases_sha256"].items()
+            (base,) = (base for base in document["bases"] if base["file"]["key"] == key)
+            file, digest = entries.parse_ref(base["file"]), bytes.fromhex(said)
             pieces = frozenset((str(name), Box(tuple(at), tuple(shape))) for name, _, at, shape, _ in base["pieces"])
-        except (KeyError, TypeError, ValueError):  # from an older version, or without a base file
+        except (KeyError, TypeError, ValueError, AttributeError):  # from an older version, or without a base file
             return
         if file is not None and entries.is_base_file(file.key) and len(digest) == hashlib.sha256().digest_size:
             self.pieces, self._committed, self._digest = pieces, _Stored(file, digest), digest
+
+    @property
+    def apart(self) -> Apart:
+        """What belongs in files of its own from now on."""
+        return Apart(self.pieces, self._tables.pieces)
 
     @property
     def said(self) -> dict[str, Any]:
@@ -82,8 +98,9 @@ class Unchanged:
         stored = self._pending or self._committed
         return {"bases_sha256": {stored.file.key: stored.digest.hex()}} if stored is not None else {}
 
-    def store(self, share: Share, storage: Storage, key: str) -> ObjectRef | None:
-        """Return the base file of a share whose document has this key, writing it if necessary; None if it has none.
+    def store(self, share: Share, storage: Storage, key: str) -> list[StoredBase]:
+        """Return the base files of a share whose document has this key, in the order of its plan, writing what is
+        necessary.
 
         Raises StorageError.
         """
@@ -91,10 +108,21 @@ class Unchanged:
         if self._is_distrusted.is_set():
             self._is_distrusted.clear()
             self._committed = None
-        if share.plan.base is None:
+            self._tables.forget()
+        found = []
+        if share.plan.base is not None:
+            file = self._store_fixed(share, share.plan.base, storage, key)
+            found.append(StoredBase(file, file))
+        else:
             self._committed = None
-            return None
-        data = share.bytes_of(share.plan.base)
+        if share.plan.tables is not None:
+            found.append(self._tables.store(share, share.plan.tables, storage, key))
+        else:
+            self._tables.forget()
+        return found
+
+    def _store_fixed(self, share: Share, planned: PlannedFile, storage: Storage, key: str) -> ObjectRef:
+        data = share.bytes_of(planned)
         digest = hashlib.sha256(data).digest()
         self._is_broken, self._digest = self._digest not in (b"", digest), digest
         if self._committed is not None and self._committed.digest == digest:
@@ -107,14 +135,17 @@ class Unchanged:
 
     def to_write_bytes(self, share: Share) -> int:
         """Return about how many bytes a save of the share writes."""
-        base = share.plan.base
-        is_stored = base is not None and self._committed is not None and not self._is_distrusted.is_set()
-        return share.plan.size_bytes - (base.size_bytes if base is not None and is_stored else 0)
+        base, tables, stored_bytes = share.plan.base, share.plan.tables, 0
+        if not self._is_distrusted.is_set():
+            stored_bytes += base.size_bytes if base is not None and self._committed is not None else 0
+            stored_bytes += tables.size_bytes if tables is not None and self._tables.is_stored else 0
+        return share.plan.size_bytes - stored_bytes
 
     def committed(self, share: Share) -> None:
         """Record that the share that was stored last is part of a commit."""
         if self._pending is not None:
             self._committed, self._pending = self._pending, None
+        self._tables.committed()
         self._commits += 1
         if self._is_broken:
             self._leave_out_changed(share)
@@ -127,26 +158,29 @@ class Unchanged:
         self._is_distrusted.set()
 
     def _look(self, share: Share) -> None:
-        """Record the CRCs of all pieces, and compare them at the next commit."""
+        """Record the CRCs of all pieces, and samples of their rows, and compare them at the next commit."""
         before, self._crcs = self._crcs, _crcs(share, share.plan.shared_pieces)
         if not self._is_second_look:
             self._is_second_look = True
+            self._tables.sample(share)
             self._look_at = self._commits + 1
             return
         self._is_second_look = False
         self._look_at = 2 * self._commits
-        same = frozenset(name for name, crc in self._crcs.items() if before.get(name) == crc)
-        gained = same - self.pieces
-        if _size_bytes(share, gained) >= max(LEAST_BYTES, LEAST_SHARE * share.plan.size_bytes):
+        same = frozenset(name for name, crc in self._crcs.items() if before.get(name) == crc) - self._tables.pieces
+        if _is_worth_a_file(share, same - self.pieces):
             self._use(same)
             self._breaks = 0
+        tables = self._tables.find(share, but_for=same)
+        if _is_worth_a_file(share, tables):
+            self._tables.pieces |= tables
 
     def _leave_out_changed(self, share: Share) -> None:
         """Remove from the next base file what has changed in this one."""
         self._breaks += 1
         now = _crcs(share, self.pieces)
         same = frozenset(name for name, crc in now.items() if self._crcs.get(name) == crc)
-        few = _size_bytes(share, same) < max(LEAST_BYTES, LEAST_SHARE * share.plan.size_bytes)
+        few = not _is_worth_a_file(share, same)
         self._use(frozenset() if few or self._breaks > MOST_BREAKS else same)
         self._is_second_look = False
         self._look_at = max(self._look_at, 2 * self._commits)
@@ -160,5 +194,6 @@ def _crcs(share: Share, names: frozenset[Name]) -> dict[Name, int]:
     return {name: zlib.crc32(data) for name, data in share.pieces() if name in names}
 
 
-def _size_bytes(share: Share, names: frozenset[Name]) -> int:
-    return sum(len(data) for name, data in share.pieces() if name in names)
+def _is_worth_a_file(share: Share, names: frozenset[Name]) -> bool:
+    size_bytes = sum(len(data) for name, data in share.pieces() if name in names)
+    return size_bytes >= max(LEAST_BYTES, LEAST_SHARE * share.plan.size_bytes)

@@ -30,7 +30,7 @@ from torch.futures import Future
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints.commits import read_entries
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.checkpoints.reader import Contents, Piece, fetch_documents, parse, retry_damaged
+from elasticctl_store.checkpoints.reader import Contents, Piece, fetch_documents, parse
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, RestoreError, StorageError
@@ -271,13 +271,8 @@ def _read_share(found: Found, index: int) -> torch.Tensor:
     """Return a tensor file, complete and verified."""
     share = found.contents.shares[index]
     data = torch.frombuffer(buffers.anonymous(share.file.size_bytes), dtype=torch.uint8)
-
-    def fill() -> torch.Tensor:
-        found.storage.read_into(share.file.key, 0, data.numpy().data)
-        restore.check(share, data)
-        return data
-
-    return retry_damaged(fill, until_same=True)
+    restore.fetch(found.storage, share, data)
+    return data
 
 
 def _load(planner: LoadPlanner, item: ReadItem, source: torch.Tensor) -> None:

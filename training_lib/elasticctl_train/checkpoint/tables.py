@@ -1,0 +1,231 @@
+"""Tables of which few rows change from save to save, such as embeddings: written once, then only the rows that changed.
+
+Tables are detected: two commits in a row are compared by a sample of rows of each large tensor. Those of which few rows
+have changed are laid out in a base file of their own. From then on, a save computes a digest of every row (see `rows`)
+and writes those that have changed since the last commit as a patch. The patch also takes the place of the patches
+before it that are not much larger. So there are few patches, each row is written a few times at most until the patches
+exceed half of the file, and then the file is written in full.
+
+A save refers only to what the last commit refers to. If it is not known that the last save was committed, the tables
+are written in full, and so they are at the first save that has a file for them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elasticctl_store.checkpoints import bitmaps, entries, tensor_files
+from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.checkpoints.entries import ObjectRef
+from elasticctl_store.checkpoints.reader import Piece
+from elasticctl_store.checkpoints.tensor_files import TensorType
+from elasticctl_store.storage import Storage
+from elasticctl_train.checkpoint import rows
+
+if TYPE_CHECKING:
+    from elasticctl_train.checkpoint.shares import PlannedFile, Share
+
+SAMPLE_ROWS = 256
+MOST_CHANGED = 1 / 8
+"""A tensor is a table if at most this fraction of the sample has changed."""
+LEAST_ROW_BYTES = 64
+"""A row that is not much larger than its digest and its share of a bitmap is not worth them."""
+MOST_WORDS = 1 << 16
+"""A row of more words would need too many keys."""
+DENSE, MOST_DENSE = 1 / 4, 2
+"""A table of which more than this fraction has changed, in so many saves in a row, is not one any more."""
+MERGED = 1.5
+"""A patch takes the place of those before it that are up to this many times as large."""
+LEAST_PATCH, MOST_PATCHED = 1 / 128, 1 / 2
+"""Fractions of the file: patches count as at least this large when they are merged, so that there are ten at most; and
+once they would exceed this, the file is written in full."""
+
+Name = tuple[str, Box]
+"""A box of a tensor, which identifies a piece wherever it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBase:
+    """A base file, what it is once its patches are applied, and the fields of a share document about these patches."""
+
+    file: ObjectRef
+    content: ObjectRef
+    patches: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    """The masks of the rows in it (bool), by the number of their piece, and the list of rows in a share document."""
+
+    file: ObjectRef
+    masks: Mapping[int, torch.Tensor]
+    said: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A base file with these pieces, its patches, and what it is with them; `digests` are those of its rows."""
+
+    file: ObjectRef
+    pieces: Sequence[Piece]
+    patches: Sequence[_Patch]
+    content: ObjectRef
+    digests: Sequence[torch.Tensor]
+
+    def as_base(self) -> StoredBase:
+        said = [{"file": asdict(patch.file), "rows": patch.said} for patch in self.patches]
+        fields = {"patches": said, "checksum": self.content.checksum} if said else {}
+        return StoredBase(self.file, self.content, fields)
+
+
+class Tables:
+    """What one rank knows about the tables in its own shares. Used by one thread at a time.
+
+    `pieces` are those that belong in the file of tables from now on.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: frozenset[Name] = frozenset()
+        self._committed: _Stored | None = None
+        self._pending: _Stored | None = None
+        self._keys: torch.Tensor | None = None
+        self._samples: dict[Name, torch.Tensor] = {}
+        self._dense_saves = 0
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the next save need not write them in full, as far as is known."""
+        return self._committed is not None
+
+    def forget(self) -> None:
+        """Have the next save refer to nothing that is stored."""
+        self._committed = self._pending = None
+
+    def committed(self) -> None:
+        """Record that what was stored last is part of a commit."""
+        if self._pending is not None:
+            self._committed, self._pending = self._pending, None
+
+    def store(self, share: Share, planned: PlannedFile, storage: Storage, key: str) -> StoredBase:
+        """Return the base file with the tables of a share whose document has this key, writing what is necessary.
+
+        Raises StorageError.
+        """
+        before, self._committed, self._pending = self._committed, None, None
+        data = share.buffer.data[planned.start : planned.start + planned.size_bytes]
+        views = [rows.view(data, piece) for piece in planned.pieces]
+        digests = [self._digest(view) for view in views]
+        if before is None or before.pieces != planned.pieces:
+            return self._store_whole(share, planned, storage, key, digests)
+        masks = [(new != old).any(1) for new, old in zip(digests, before.digests, strict=True)]
+        self._give_up_dense(planned.pieces, masks)
+        changed = {number: mask for number, mask in enumerate(masks) if mask.any()}
+        if not changed:
+            self._committed = before
+            return before.as_base()
+        kept = list(before.patches)
+        while kept and _size_bytes(planned.pieces, kept[-1].masks) <= MERGED * max(
+            _size_bytes(planned.pieces, changed), LEAST_PATCH * planned.size_bytes
+        ):
+            for number, mask in kept.pop().masks.items():
+                changed[number] = changed[number] | mask if number in changed else mask
+        patched = sum(_size_bytes(planned.pieces, masks) for masks in (changed, *(patch.masks for patch in kept)))
+        if patched > MOST_PATCHED * planned.size_bytes:
+            return self._store_whole(share, planned, storage, key, digests)
+        kept.append(_write(storage, entries.patch_key(key), planned.pieces, views, changed))
+        content = replace(before.file, checksum=entries.as_checksum(zlib.crc32(share.bytes_of(planned))))
+        self._pending = _Stored(before.file, planned.pieces, kept, content, digests)
+        return self._pending.as_base()
+
+    def sample(self, share: Share) -> None:
+        """Record some rows of all pieces that may be tables, for `find`."""
+        self._samples = self._sampled(share)
+
+    def find(self, share: Share, but_for: Collection[Name]) -> frozenset[Name]:
+        """Return the pieces, other than these and those known, of which few rows have changed since `sample`."""
+        before, self._samples = self._samples, {}
+        return frozenset(
+            name
+            for name, digests in self._sampled(share).items()
+            if name in before
+            and name not in but_for
+            and int((digests != before[name]).any(1).sum()) <= MOST_CHANGED * len(digests)
+        )
+
+    def _sampled(self, share: Share) -> dict[Name, torch.Tensor]:
+        found = {}
+        for piece, start in share.plan.placed:
+            name = (piece.name, piece.box)
+            if name in self.pieces or piece.is_own or not _may_be_table(piece):
+                continue
+            view = rows.view(share.buffer.data, replace(piece, start=start))
+            if view.shape[1] <= MOST_WORDS:
+                chosen = torch.randint(len(view), (SAMPLE_ROWS,), generator=torch.Generator().manual_seed(0))
+                found[name] = self._digest(view[chosen])
+        return found
+
+    def _digest(self, view: torch.Tensor) -> torch.Tensor:
+        if self._keys is None:
+            self._keys = rows.draw_keys(MOST_WORDS)
+        return rows.digest(view, self._keys)
+
+    def _store_whole(
+        self, share: Share, planned: PlannedFile, storage: Storage, key: str, digests: Sequence[torch.Tensor]
+    ) -> StoredBase:
+        data, table = share.bytes_of(planned), entries.table_key(key)
+        file = ObjectRef(table, len(data), entries.as_checksum(storage.put(table, [data])))
+        self._pending = _Stored(file, planned.pieces, (), file, digests)
+        return self._pending.as_base()
+
+    def _give_up_dense(self, pieces: Sequence[Piece], masks: Sequence[torch.Tensor]) -> None:
+        """Remove from the next file what changes too much."""
+        dense = {
+            (piece.name, piece.box)
+            for piece, mask in zip(pieces, masks, strict=True)
+            if int(mask.sum()) > DENSE * len(mask)
+        }
+        self._dense_saves = self._dense_saves + 1 if dense else 0
+        if self._dense_saves == MOST_DENSE:
+            self.pieces, self._dense_saves = self.pieces - dense, 0
+
+
+def _may_be_table(piece: Piece) -> bool:
+    if len(piece.box.shape) < 2 or piece.row_bytes < LEAST_ROW_BYTES:
+        return False
+    return SAMPLE_ROWS <= piece.size_bytes // piece.row_bytes <= bitmaps.MOST_ROWS
+
+
+def _size_bytes(pieces: Sequence[Piece], masks: Mapping[int, torch.Tensor]) -> int:
+    """Return the size of rows in bytes."""
+    return sum(int(mask.sum()) * pieces[number].row_bytes for number, mask in masks.items())
+
+
+def _write(
+    storage: Storage,
+    key: str,
+    pieces: Sequence[Piece],
+    views: Sequence[torch.Tensor],
+    masks: Mapping[int, torch.Tensor],
+) -> _Patch:
+    """Write rows to a patch. Raises StorageError."""
+    names = {f"{number}:{pieces[number].name}": number for number in masks}
+    kinds = {
+        name: TensorType(pieces[number].dtype, (int(masks[number].sum()), pieces[number].box.shape[-1]))
+        for name, number in names.items()
+    }
+    layout = tensor_files.lay_out(kinds)
+    parts: list[bytes | memoryview] = [layout.header]
+    for name in layout.starts:
+        changed = views[names[name]][masks[names[name]]]
+        parts.append(changed.view(torch.uint8).view(-1).numpy().data)
+    crc = storage.put(key, parts)
+    said = [
+        [names[name], bitmaps.to_text(rows.to_bitmap(masks[names[name]])), start]
+        for name, start in layout.starts.items()
+    ]
+    return _Patch(ObjectRef(key, layout.size_bytes, entries.as_checksum(crc)), masks, said)
