@@ -7,15 +7,17 @@ content itself can notice.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import random
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints import entries, tensor_files
 from elasticctl_store.errors import DamagedError, MissingError, StorageError
 from elasticctl_store.storage.base import PAGE_KEYS, is_key
 
@@ -87,13 +89,16 @@ def damage_objects(whole: Objects, rng: random.Random) -> Objects:
 def seal(objects: Objects) -> None:
     """Make checksums, sizes and digests right, as far as what is there can be understood at all."""
     for key in sorted(objects):
-        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error):
             if key.endswith(".json") and key.startswith(entries.DATA):
                 document = json.loads(objects[key])
                 before = json.dumps(document)
-                for ref in (document["tensors"], *(base["file"] for base in document.get("bases", ()))):
+                for ref in (document["tensors"], *entries.base_files_of(document)):
                     file = objects[ref["key"]]
                     ref |= {"size_bytes": len(file), "checksum": entries.checksum([file])}
+                for base in document.get("bases", ()):
+                    if "patches" in base:
+                        base["checksum"] = entries.checksum([_patched(objects, base)])
                 if json.dumps(document) != before:
                     objects[key] = json.dumps(document).encode()
     for key in sorted(objects):
@@ -105,6 +110,21 @@ def seal(objects: Objects) -> None:
                         data = objects[ref["key"]]
                         ref |= {"size_bytes": len(data), "checksum": entries.checksum([data])}
                 objects[key] = sign(body)
+
+
+def _patched(objects: Objects, base: dict[str, Any]) -> bytes:
+    """A base file with all its patches, as far as they can be understood."""
+    content = bytearray(objects[base["file"]["key"]])
+    for patch in base["patches"]:
+        newer = objects[patch["file"]["key"]]
+        for number, text, at in patch["rows"]:
+            _, dtype, _, shape, start = base["pieces"][number]
+            row_bytes = shape[-1] * tensor_files.DTYPES[dtype].item_bytes
+            bitmap = zlib.decompress(base64.b64decode(text))
+            for index, row in enumerate(row for row in range(8 * len(bitmap)) if bitmap[row // 8] >> row % 8 & 1):
+                to, of = start + row * row_bytes, at + index * row_bytes
+                content[to : to + row_bytes] = newer[of : of + row_bytes]
+    return bytes(content)
 
 
 def seal_document(data: bytes) -> bytes:

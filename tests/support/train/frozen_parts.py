@@ -30,16 +30,18 @@ from tests.support.train.states import same
 
 
 class Counting(LocalStorage):
-    """Counts the bytes that are put, by key; puts that are to fail fail."""
+    """Counts the bytes that are put, by key; puts that are to fail fail, and all after so many."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.put_bytes: dict[str, int] = {}
         self.fails = ""
+        self.left: int | None = None
 
     def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
-        if self.fails and key.endswith(self.fails):
+        if (self.fails and key.endswith(self.fails)) or self.left == 0:
             raise StorageError("told to fail")
+        self.left = None if self.left is None else self.left - 1
         self.put_bytes[key] = sum(map(len, parts))
         return super().put(key, parts, if_absent=if_absent)
 
@@ -71,14 +73,20 @@ class World:
 
     def __post_init__(self) -> None:
         self.storage = Counting(self.folder)
-        self.state = {f"t{index}": torch.randn(self.rng.randrange(1, 200)) for index in range(6)}
+        self.state = self.first_state()
         self.run = Checkpointer(self.storage, keep=Retention(2))
         self.is_clean = True
 
-    def save(self) -> None:
-        self.step += 1
+    def first_state(self) -> dict[str, torch.Tensor]:
+        return {f"t{index}": torch.randn(self.rng.randrange(1, 200)) for index in range(6)}
+
+    def change(self) -> None:
         for name in self.rng.sample(sorted(self.state), self.rng.choice((0, 1, 1, 1, 2, 6))):
             self.state[name] = torch.randn(self.state[name].shape)
+
+    def save(self) -> None:
+        self.step += 1
+        self.change()
         self.states[self.step] = {"model": {name: tensor.clone() for name, tensor in self.state.items()}}
         self.is_clean = save(self.run, {"model": self.state}, self.step)
 
@@ -87,6 +95,13 @@ class World:
         self.save()
         self.storage.fails = ""
         self.is_clean = False
+
+    def be_killed(self) -> None:
+        """In the middle of a save, or before its entry."""
+        self.storage.left = self.rng.randrange(4)
+        self.save()
+        self.storage.left = None
+        self.restart()
 
     def restart(self) -> None:
         self.run = Checkpointer(self.storage, keep=Retention(self.rng.choice((1, 2, 4))))
@@ -126,17 +141,15 @@ class World:
             assert {entries.folder_of(key) for key in base_files(self.storage)} == needed
 
 
-def tell(folder: Path, seed: int, events: int) -> int:
-    """One story: so many things happen, and after each of them all is as it should be; returns how many saves."""
+def tell(folder: Path, seed: int, events: int, kind: type[World] = World) -> World:
+    """One story: so many things happen, and after each of them all is as it should be."""
     torch.manual_seed(seed)
-    world = World(folder, random.Random(seed))
+    world = kind(folder, random.Random(seed))
+    rare = (world.fail, world.be_killed, world.restart, world.delete_by_hand, world.lose_entry)
     for _ in range(events):
-        happens = world.rng.choice(
-            (*[world.save] * 5, *[world.freeze] * 2, world.fail, world.restart, world.delete_by_hand, world.lose_entry)
-        )
-        happens()
+        world.rng.choice((*[world.save] * 5, *[world.freeze] * 2, *rare))()
         world.check()
-    return world.step
+    return world
 
 
 def main() -> None:
@@ -151,7 +164,7 @@ def main() -> None:
     for seed in range(options.first, options.first + options.seeds):
         with tempfile.TemporaryDirectory(prefix="frozen-parts-") as folder:
             try:
-                saves += tell(Path(folder), seed, events=25)
+                saves += tell(Path(folder), seed, events=25).step
             except AssertionError:
                 print(f"seed {seed} fails", flush=True)
                 raise

@@ -3,6 +3,7 @@
     one-rank     three steps of a model with every dtype, tied and empty tensors, an optimizer and a scheduler
     two-ranks    tensors that two ranks have cut up between them, and one that rank 0 has written alone
     frozen       three steps of a model of which little changes: they share a base file
+    tables       three steps of a model with tables of which few rows change: they share base files, and have patches
     rows, grid   tensors (DTensor) that are sharded over two ranks by columns, and over a mesh of four
 
 `expected.json` has what the version that wrote them read back: of tensors dtype, shape and a digest of all bits.
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 SAMPLES = Path(__file__).parents[2] / "train" / "checkpoint" / "samples"
-NAMES = ("one-rank", "two-ranks", "rows", "grid", "frozen")
+NAMES = ("one-rank", "two-ranks", "rows", "grid", "frozen", "tables")
 
 
 def expected() -> dict[str, dict[str, Any]]:

@@ -39,7 +39,7 @@ def test_verify_finds_nothing_wrong(name: str, tmp_path: Path) -> None:
         assert verify.pull(storage, finding.commit, "model", tmp_path / "model.safetensors", lambda count: None) > 1
 
 
-@pytest.mark.parametrize(("name", "step"), [("one-rank", 3), ("two-ranks", 7), ("grid", 1)])
+@pytest.mark.parametrize(("name", "step"), [("one-rank", 3), ("two-ranks", 7), ("grid", 1), ("tables", 6)])
 def test_a_run_goes_on_from_it(name: str, step: int, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / name, tmp_path, dirs_exist_ok=True)
     storage = LocalStorage(tmp_path)

@@ -350,7 +350,7 @@ def bases_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _format_of(bases: Iterable[str]) -> int:
     """Return the format of an entry that needs these folders below `base/`."""
-    found = [_is_of_patches(base) for base in bases]
+    found = [isinstance(base, str) and _is_of_patches(base) for base in bases]
     return FORMAT_WITH_PATCHES if any(found) else FORMAT_WITH_BASES if found else FORMAT
 
 
