@@ -6,10 +6,12 @@ python -m tests.support.train.changing_rows --seeds 200      # that many stories
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -23,16 +25,13 @@ from tests.support.train.states import same
 SHAPES = ((40, 16), (200, 3), (64, 1), (3, 30, 5), (1, 50, 2), (0, 5), (30, 0), (25, 4, 1), (90,))
 
 
-class SmallTables:
-    """The thresholds of `tables` and `unchanged` at which the tables of these stories count."""
-
-    VALUES = ((unchanged, "LEAST_BYTES", 0), (unchanged, "LEAST_SHARE", 0.0), (tables, "SAMPLE_ROWS", 4))
-    ROWS = (tables, "LEAST_ROW_BYTES", 1)
-
-
-def set_small_tables() -> None:
-    for module, name, value in (*SmallTables.VALUES, SmallTables.ROWS):
-        setattr(module, name, value)
+SMALL: tuple[tuple[ModuleType, str, float], ...] = (
+    (unchanged, "LEAST_BYTES", 0),
+    (unchanged, "LEAST_SHARE", 0),
+    (tables, "SAMPLE_ROWS", 4),
+    (tables, "LEAST_ROW_BYTES", 1),
+)
+"""The thresholds at which the tables of these stories count."""
 
 
 class RowsWorld(World):
@@ -104,16 +103,14 @@ class RowsWorld(World):
             self.patches += sum(entries.is_patch(f"{base}share-00000-of-00001.safetensors") for base in commit.bases)
             with tempfile.TemporaryDirectory() as folder:
                 verify.pull(self.storage, commit, "model", Path(folder, "pulled"), lambda count: None)
-                pulled = _load(Path(folder, "pulled"))
+                pulled = load(Path(folder, "pulled"))
             for name, tensor in self.states[commit.step]["model"].items():
                 data = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0).byte()
                 assert same(pulled[name], data)
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
+def load(path: Path) -> dict[str, torch.Tensor]:
     """The bytes of the tensors in a safetensors file."""
-    import json
-
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     found = {}
@@ -131,7 +128,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     logging.disable(logging.ERROR)
-    set_small_tables()
+    for module, name, value in SMALL:
+        setattr(module, name, value)
     saves, patches, started_s = 0, 0, time.monotonic()
     for seed in range(options.first, options.first + options.seeds):
         with tempfile.TemporaryDirectory(prefix="changing-rows-") as folder:
@@ -140,7 +138,7 @@ def main() -> None:
             except AssertionError:
                 print(f"seed {seed} fails", flush=True)
                 raise
-        saves, patches = saves + world.step, patches + world.patches  # type: ignore[attr-defined]
+        saves, patches = saves + world.step, patches + world.patches
     took_s = time.monotonic() - started_s
     print(f"{options.seeds} stories, {saves} saves, {patches} patches read in {took_s:.0f} s: every commit whole")
 

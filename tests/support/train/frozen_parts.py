@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -141,7 +141,10 @@ class World:
             assert {entries.folder_of(key) for key in base_files(self.storage)} == needed
 
 
-def tell(folder: Path, seed: int, events: int, kind: type[World] = World) -> World:
+W = TypeVar("W", bound=World)
+
+
+def tell(folder: Path, seed: int, events: int, kind: type[W] = World) -> W:  # type: ignore[assignment]
     """One story: so many things happen, and after each of them all is as it should be."""
     torch.manual_seed(seed)
     world = kind(folder, random.Random(seed))

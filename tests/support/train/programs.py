@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 import time
@@ -28,10 +29,11 @@ from elasticctl_store.errors import SaveError, StorageError
 from elasticctl_store.storage import Storage, cloud, s3
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import parts, shares, unchanged
+from elasticctl_train.checkpoint import parts, shares, tables, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import join
 from tests.support.interrupting import die_at_change
+from tests.support.train.states import same
 
 torch.set_num_threads(1)
 gc.freeze()  # else the first full collection of each process goes through all of torch: 0.2 s
@@ -279,6 +281,30 @@ def frozen_state(step: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     frozen = {f"layer.{index}": torch.randn(50, 40, generator=generator) for index in range(10)}
     return {"model": {**frozen, "adapter": torch.full((40,), float(step))}}
+
+
+def table_state(step: int) -> dict[str, Any]:
+    """A model with tables, of which some rows have changed in each of the steps so far, and a part that is trained."""
+    generator = torch.Generator().manual_seed(0)
+    wide, narrow = torch.randn(300, 20, generator=generator), torch.zeros(200, 33, dtype=torch.bfloat16).t()
+    for each in range(step):
+        wide[torch.randint(300, (3 if each % 4 else 9,), generator=generator)] += 1
+        narrow[each % 33, :] = -0.0 if each % 2 else math.nan
+    return {"model": {"wide": wide, "narrow": narrow, "bias": torch.full((40,), float(step))}}
+
+
+def save_tables(root: str, saves: int, first: int = 1) -> None:
+    """Go on from what is there, and save such states on all ranks."""
+    unchanged.LEAST_BYTES, unchanged.LEAST_SHARE, tables.SAMPLE_ROWS = 0, 0, 4
+    world = join()
+    checkpoints = Checkpointer(LocalStorage(Path(root)), world)
+    restored = checkpoints.restore()
+    if restored is not None and not same(restored.state, table_state(first - 1)):
+        raise SaveError("not what was saved")
+    for step in range(first, first + saves):
+        checkpoints.save(table_state(step), Label(step))
+        if not checkpoints.settle():
+            raise SaveError("not committed")
 
 
 def save_with_frozen_part(root: str, saves: int, first: int = 1) -> None:

@@ -1,0 +1,54 @@
+"""Bitmaps of rows: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticctl_store.checkpoints import bitmaps
+
+
+def made(rows: set[int], length: int) -> bytes:
+    return sum(1 << row for row in rows).to_bytes(-(-length // 8), "little")
+
+
+@given(st.data(), st.integers(1, 100))
+def test_rows_come_back(data: st.DataObject, length: int) -> None:
+    rows = data.draw(st.sets(st.integers(0, length - 1), min_size=1))
+    start, end = sorted((data.draw(st.integers(0, length)), data.draw(st.integers(0, length))))
+    bitmap = bitmaps.from_text(bitmaps.to_text(made(rows, length)), length)
+    assert bitmap == made(rows, length)
+    assert bitmaps.count(bitmap) == len(rows)
+    assert bitmaps.count(bitmap, end) == len([row for row in rows if row < end])
+    assert list(bitmaps.rows(bitmap, start, end)) == sorted(row for row in rows if start <= row < end)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "é",
+        base64.b64encode(b"\1\0").decode(),
+        bitmaps.to_text(b"\1"),
+        bitmaps.to_text(b"\1\0\0"),
+        bitmaps.to_text(b"\0\0"),
+        bitmaps.to_text(b"\0\4"),
+        bitmaps.to_text(bytes(1 << 20)),
+        base64.b64encode(zlib.compress(b"\1\0")[:-1]).decode(),
+        base64.b64encode(zlib.compress(b"\1\0") + b"x").decode(),
+        bitmaps.to_text(b"\1\0") + "\n",
+    ],
+)
+def test_what_is_no_bitmap_of_ten_rows_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"bitmap|base64|padding|ASCII|decompress|digit|data"):
+        bitmaps.from_text(text, 10)
+
+
+def test_a_table_of_too_many_rows_has_no_patches() -> None:
+    with pytest.raises(ValueError, match="a patch of"):
+        bitmaps.from_text(bitmaps.to_text(b"\1"), bitmaps.MOST_ROWS + 1)

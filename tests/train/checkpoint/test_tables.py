@@ -1,0 +1,280 @@
+"""Of tables, only the rows that have changed are written, and every commit is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.checkpoints.reader import read_contents
+from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
+from elasticctl_store.errors import DamagedError, StorageError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import restore
+from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from elasticctl_train.checkpoint.memory import local_tier
+from elasticctl_train.dcp import ElasticReader
+from tests.support.train import changing_rows, programs, ranks
+from tests.support.train.changing_rows import RowsWorld
+from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
+from tests.support.train.programs import table_state
+from tests.support.train.states import same
+
+
+@pytest.fixture(autouse=True)
+def _small_tables_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in changing_rows.SMALL:
+        monkeypatch.setattr(module, name, value)
+
+
+def run_of(storage: Storage, saves: int, keep: int = 2) -> Checkpointer:
+    checkpoints = Checkpointer(storage, keep=Retention(keep))
+    for step in range(1, saves + 1):
+        assert save(checkpoints, table_state(step), step)
+    return checkpoints
+
+
+def patches(storage: Storage) -> list[str]:
+    return [key for key in base_files(storage) if entries.is_patch(key)]
+
+
+def check(storage: Storage, commit: Commit) -> None:
+    verify.verify(storage, commit, lambda count: None)
+    assert same(restore.read_alone(storage, commit)[0], table_state(commit.step))
+
+
+def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = Checkpointer(storage, keep=Retention(1))
+    torch.manual_seed(0)
+    weight, average = torch.randn(3000, 32), torch.zeros(3000, 32)
+    table_bytes, written = 2 * 3000 * 32 * 4, []
+    for step in range(1, 101):
+        rows = torch.randint(3000, (30,))
+        weight[rows] += 1
+        average[rows] += 0.5
+        storage.put_bytes.clear()
+        assert save(checkpoints, {"model": {"w": weight}, "optimizer": {"state": {0: {"exp_avg": average}}}}, step)
+        written.append(sum(storage.put_bytes.values()))
+        if step % 10 == 0:
+            (commit,) = read_commits(storage)
+            assert len(commit.bases) <= 11
+            stored = sum((tmp_path / key).stat().st_size for key in base_files(storage))
+            assert stored < 1.6 * table_bytes
+            found = restore.read_alone(storage, commit)[0]
+            assert same(found["model"]["w"], weight)
+            assert same(found["optimizer"]["state"][0]["exp_avg"], average)
+    assert sum(written[2:]) / len(written[2:]) < 0.08 * table_bytes
+    assert sorted(written)[50] < 0.03 * table_bytes
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_every_commit_is_read_by_every_reader(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    run_of(storage, 9, 20)
+    found = list(read_commits(storage))
+    assert [commit.step for commit in found] == list(range(9, 0, -1))
+    assert patches(storage)
+    for commit in found:
+        check(storage, commit)
+        files = [*commit.shares, *read_contents(storage, commit).files]
+        assert commit.size_bytes == sum(file.size_bytes for file in files)
+    state = {"model": {name: torch.zeros_like(value) for name, value in table_state(9)["model"].items()}}
+    dcp.load(state, storage_reader=ElasticReader(str(tmp_path)), no_dist=True)
+    assert same(state, table_state(9))
+
+
+def test_a_commit_is_of_the_oldest_format_that_can_hold_it(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    run_of(storage, 6, 20)
+    formats = {}
+    for commit in read_commits(storage):
+        text = storage.get(entries.key_of(commit.position))
+        formats[commit.step] = next(number for number in (2, 3, 4) if b'"format":%d' % number in text)
+    assert formats == {1: 2, 2: 2, 3: 3, 4: 4, 5: 4, 6: 4}
+
+
+def test_dense_training_has_no_tables(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    weight = torch.zeros(500, 32)
+    for step in range(1, 8):
+        weight += 1
+        assert save(checkpoints, {"model": {"w": weight}}, step)
+    assert not base_files(storage)
+
+
+def test_a_table_that_changes_as_a_whole_is_none_any_more(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = run_of(storage, 4)
+    for step in range(5, 9):
+        state = table_state(step)
+        for value in state["model"].values():
+            value += step
+        assert save(checkpoints, state, step)
+        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+    assert not base_files(storage)
+
+
+def test_what_does_not_change_at_all_is_not_written(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = run_of(storage, 5)
+    storage.put_bytes.clear()
+    assert save(checkpoints, table_state(5), 6)
+    assert not [key for key in storage.put_bytes if key.startswith(entries.BASE)]
+    assert same(restore.read_alone(storage, next(read_commits(storage)))[0], table_state(5))
+
+
+@pytest.mark.parametrize("fails", [".safetensors", ".json"])
+def test_after_a_save_that_failed_the_tables_are_written_in_full(tmp_path: Path, fails: str) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = run_of(storage, 5)
+    storage.fails = fails
+    assert not save(checkpoints, table_state(6), 6)
+    storage.fails = ""
+    assert save(checkpoints, table_state(7), 7)
+    newest = next(read_commits(storage))
+    assert not any(entries.is_patch(file.key) for file in read_contents(storage, newest).files)
+    assert save(checkpoints, table_state(8), 8)
+    for commit in read_commits(storage):
+        check(storage, commit)
+
+
+def test_a_patch_that_is_gone_is_noticed_before_the_commit(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = run_of(storage, 5)
+    storage.delete(patches(storage)[-1:])
+    assert not save(checkpoints, table_state(6), 6)
+    assert save(checkpoints, table_state(7), 7)
+    check(storage, next(read_commits(storage)))
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_damage_of_a_table_or_a_patch_is_found(tmp_path: Path, which: int) -> None:
+    storage = LocalStorage(tmp_path)
+    run_of(storage, 7)
+    newest = next(read_commits(storage))
+    tables_and_patches = [key for key in base_files(storage) if f"{entries.folder_of(key)}" in newest.bases]
+    flip(tmp_path / tables_and_patches[which])
+    with pytest.raises(DamagedError):
+        verify.verify(storage, newest, lambda count: None)
+    with pytest.raises(DamagedError):
+        restore.read_alone(storage, newest)
+
+
+def test_a_damaged_patch_is_noticed_when_something_older_is_to_go(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = run_of(storage, 5, 1)
+    flip(tmp_path / patches(storage)[-1])
+    for step in (6, 7, 8):
+        assert save(checkpoints, table_state(step), step)
+    (commit, *_) = read_commits(storage)
+    check(storage, commit)
+
+
+def test_a_lost_entry_of_a_commit_with_patches_is_made_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    run_of(storage, 6)
+    before = next(read_commits(storage))
+    flip(tmp_path / entries.key_of(before.position), 20)
+    restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert (restored.commit.step, restored.commit.bases) == (6, before.bases)
+    assert same(restored.state, table_state(6))
+
+
+def test_a_checkpoint_with_patches_can_be_moved_and_pulled(tmp_path: Path) -> None:
+    source, target = LocalStorage(tmp_path / "here"), LocalStorage(tmp_path / "there")
+    run_of(source, 6)
+    newest = find_newest(source)
+    assert newest is not None
+    assert newest.size_bytes == newest.commit.size_bytes
+    copy_checkpoint(source, target, newest)
+    assert copy_checkpoint(source, target, newest).sent == 0
+    moved = next(read_commits(target))
+    check(target, moved)
+    assert patches(target)
+    assert set(all_keys(target, entries.BASE)) <= set(all_keys(source, entries.BASE))
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 1000, 4096])
+def test_rows_are_patched_where_reads_begin_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    storage = LocalStorage(tmp_path)
+    run_of(storage, 6)
+    monkeypatch.setattr(verify, "CHUNK_BYTES", chunk_bytes)
+    newest = next(read_commits(storage))
+    verify.verify(storage, newest, lambda count: None)
+    verify.pull(storage, newest, "model", tmp_path / "pulled", lambda count: None)
+    pulled = changing_rows.load(tmp_path / "pulled")
+    for name, tensor in table_state(6)["model"].items():
+        assert same(pulled[name], tensor.contiguous().view(-1).view(torch.uint8))
+
+
+def test_patched_tables_are_restored_from_memory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = tmp_path / "tier"
+    tier.mkdir(mode=0o700)
+    monkeypatch.setenv(local_tier.VARIABLE, str(tier))
+    run_of(LocalStorage(tmp_path / "state"), 6)
+
+    class Refusing(LocalStorage):
+        def read_into(self, key: str, start: int, into: memoryview) -> None:
+            raise StorageError(f"{key} is read from storage")
+
+    restored = Checkpointer(Refusing(tmp_path / "state")).restore()
+    assert restored is not None
+    assert any(entries.is_patch(f"{base}share-00000-of-00001.safetensors") for base in restored.commit.bases)
+    assert same(restored.state, table_state(6))
+
+
+def test_after_a_restart_the_frozen_parts_are_found_again_and_the_tables_are_written(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = Checkpointer(storage)
+
+    def state(step: int) -> dict[str, Any]:
+        found = table_state(step)
+        found["model"]["frozen"] = torch.ones(60, 70)
+        return found
+
+    for step in range(1, 7):
+        assert save(checkpoints, state(step), step)
+    checkpoints = Checkpointer(storage)
+    assert checkpoints.restore() is not None
+    storage.put_bytes.clear()
+    assert save(checkpoints, state(7), 7)
+    assert not [key for key in storage.put_bytes if key.startswith(entries.BASE)]
+    for step in range(8, 12):
+        assert save(checkpoints, state(step), step)
+        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state(step))
+    assert patches(storage)
+
+
+def test_what_two_ranks_have_saved_one_rank_reads_and_the_other_way_round(tmp_path: Path) -> None:
+    assert ranks.run(programs.save_tables, 2, str(tmp_path), 6) == [0, 0]
+    storage = LocalStorage(tmp_path)
+    assert {key[-33:] for key in patches(storage)} == {f"/share-{rank:05d}-of-00002.safetensors" for rank in (0, 1)}
+    for commit in read_commits(storage):
+        check(storage, commit)
+    checkpoints = Checkpointer(storage)
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, table_state(6))
+    for step in range(7, 12):
+        assert save(checkpoints, table_state(step), step)
+    assert ranks.run(programs.save_tables, 2, str(tmp_path), 3, 12) == [0, 0]  # restores what one rank has saved
+    for commit in read_commits(storage):
+        check(storage, commit)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
+    world = tell(tmp_path, seed, events=10, kind=RowsWorld)
+    assert world.patches
