@@ -19,7 +19,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_store.workspace import packing
 from tests.support.fuzz.inputs import as_json, changed, changed_bytes
 
-SAMPLE = Path(__file__).parents[2] / "train/checkpoint/samples/two-ranks"
+SAMPLES = Path(__file__).parents[2] / "train/checkpoint/samples"
 PLACE = Location("s3", "bucket", "jobs/", {})
 KEEP = Retention(last=1, every_s=60.0, best=2, metric="loss")
 
@@ -28,8 +28,14 @@ def _is_commit(text: str) -> bool:
     return json.loads(text)["kind"] == "commit"
 
 
-COMMIT = json.loads(next(filter(_is_commit, (path.read_text() for path in sorted(SAMPLE.glob("journal/*"))))))
-SHARES = [json.loads(path.read_text()) for path in sorted(SAMPLE.glob("data/*/share-*.json"))]
+def _newest(sample: str) -> Any:
+    entries_of_sample = (path.read_text() for path in sorted((SAMPLES / sample).glob("journal/*")))
+    return json.loads(next(filter(_is_commit, entries_of_sample)))
+
+
+COMMIT, PATCHED_COMMIT = _newest("two-ranks"), _newest("tables")
+SHARES = [json.loads(path.read_text()) for path in sorted((SAMPLES / "two-ranks").glob("data/*/share-*.json"))]
+PATCHED_SHARES = [json.loads((SAMPLES / "tables" / ref["key"]).read_text()) for ref in PATCHED_COMMIT["shares"]]
 GOOD = entries.decode_commit(as_json(COMMIT).replace(b", ", b",").replace(b": ", b":"), 2)
 WORKSPACE = {
     "format": packing.FORMAT,
@@ -58,8 +64,9 @@ def _sealed(body: Any) -> bytes:
     return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
 
 
-ENTRIES = changed(COMMIT).map(_sealed) | changed_bytes(_sealed(COMMIT))
-DOCUMENTS = changed(SHARES) | changed_bytes(reader.seal(SHARES[0]))
+PATCHED = entries.decode_commit(_sealed(PATCHED_COMMIT), PATCHED_COMMIT["position"])
+ENTRIES = (changed(COMMIT) | changed({**PATCHED_COMMIT, "position": 2})).map(_sealed) | changed_bytes(_sealed(COMMIT))
+DOCUMENTS = changed(SHARES) | changed(PATCHED_SHARES) | changed_bytes(reader.seal(SHARES[0]))
 WORKSPACES = changed(WORKSPACE)
 
 
@@ -103,8 +110,8 @@ def check_documents(found: Any) -> None:
     try:
         if isinstance(found, bytes):
             found = [reader.load_document("a", found), SHARES[1]]
-        if isinstance(found, list) and len(found) == len(SHARES):
-            reader.parse(GOOD, found)
+        if isinstance(found, list) and len(found) in (len(PATCHED_SHARES), len(SHARES)):
+            reader.parse(GOOD if len(found) == len(SHARES) else PATCHED, found)
     except DamagedError:
         return
 

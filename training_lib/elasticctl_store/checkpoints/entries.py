@@ -49,7 +49,7 @@ MOST_GENERATIONS = 10**12
 _MAX_COUNT = 1 << 62
 _MAX_TIME = 1e11  # some thousand years
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
-_SAVE = re.compile(rf"(?:{DATA}|{BASE})g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-([^/]+)/", re.ASCII)
+_SAVE = re.compile(rf"(?:{DATA}|{BASE})g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-(table-|rows-)?([^/]+)/", re.ASCII)
 _SAVED_FILE = re.compile(r"share-\d{5,9}-of-\d{5,9}\.(?:json|safetensors)(?:\.[0-9a-f]+\.partial)?", re.ASCII)
 _BASE_FILE = re.compile(r"[A-Za-z0-9._-]{1,100}/share-\d{5,9}-of-\d{5,9}\.safetensors", re.ASCII)
 
@@ -183,7 +183,7 @@ def save_of(folder: str) -> Save | None:
     Such a folder belongs to somebody else, for example a dataset in `data/`, and is never deleted.
     """
     found = _SAVE.fullmatch(folder)
-    return Save(int(found[1]), int(found[2]), int(found[3]), found[4]) if found else None
+    return Save(int(found[1]), int(found[2]), int(found[3]), found[5]) if found else None
 
 
 def number_of(folder: str) -> int | None:
@@ -248,8 +248,8 @@ def _is_in_base(key: str) -> bool:
 
 
 def _is_of_patches(folder: str) -> bool:
-    save = save_of(folder)
-    return save is not None and save.run_id.startswith(_ROWS)
+    found = _SAVE.fullmatch(folder)
+    return found is not None and found[4] == _ROWS
 
 
 def is_named_by_save(key: str) -> bool:
