@@ -47,8 +47,3 @@ def test_rows_come_back(data: st.DataObject, length: int) -> None:
 def test_what_is_no_bitmap_of_ten_rows_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"bitmap|base64|padding|ASCII|decompress|digit|data"):
         bitmaps.from_text(text, 10)
-
-
-def test_a_table_of_too_many_rows_has_no_patches() -> None:
-    with pytest.raises(ValueError, match="a patch of"):
-        bitmaps.from_text(bitmaps.to_text(b"\1"), bitmaps.MOST_ROWS + 1)

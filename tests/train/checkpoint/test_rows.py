@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_store.checkpoints import boxes
-from elasticctl_store.checkpoints.reader import PatchedRows, Piece
+from elasticctl_store.checkpoints.pieces import PatchedRows, Piece
 from elasticctl_train.checkpoint import rows, tree
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints import bitmaps, entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.checkpoints.reader import read_contents
 from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
-from elasticctl_store.errors import DamagedError, StorageError
+from elasticctl_store.errors import DamagedError, FullError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
@@ -145,6 +146,53 @@ def test_after_a_save_that_failed_the_tables_are_written_in_full(tmp_path: Path,
     assert save(checkpoints, table_state(8), 8)
     for commit in read_commits(storage):
         check(storage, commit)
+
+
+@pytest.mark.parametrize("fills", ["-rows-", f"/{entries.DATA}"])
+def test_when_room_has_been_made_a_patch_is_written_again_and_not_the_table(tmp_path: Path, fills: str) -> None:
+    class Full(Counting):
+        fills = ""
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            if self.fills and self.fills in f"/{key}":
+                self.fills = ""
+                raise FullError("no space left")
+            return super().put(key, parts, if_absent=if_absent)
+
+    storage = Full(tmp_path)
+    checkpoints = run_of(storage, 5)
+    storage.put_bytes.clear()
+    storage.fills = fills
+    assert save(checkpoints, table_state(6), 6)
+    assert not storage.fills
+    assert [entries.is_patch(key) for key in storage.put_bytes if key.startswith(entries.BASE)] == [True]
+    check(storage, next(read_commits(storage)))
+
+
+def test_what_is_not_known_to_be_committed_is_not_referred_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Counting(tmp_path)
+    checkpoints = run_of(storage, 5)
+    with monkeypatch.context() as during:
+        during.setattr(checkpoints._snapshots, "keep", lambda: None)
+        assert save(checkpoints, table_state(6), 6)
+    storage.put_bytes.clear()
+    assert save(checkpoints, table_state(7), 7)
+    assert not any(entries.is_patch(key) for key in storage.put_bytes)
+    check(storage, next(read_commits(storage)))
+
+
+def test_bitmaps_that_would_be_too_large_are_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = run_of(storage, 6)
+    monkeypatch.setattr(bitmaps, "MOST_BITS", 200)
+    newest = next(read_commits(storage))
+    with pytest.raises(DamagedError, match="more bits"):
+        read_contents(storage, newest)
+    for step in (7, 8):
+        assert save(checkpoints, table_state(step), step)
+        check(storage, next(read_commits(storage)))
 
 
 def test_a_patch_that_is_gone_is_noticed_before_the_commit(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import base64
 import zlib
 from collections.abc import Iterator
 
-MOST_ROWS = 1 << 29
-"""A table with more rows has no patches, so that reading a document takes little memory."""
+MOST_BITS = 1 << 31
+"""All bitmaps of a share document have at most so many bits, 256 MiB: compressed, they fit into a document."""
 
 
 def to_text(bitmap: bytes) -> str:
@@ -20,8 +20,6 @@ def to_text(bitmap: bytes) -> str:
 
 def from_text(text: str, rows: int) -> bytes:
     """Return the bitmap for so many rows. Raises ValueError unless it is one, with at least one row set."""
-    if rows > MOST_ROWS:
-        raise ValueError(f"a patch of {rows} rows")
     size_bytes = -(-rows // 8)
     unpacker = zlib.decompressobj()
     try:
@@ -30,7 +28,7 @@ def from_text(text: str, rows: int) -> bytes:
         raise ValueError(str(e)) from e
     if len(bitmap) != size_bytes or not unpacker.eof or unpacker.unused_data:
         raise ValueError(f"not a bitmap of {rows} rows")
-    if not any(bitmap) or bitmap[-1] >> ((rows - 1) % 8 + 1):
+    if bitmap.count(0) == size_bytes or bitmap[-1] >> ((rows - 1) % 8 + 1):
         raise ValueError("a bitmap without rows, or with more than there are")
     return bitmap
 

@@ -37,10 +37,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elasticctl_store import checksums
-from elasticctl_store.checkpoints import bitmaps, entries, state_trees, tensor_files
-from elasticctl_store.checkpoints.boxes import Box, are_disjoint, whole
+from elasticctl_store.checkpoints import entries, state_trees, tensor_files
+from elasticctl_store.checkpoints.boxes import Box, are_disjoint
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
+from elasticctl_store.checkpoints.pieces import OWN, ShareContents, parse_bases, parse_file, parse_pieces
+from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, FormatError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Storage
@@ -48,88 +49,17 @@ from elasticctl_store.storage import Storage
 log = logging.getLogger("elasticctl_train")
 T = TypeVar("T")
 
-OWN = "$rank"
-"""The first part of the names of a rank's own tensors. No part of the state can have this name."""
-
 MOST_READS = 10
 """What is damaged in this many reads in a row is damaged in the storage, not in transit."""
 _SAME_READS = 3
 """So is a tensor file, which takes long to read, of which this many reads in a row find the same bytes."""
 _AT_ONCE = 16
 _FOLDER = re.compile(rf"{entries.DATA}[A-Za-z0-9._-]{{1,200}}/", re.ASCII)
-_MIN_FILE_BYTES = tensor_files.PREFIX_BYTES + len("{}")
 _SEAL = b', "sha256": "%s"}'
 _SEAL_BYTES = len(_SEAL % bytes(64))
 _ORDERED = '"$ordered"'
 _TREES = ("state", "local")
-_BASE_FIELDS = ({"file", "pieces"}, {"file", "pieces", "patches", "checksum"})
 _FIELDS = ("rank", "world_size", "fingerprint", "state", "local", "tensors", "pieces")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of the tensor `name`, and the byte of the tensor file at which it starts, in row-major order."""
-
-    name: str
-    dtype: str
-    box: Box
-    start: int
-
-    @property
-    def item_bytes(self) -> int:
-        """The size of one element in bytes."""
-        return DTYPES[self.dtype].item_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the piece in bytes."""
-        return self.box.elements * DTYPES[self.dtype].item_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """The size in bytes of one row, which is what the last dimension spans."""
-        return self.item_bytes * (self.box.shape[-1] if self.box.shape else 1)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether its tensor is the rank's own."""
-        return self.name.startswith(f"{OWN}/")
-
-
-@dataclass(frozen=True, slots=True)
-class ShareContents:
-    """A tensor file, the pieces in it in the order of their positions, and the own state of its rank as JSON.
-
-    `content` is what the file is once all patches are applied, in order: `file` itself if there are none.
-    """
-
-    file: ObjectRef
-    pieces: tuple[Piece, ...]
-    local: Any
-    content: ObjectRef
-    patches: tuple[Patch, ...] = ()
-
-    @property
-    def header_bytes(self) -> int:
-        """The size of the file's header in bytes: its first tensor starts there."""
-        return self.pieces[0].start if self.pieces else self.file.size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PatchedRows:
-    """Rows of `piece`, which is in a base file: those in `bitmap`. A patch holds them, in order, from `start` on."""
-
-    piece: Piece
-    bitmap: bytes
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """The tensor file of a patch, and the rows in it."""
-
-    share: ShareContents
-    rows: tuple[PatchedRows, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +135,13 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
         own_tensors, own_boxes = _tensors_of(local), dict[str, list[Box]]()
         if any(not name.startswith(f"{OWN}/") for name in own_tensors):
             raise DamagedError(f"{ref.key}: one of the rank's own tensors has a name of the state's")
-        file = _parse_file(ref.key, document["tensors"])
-        pieces = _parse_pieces(file, document["pieces"], {**tensors, **own_tensors})
+        file = parse_file(ref.key, document["tensors"])
+        pieces = parse_pieces(file, document["pieces"], {**tensors, **own_tensors})
         for piece in pieces:
             (own_boxes if piece.is_own else boxes).setdefault(piece.name, []).append(piece.box)
         _check_complete(own_tensors, own_boxes)
         shares.append(ShareContents(file, pieces, local, file))
-        for base in _parse_bases(ref.key, document.get("bases", []), tensors):
+        for base in parse_bases(ref.key, document.get("bases", []), tensors):
             bases.append(base)
             for piece in base.pieces:
                 boxes.setdefault(piece.name, []).append(piece.box)
@@ -329,108 +259,6 @@ def _tensors_of(tree: dict[str, Any]) -> dict[str, TensorType]:
     if not isinstance(state_trees.decode(tree, note), dict):
         raise DamagedError("not a state tree: it is not a dict")
     return found
-
-
-def _parse_file(key: str, fields: Any) -> ObjectRef:
-    """Return the reference to the tensor file that belongs to a share document."""
-    file = entries.parse_ref(fields)
-    if file is None or file.key != entries.tensors_key(key) or file.size_bytes < _MIN_FILE_BYTES:
-        raise DamagedError(f"{key}: it does not name the tensor file that belongs to it")
-    return file
-
-
-def _parse_bases(key: str, rows: Any, tensors: Mapping[str, TensorType]) -> Iterator[ShareContents]:
-    """Yield the base files that a share document refers to."""
-    if not isinstance(rows, list) or any(not isinstance(row, dict) or row.keys() not in _BASE_FIELDS for row in rows):
-        raise DamagedError(f"{key}: its list of base files is invalid")
-    for row in rows:
-        file = entries.parse_ref(row["file"])
-        if file is None or not entries.is_base_file(file.key) or file.size_bytes < _MIN_FILE_BYTES:
-            raise DamagedError(f"{key}: it refers to a base file that is not one")
-        pieces, patches, content = _parse_pieces(file, row["pieces"], tensors), tuple[Patch, ...](), file
-        if "patches" in row:
-            patches = tuple(_parse_patches(key, row["patches"], pieces))
-            patched = entries.parse_ref({**row["file"], "checksum": row["checksum"]})
-            if patched is None or not patches:
-                raise DamagedError(f"{key}: its list of patches is invalid")
-            content = patched
-        yield ShareContents(file, pieces, {}, content, patches)
-
-
-def _parse_patches(key: str, found: Any, pieces: Sequence[Piece]) -> Iterator[Patch]:
-    """Yield the patches of a base file that has these pieces."""
-    for one in found if isinstance(found, list) else (None,):
-        if not isinstance(one, dict) or one.keys() != {"file", "rows"} or not isinstance(one["rows"], list):
-            raise DamagedError(f"{key}: its list of patches is invalid")
-        file = entries.parse_ref(one["file"])
-        if file is None or not entries.is_patch(file.key) or file.size_bytes < _MIN_FILE_BYTES:
-            raise DamagedError(f"{key}: it refers to a patch that is not one")
-        rows = tuple(_parse_rows(file, row, pieces) for row in one["rows"])
-        if len({each.piece for each in rows}) != len(rows):
-            raise DamagedError(f"{file.key}: it patches a piece twice")
-        stored = [
-            Piece(each.piece.name, each.piece.dtype, whole((bitmaps.count(each.bitmap), row_items)), each.start)
-            for each in rows
-            for row_items in each.piece.box.shape[-1:]
-        ]
-        yield Patch(ShareContents(file, _in_order(file, stored), {}, file), rows)
-
-
-def _parse_rows(file: ObjectRef, row: Any, pieces: Sequence[Piece]) -> PatchedRows:
-    if type(row) is not list or [type(item) for item in row] != [int, str, int] or not 0 <= row[0] < len(pieces):
-        raise DamagedError(f"{file.key}: its list of rows is invalid")
-    number, text, start = row
-    piece = pieces[number]
-    if not piece.size_bytes or not piece.box.shape:
-        raise DamagedError(f"{file.key}: it patches a piece that has no rows")
-    try:
-        bitmap = bitmaps.from_text(text, piece.size_bytes // piece.row_bytes)
-    except ValueError as e:
-        raise DamagedError(f"{file.key}: its list of rows is invalid: {e}") from e
-    return PatchedRows(piece, bitmap, start)
-
-
-def _parse_pieces(file: ObjectRef, rows: Any, tensors: Mapping[str, TensorType]) -> tuple[Piece, ...]:
-    """Return the pieces that a share document lists of a tensor file."""
-    if not isinstance(rows, list):
-        raise DamagedError(f"{file.key}: its pieces are not listed")
-    return _in_order(file, [_parse_piece(file, row, tensors) for row in rows])
-
-
-def _in_order(file: ObjectRef, pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces of a tensor file in the order of their positions. Raises DamagedError unless they fill the
-    file."""
-    for piece in pieces:
-        start = piece.start
-        if start < _MIN_FILE_BYTES or start % piece.item_bytes or start + piece.size_bytes > file.size_bytes:
-            raise DamagedError(f"{file.key}: a piece is outside its file, or not aligned to its elements")
-    pieces.sort(key=lambda piece: (piece.start, piece.size_bytes, piece.name))
-    end = pieces[0].start if pieces else file.size_bytes
-    for piece in pieces:
-        if piece.start != end:
-            raise DamagedError(f"{file.key}: its pieces overlap, or leave gaps")
-        end += piece.size_bytes
-    if end != file.size_bytes:
-        raise DamagedError(f"{file.key}: its pieces end at byte {end}, the file at {file.size_bytes}")
-    return tuple(pieces)
-
-
-def _parse_piece(file: ObjectRef, row: Any, tensors: Mapping[str, TensorType]) -> Piece:
-    if type(row) is not list or len(row) != 5 or type(row[0]) is not str or type(row[4]) is not int:
-        raise DamagedError(f"{file.key}: its list of pieces is invalid")
-    name, dtype, offset, shape, start = row
-    tensor = tensors.get(name)
-    if tensor is None or dtype != tensor.dtype:
-        raise DamagedError(f"tensor {name!r:.100}: a piece of it has another type")
-    box = Box(state_trees.parse_lengths(name, offset), state_trees.parse_lengths(name, shape))
-    if len(box.offset) != len(tensor.shape) or len(box.shape) != len(tensor.shape):
-        raise DamagedError(f"tensor {name!r:.100}: a piece of it has another type")
-    if any(at + n > whole for at, n, whole in zip(box.offset, box.shape, tensor.shape, strict=True)):
-        raise DamagedError(f"tensor {name!r:.100}: a piece is outside of it")
-    piece = Piece(name, tensor.dtype, box, start)
-    if piece.is_own and box.shape != tensor.shape:
-        raise DamagedError(f"tensor {name!r:.100}: it is a rank's own, but stored in several pieces")
-    return piece
 
 
 def _check_complete(tensors: Mapping[str, TensorType], boxes: Mapping[str, Collection[Box]]) -> None:

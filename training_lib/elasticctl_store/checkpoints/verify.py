@@ -18,15 +18,8 @@ from pathlib import Path
 
 from elasticctl_store.checkpoints import bitmaps, commits, entries, state_trees, tensor_files
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.checkpoints.reader import (
-    Contents,
-    PatchedRows,
-    Piece,
-    ShareContents,
-    check_header,
-    read_contents,
-    retry_damaged,
-)
+from elasticctl_store.checkpoints.pieces import PatchedRows, Piece, ShareContents
+from elasticctl_store.checkpoints.reader import Contents, check_header, read_contents, retry_damaged
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage import Storage

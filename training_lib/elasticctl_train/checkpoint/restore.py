@@ -17,15 +17,8 @@ import torch
 from elasticctl_store.checkpoints import boxes
 from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.checkpoints.reader import (
-    Contents,
-    Piece,
-    ShareContents,
-    check_bytes,
-    check_header,
-    read_contents,
-    retry_damaged,
-)
+from elasticctl_store.checkpoints.pieces import Piece, ShareContents
+from elasticctl_store.checkpoints.reader import Contents, check_bytes, check_header, read_contents, retry_damaged
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError

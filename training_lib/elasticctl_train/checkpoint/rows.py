@@ -13,7 +13,7 @@ import os
 
 import torch
 
-from elasticctl_store.checkpoints.reader import PatchedRows, Piece
+from elasticctl_store.checkpoints.pieces import PatchedRows, Piece
 
 _SUMS = 2
 _WORDS_AT_ONCE = 1 << 15

@@ -20,7 +20,8 @@ import torch
 from elasticctl_store.checkpoints import boxes, entries, repair, tensor_files
 from elasticctl_store.checkpoints.boxes import Box, Holding
 from elasticctl_store.checkpoints.entries import ObjectRef
-from elasticctl_store.checkpoints.reader import MOST_READS, OWN, Piece, is_sealed, load_document, seal
+from elasticctl_store.checkpoints.pieces import OWN, Piece
+from elasticctl_store.checkpoints.reader import MOST_READS, is_sealed, load_document, seal
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import MissingError, SaveError
 from elasticctl_store.storage import Storage, all_keys

@@ -22,7 +22,7 @@ import torch
 from elasticctl_store.checkpoints import bitmaps, entries, tensor_files
 from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
-from elasticctl_store.checkpoints.reader import Piece
+from elasticctl_store.checkpoints.pieces import Piece
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import rows
@@ -37,8 +37,8 @@ LEAST_ROW_BYTES = 64
 """A row that is not much larger than its digest and its share of a bitmap is not worth them."""
 MOST_WORDS = 1 << 16
 """A row of more words would need too many keys."""
-DENSE, MOST_DENSE = 1 / 4, 2
-"""A table of which more than this fraction has changed, in so many saves in a row, is not one any more."""
+DENSE = 1 / 4
+"""A table of which more than this fraction has changed, at two commits in a row, is not one any more."""
 MERGED = 1.5
 """A patch takes the place of those before it that are up to this many times as large."""
 LEAST_PATCH, MOST_PATCHED = 1 / 128, 1 / 2
@@ -69,13 +69,17 @@ class _Patch:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A base file with these pieces, its patches, and what it is with them; `digests` are those of its rows."""
+    """A base file with these pieces, its patches, and what it is with them; `digests` are those of its rows.
+
+    Of the pieces in `dense`, too many rows had changed.
+    """
 
     file: ObjectRef
     pieces: Sequence[Piece]
     patches: Sequence[_Patch]
     content: ObjectRef
     digests: Sequence[torch.Tensor]
+    dense: frozenset[Name] = frozenset()
 
     def as_base(self) -> StoredBase:
         said = [{"file": asdict(patch.file), "rows": patch.said} for patch in self.patches]
@@ -93,9 +97,9 @@ class Tables:
         self.pieces: frozenset[Name] = frozenset()
         self._committed: _Stored | None = None
         self._pending: _Stored | None = None
+        self._last_key = ""
         self._keys: torch.Tensor | None = None
         self._samples: dict[Name, torch.Tensor] = {}
-        self._dense_saves = 0
 
     @property
     def is_stored(self) -> bool:
@@ -109,38 +113,34 @@ class Tables:
     def committed(self) -> None:
         """Record that what was stored last is part of a commit."""
         if self._pending is not None:
+            if self._committed is not None:
+                self.pieces -= self._committed.dense & self._pending.dense
             self._committed, self._pending = self._pending, None
 
     def store(self, share: Share, planned: PlannedFile, storage: Storage, key: str) -> StoredBase:
         """Return the base file with the tables of a share whose document has this key, writing what is necessary.
 
-        Raises StorageError.
+        Called again, with the same key, if there was no room for all of the share. Raises StorageError.
         """
-        before, self._committed, self._pending = self._committed, None, None
+        if self._pending is not None and key != self._last_key:
+            self._committed = None
+        before, self._pending, self._last_key = self._committed, None, key
         data = share.buffer.data[planned.start : planned.start + planned.size_bytes]
         views = [rows.view(data, piece) for piece in planned.pieces]
         digests = [self._digest(view) for view in views]
         if before is None or before.pieces != planned.pieces:
-            return self._store_whole(share, planned, storage, key, digests)
-        masks = [(new != old).any(1) for new, old in zip(digests, before.digests, strict=True)]
-        self._give_up_dense(planned.pieces, masks)
-        changed = {number: mask for number, mask in enumerate(masks) if mask.any()}
-        if not changed:
-            self._committed = before
-            return before.as_base()
-        kept = list(before.patches)
-        while kept and _size_bytes(planned.pieces, kept[-1].masks) <= MERGED * max(
-            _size_bytes(planned.pieces, changed), LEAST_PATCH * planned.size_bytes
-        ):
-            for number, mask in kept.pop().masks.items():
-                changed[number] = changed[number] | mask if number in changed else mask
-        patched = sum(_size_bytes(planned.pieces, masks) for masks in (changed, *(patch.masks for patch in kept)))
-        if patched > MOST_PATCHED * planned.size_bytes:
-            return self._store_whole(share, planned, storage, key, digests)
-        kept.append(_write(storage, entries.patch_key(key), planned.pieces, views, changed))
-        content = replace(before.file, checksum=entries.as_checksum(zlib.crc32(share.bytes_of(planned))))
-        self._pending = _Stored(before.file, planned.pieces, kept, content, digests)
-        return self._pending.as_base()
+            stored = _write_whole(share, planned, storage, key, digests)
+        else:
+            masks = [(new != old).any(1) for new, old in zip(digests, before.digests, strict=True)]
+            patches = _patch(before, storage, key, views, masks)
+            if patches is None:
+                stored = _write_whole(share, planned, storage, key, digests)
+            else:
+                content = replace(before.file, checksum=entries.as_checksum(zlib.crc32(share.bytes_of(planned))))
+                stored = _Stored(before.file, planned.pieces, patches, content, digests)
+            stored = replace(stored, dense=_dense(planned.pieces, masks))
+        self._pending = stored
+        return stored.as_base()
 
     def sample(self, share: Share) -> None:
         """Record some rows of all pieces that may be tables, for `find`."""
@@ -174,30 +174,55 @@ class Tables:
             self._keys = rows.draw_keys(MOST_WORDS)
         return rows.digest(view, self._keys)
 
-    def _store_whole(
-        self, share: Share, planned: PlannedFile, storage: Storage, key: str, digests: Sequence[torch.Tensor]
-    ) -> StoredBase:
-        data, table = share.bytes_of(planned), entries.table_key(key)
-        file = ObjectRef(table, len(data), entries.as_checksum(storage.put(table, [data])))
-        self._pending = _Stored(file, planned.pieces, (), file, digests)
-        return self._pending.as_base()
-
-    def _give_up_dense(self, pieces: Sequence[Piece], masks: Sequence[torch.Tensor]) -> None:
-        """Remove from the next file what changes too much."""
-        dense = {
-            (piece.name, piece.box)
-            for piece, mask in zip(pieces, masks, strict=True)
-            if int(mask.sum()) > DENSE * len(mask)
-        }
-        self._dense_saves = self._dense_saves + 1 if dense else 0
-        if self._dense_saves == MOST_DENSE:
-            self.pieces, self._dense_saves = self.pieces - dense, 0
-
 
 def _may_be_table(piece: Piece) -> bool:
-    if len(piece.box.shape) < 2 or piece.row_bytes < LEAST_ROW_BYTES:
-        return False
-    return SAMPLE_ROWS <= piece.size_bytes // piece.row_bytes <= bitmaps.MOST_ROWS
+    return (
+        len(piece.box.shape) > 1
+        and piece.row_bytes >= LEAST_ROW_BYTES
+        and SAMPLE_ROWS <= piece.rows <= bitmaps.MOST_BITS
+    )
+
+
+def _dense(pieces: Sequence[Piece], masks: Sequence[torch.Tensor]) -> frozenset[Name]:
+    """Return the pieces of which too many rows have changed."""
+    return frozenset(
+        (piece.name, piece.box)
+        for piece, mask in zip(pieces, masks, strict=True)
+        if int(mask.sum()) > DENSE * len(mask)
+    )
+
+
+def _write_whole(
+    share: Share, planned: PlannedFile, storage: Storage, key: str, digests: Sequence[torch.Tensor]
+) -> _Stored:
+    """Write the tables in full. Raises StorageError."""
+    data, table = share.bytes_of(planned), entries.table_key(key)
+    file = ObjectRef(table, len(data), entries.as_checksum(storage.put(table, [data])))
+    return _Stored(file, planned.pieces, (), file, digests)
+
+
+def _patch(
+    before: _Stored, storage: Storage, key: str, views: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]
+) -> Sequence[_Patch] | None:
+    """Return the patches that lead to these tables, writing one if rows have changed; None if they are not worth it.
+
+    Raises StorageError.
+    """
+    changed = {number: mask for number, mask in enumerate(masks) if mask.any()}
+    if not changed:
+        return before.patches
+    pieces, kept = before.pieces, list(before.patches)
+    least_bytes = max(_size_bytes(pieces, changed), LEAST_PATCH * before.file.size_bytes)
+    while kept and _size_bytes(pieces, kept[-1].masks) <= MERGED * least_bytes:
+        for number, mask in kept.pop().masks.items():
+            changed[number] = changed[number] | mask if number in changed else mask
+        least_bytes = max(_size_bytes(pieces, changed), least_bytes)
+    all_masks = [changed, *(patch.masks for patch in kept)]
+    patched_bytes = sum(_size_bytes(pieces, patched) for patched in all_masks)
+    bits = sum(len(mask) for patched in all_masks for mask in patched.values())
+    if patched_bytes > MOST_PATCHED * before.file.size_bytes or bits > bitmaps.MOST_BITS:
+        return None
+    return [*kept, _write_patch(storage, entries.patch_key(key), pieces, views, changed)]
 
 
 def _size_bytes(pieces: Sequence[Piece], masks: Mapping[int, torch.Tensor]) -> int:
@@ -205,7 +230,7 @@ def _size_bytes(pieces: Sequence[Piece], masks: Mapping[int, torch.Tensor]) -> i
     return sum(int(mask.sum()) * pieces[number].row_bytes for number, mask in masks.items())
 
 
-def _write(
+def _write_patch(
     storage: Storage,
     key: str,
     pieces: Sequence[Piece],

@@ -30,7 +30,8 @@ from torch.futures import Future
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints.commits import read_entries
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.checkpoints.reader import Contents, Piece, fetch_documents, parse
+from elasticctl_store.checkpoints.pieces import Piece
+from elasticctl_store.checkpoints.reader import Contents, fetch_documents, parse
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, RestoreError, StorageError
