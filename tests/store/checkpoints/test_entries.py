@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -186,11 +187,13 @@ def test_parameters_that_are_not_finite_are_kept_and_others_not_mentioned() -> N
     assert b"not_finite" not in commits.encode(replace(commit, not_finite=()))
 
 
-def test_only_a_commit_that_needs_base_files_is_of_the_newer_format() -> None:
+def test_only_a_commit_that_needs_base_files_or_patches_is_of_a_newer_format() -> None:
     plain, newer = commits.encode(a_commit(1)), commits.encode(replace(a_commit(1), bases=(BASE,)))
     assert b'"format":2' in plain
     assert b"bases" not in plain
     assert b'"format":3' in newer
+    patched = commits.encode(replace(a_commit(1), bases=(BASE, commits.folder_of(commits.patch_key(SHARE.key)))))
+    assert b'"format":4' in patched
     for data, bases in ((plain, [BASE]), (newer, [])):
         body = {**json.loads(data), "bases": bases}
         del body["sha256"]
@@ -214,3 +217,19 @@ def test_keys_of_base_files() -> None:
     assert commits.folder_of(key) == BASE
     for other in (SHARE.key, commits.tensors_key(SHARE.key), f"{BASE}x", f"base/../{key}", f"{BASE}../x", BASE):
         assert not commits.is_base_file(other)
+
+
+def test_keys_of_tables_and_patches() -> None:
+    table, patch = commits.table_key(SHARE.key), commits.patch_key(SHARE.key)
+    assert len({table, patch, commits.base_key(SHARE.key)}) == 3
+    assert (commits.is_base_file(table), commits.is_patch(table)) == (True, False)
+    assert (commits.is_base_file(patch), commits.is_patch(patch)) == (False, True)
+    saves = {commits.save_of(commits.folder_of(key)) for key in (SHARE.key, table, patch)}
+    assert len(saves) == 1
+    assert len({commits.run_of(commits.folder_of(key)) for key in (SHARE.key, table, patch)}) == 1
+
+
+def test_versions_without_patches_take_these_for_those_of_others_and_delete_none() -> None:
+    theirs = re.compile(r"(?:data/|base/)g(\d{6,18})-n(\d{6,18})-step(\d{9,18})-([^/]+)/", re.ASCII)
+    assert not theirs.fullmatch(commits.folder_of(commits.patch_key(SHARE.key)))
+    assert theirs.fullmatch(commits.folder_of(commits.table_key(SHARE.key)))

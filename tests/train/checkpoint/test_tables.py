@@ -148,7 +148,7 @@ def test_after_a_save_that_failed_the_tables_are_written_in_full(tmp_path: Path,
         check(storage, commit)
 
 
-@pytest.mark.parametrize("fills", ["-rows-", f"/{entries.DATA}"])
+@pytest.mark.parametrize("fills", ["/rows-", f"/{entries.DATA}"])
 def test_when_room_has_been_made_a_patch_is_written_again_and_not_the_table(tmp_path: Path, fills: str) -> None:
     class Full(Counting):
         fills = ""

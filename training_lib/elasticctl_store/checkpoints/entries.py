@@ -6,7 +6,7 @@
     data/<save>/committed                             a copy of the entry, written after it: see `repair`
     base/<save>/share-00000-of-00003.safetensors      what that rank has written once, for later saves of its run too
     base/<save with `table-` before the run's id>/…   tables of which few rows change from save to save
-    base/<save with `rows-` before the run's id>/…    a patch: rows of those tables that have changed since
+    base/rows-<save>/share-00000-of-00003.safetensors a patch: rows of those tables that have changed since
 
 An entry is created only if its position is free. There are three kinds. A run *takes over* by appending a `Generation`.
 A checkpoint becomes visible when its `Commit` is appended, after all of its data. A `Moved` closes the journal. A run
@@ -18,7 +18,7 @@ whether it is intact.
 What does not change from save to save is stored in *base files*, which have no commit of their own: a commit names the
 folders below `base/` that it needs, and such a folder exists for as long as any commit names it. Versions without
 support for base files refuse such commits as being in another format, and delete none of their data. Commits that need
-patches are in a third format, likewise.
+patches are in a third format, likewise. To older versions, the folders of patches do not have the names of saves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ FORMAT, FORMAT_WITH_BASES, FORMAT_WITH_PATCHES = 2, 3, 4
 JOURNAL = "journal/"
 DATA = "data/"
 BASE = "base/"
-_TABLE, _ROWS = "table-", "rows-"
 _TOP = 999_999_999_999
 _MOST_ENTRIES = 10**11
 """The highest position that counts: a higher one was not written by a run, and would leave no key for the next."""
@@ -49,7 +48,10 @@ MOST_GENERATIONS = 10**12
 _MAX_COUNT = 1 << 62
 _MAX_TIME = 1e11  # some thousand years
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
-_SAVE = re.compile(rf"(?:{DATA}|{BASE})g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-(table-|rows-)?([^/]+)/", re.ASCII)
+_PATCHES = f"{BASE}rows-"
+_SAVE = re.compile(
+    rf"(?:{DATA}|{BASE}|{_PATCHES})g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-(?:table-)?([^/]+)/", re.ASCII
+)
 _SAVED_FILE = re.compile(r"share-\d{5,9}-of-\d{5,9}\.(?:json|safetensors)(?:\.[0-9a-f]+\.partial)?", re.ASCII)
 _BASE_FILE = re.compile(r"[A-Za-z0-9._-]{1,100}/share-\d{5,9}-of-\d{5,9}\.safetensors", re.ASCII)
 
@@ -183,7 +185,7 @@ def save_of(folder: str) -> Save | None:
     Such a folder belongs to somebody else, for example a dataset in `data/`, and is never deleted.
     """
     found = _SAVE.fullmatch(folder)
-    return Save(int(found[1]), int(found[2]), int(found[3]), found[5]) if found else None
+    return Save(int(found[1]), int(found[2]), int(found[3]), found[4]) if found else None
 
 
 def number_of(folder: str) -> int | None:
@@ -219,37 +221,29 @@ def base_key(share: str) -> str:
 
 def table_key(share: str) -> str:
     """Return the key of the base file of tables that a rank writes together with the share document of this key."""
-    return _marked(base_key(share), _TABLE)
+    folder, _, file = base_key(share).rpartition("/")
+    save, _, run = folder.rpartition("-")
+    return f"{save}-table-{run}/{file}"
 
 
 def patch_key(share: str) -> str:
     """Return the key of the patch that a rank writes together with the share document of this key."""
-    return _marked(base_key(share), _ROWS)
-
-
-def _marked(key: str, mark: str) -> str:
-    folder, run = folder_of(key), run_of(folder_of(key))
-    return f"{folder.removesuffix(f'{run}/')}{mark}{run}/{key.removeprefix(folder)}"
+    return _PATCHES + base_key(share).removeprefix(BASE)
 
 
 def is_base_file(key: str) -> bool:
     """Return whether the key is that of a base file that a save has written, and which is not a patch."""
-    return _is_in_base(key) and not _is_of_patches(folder_of(key))
+    return _is_in_base(key) and not key.startswith(_PATCHES)
 
 
 def is_patch(key: str) -> bool:
     """Return whether the key is that of a patch that a save has written."""
-    return _is_in_base(key) and _is_of_patches(folder_of(key))
+    return _is_in_base(key) and key.startswith(_PATCHES)
 
 
 def _is_in_base(key: str) -> bool:
     folder = folder_of(key)
     return key.startswith(BASE) and save_of(folder) is not None and bool(_BASE_FILE.fullmatch(key.removeprefix(BASE)))
-
-
-def _is_of_patches(folder: str) -> bool:
-    found = _SAVE.fullmatch(folder)
-    return found is not None and found[4] == _ROWS
 
 
 def is_named_by_save(key: str) -> bool:
@@ -350,7 +344,7 @@ def bases_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _format_of(bases: Iterable[str]) -> int:
     """Return the format of an entry that needs these folders below `base/`."""
-    found = [isinstance(base, str) and _is_of_patches(base) for base in bases]
+    found = [isinstance(base, str) and base.startswith(_PATCHES) for base in bases]
     return FORMAT_WITH_PATCHES if any(found) else FORMAT_WITH_BASES if found else FORMAT
 
 
