@@ -19,14 +19,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.commits import CommitWriter
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.errors import DataError, FencedError, StateError, StorageError
+from elasticctl_store.errors import DataError, FencedError, SaveError, StateError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint import shares, tables, unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers, local_tier
 from elasticctl_train.dist import World, join, leave
-from tests.support.train.programs import Numbers
+from tests.support.train.programs import Numbers, table_state
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
@@ -451,3 +451,21 @@ def train_with_copies(url: str, nodes: list[str], notes: str, stop: int) -> None
     Checkpointer.agree = agree_on_copy  # type: ignore[assignment, method-assign]
     Run.step = step_to_end  # type: ignore[method-assign]
     train(url, notes, "rows", 8, SavePolicy(every_s=3600))
+
+
+def save_tables(root: str, saves: int, dim: int, first: int = 1) -> None:
+    """Go on from what is there, and save tables of which each rank has a shard."""
+    unchanged.LEAST_BYTES, unchanged.LEAST_SHARE, tables.SAMPLE_ROWS = 0, 0, 4
+    world = join()
+    mesh = init_device_mesh("cpu", (world.size,))
+    checkpoints = Checkpointer(LocalStorage(Path(root)), world)
+    restored = checkpoints.restore()
+    if restored is not None and not same(restored.state, table_state(first - 1)):
+        raise SaveError("not what was saved")
+    for step in range(first, first + saves):
+        state = table_state(step)
+        for name in ("wide", "narrow"):
+            state["model"][name] = distribute_tensor(state["model"][name].contiguous(), mesh, [Shard(dim)])
+        checkpoints.save(state, Label(step))
+        if not checkpoints.settle():
+            raise SaveError("not committed")

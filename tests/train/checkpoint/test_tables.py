@@ -22,7 +22,7 @@ from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.dcp import ElasticReader
-from tests.support.train import changing_rows, programs, ranks
+from tests.support.train import changing_rows, programs, ranks, sharded
 from tests.support.train.changing_rows import RowsWorld
 from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
 from tests.support.train.programs import table_state
@@ -320,6 +320,16 @@ def test_what_two_ranks_have_saved_one_rank_reads_and_the_other_way_round(tmp_pa
     assert ranks.run(programs.save_tables, 2, str(tmp_path), 3, 12) == [0, 0]  # restores what one rank has saved
     for commit in read_commits(storage):
         check(storage, commit)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_of_sharded_tables_each_rank_writes_the_rows_of_its_shard(tmp_path: Path, dim: int) -> None:
+    assert ranks.run(sharded.save_tables, 2, str(tmp_path), 6, dim) == [0, 0]
+    storage = LocalStorage(tmp_path)
+    assert {key[-33:] for key in patches(storage)} == {f"/share-{rank:05d}-of-00002.safetensors" for rank in (0, 1)}
+    for commit in read_commits(storage):
+        check(storage, commit)
+    assert ranks.run(sharded.save_tables, 3, str(tmp_path), 1, dim, 7) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(2))
