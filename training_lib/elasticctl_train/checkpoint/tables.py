@@ -30,7 +30,7 @@ from elasticctl_train.checkpoint import rows
 if TYPE_CHECKING:
     from elasticctl_train.checkpoint.shares import PlannedFile, Share
 
-SAMPLE_ROWS = 256
+SAMPLE_ROWS = 64
 MOST_CHANGED = 1 / 8
 """A tensor is a table if at most this fraction of the sample has changed."""
 LEAST_ROW_BYTES = 64
