@@ -43,12 +43,12 @@ async def join(i):
     for attempt in range(100):
         try:
             reader, writer = await asyncio.open_unix_connection(path, limit=1 << 24)
+            writer.write(b"POST /v1/jobs/ns/job/join HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer t\\r\\n"
+                b"Content-Length: %d\\r\\n\\r\\n%s" % (len(body), body))
+            head = await reader.readuntil(b"\\r\\n\\r\\n")
             break
-        except OSError:
+        except (OSError, asyncio.IncompleteReadError):  # there was no room for it, or it was too slow with its request
             await asyncio.sleep(0.1)
-    writer.write(b"POST /v1/jobs/ns/job/join HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer t\\r\\n"
-        b"Content-Length: %d\\r\\n\\r\\n%s" % (len(body), body))
-    head = await reader.readuntil(b"\\r\\n\\r\\n")
     size = int(head.lower().split(b"content-length:")[1].split(b"\\r\\n")[0])
     world = json.loads(await reader.readexactly(size))
     return world["state"], len(world.get("members", ()))
