@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -364,15 +365,14 @@ def save_what_is_lost(url: str, outcome: str) -> None:
     """Save twice; the storage acknowledges the last rank's share document of the first save, and loses it."""
     world = join()
     checkpoints = Checkpointer(storage.open(url), world)
-    write = shares.Share.write
+    store = LocalStorage.put
 
-    def write_and_lose(share: shares.Share, place: storage.Storage, key: str, *arguments: Any) -> Any:
-        files = write(share, place, key, *arguments)
-        if world.rank == world.size - 1 and "-n000001-" in key:
-            place.delete([key])
-        return files
+    def lose(place: LocalStorage, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if world.rank == world.size - 1 and "-n000001-" in key and key.endswith(".json"):
+            return zlib.crc32(b"".join(parts))
+        return store(place, key, parts, if_absent=if_absent)
 
-    shares.Share.write = write_and_lose  # type: ignore[method-assign]
+    LocalStorage.put = lose  # type: ignore[method-assign]
     for step in (1, 2):
         checkpoints.save(large_state(), Label(step))
         with Path(f"{outcome}-{world.rank}").open("a") as file:
