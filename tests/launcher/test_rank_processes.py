@@ -160,8 +160,11 @@ def test_a_rank_for_which_there_is_no_thread_is_an_error_in_words(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(OSError, match=r"can't start new thread.*FIX"):
         printed.group(starter=Starter(["sleep", "1000"], dict(os.environ), []))
-    with made[0] as process:
-        assert process.wait(60) == -signal.SIGKILL
+    assert made[0].wait(60) == -signal.SIGKILL
+    for reader in (each for each in threading.enumerate() if each.name == "rank-output"):
+        reader.join(60)
+    assert made[0].stdout is not None
+    made[0].stdout.close()
 
 
 def test_ranks_have_the_time_to_stop_that_they_are_given(printed: Printed) -> None:
