@@ -76,16 +76,38 @@ def frozen(part: str = "kube-apiserver") -> Iterator[None]:
 def restart(part: str) -> None:
     """Kill a part of the control plane, and start it as it was."""
     need_lab()
-    pid = _pid(part)
-    argv = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    environ = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
+    pid, command = _pid(part), _command(part)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: _born(pid) in ("", None), 10)
+    _start(part, command)
+
+
+@contextmanager
+def revived(part: str) -> Iterator[None]:
+    """Start a part of the control plane as it was, if it has ended meanwhile."""
+    need_lab()
+    command = _command(part)
+    try:
+        yield
+    finally:
+        if _born(_pid(part)) in ("", None):
+            _start(part, command)
+
+
+def _command(part: str) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The command line and the environment of a part of the control plane, which runs."""
+    process = Path(f"/proc/{_pid(part)}")
+    environ = (process / "environ").read_bytes().rstrip(b"\0").split(b"\0")
+    argv = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return argv, dict(one.split(b"=", 1) for one in environ if b"=" in one)
+
+
+def _start(part: str, command: tuple[list[bytes], dict[bytes, bytes]]) -> None:
+    argv, environ = command
     with (LAB_HOME / "log" / f"{part}.log").open("ab") as log:
-        known = dict(one.split(b"=", 1) for one in environ if b"=" in one)
         for _ in range(_STARTS):
             process = subprocess.Popen(
-                argv, env=known, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
             try:
                 process.wait(2)
