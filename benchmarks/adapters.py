@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,15 +47,24 @@ def main() -> None:
         f"{layer}.{name}": torch.nn.Parameter(torch.randn(WIDTH, RANK)) for layer in range(layers) for name in "ab"
     }
     optimizer = torch.optim.Adam(adapters.values())
+
+    def train() -> dict[str, Any]:
+        for adapter in adapters.values():
+            adapter.grad = torch.randn_like(adapter)
+        optimizer.step()
+        return {"model": {**model, **adapters}, "optimizer": optimizer.state_dict()}
+
+    compare(given.saves, train)
+
+
+def compare(saves: int, train: Callable[[], dict[str, Any]]) -> None:
+    """Save each state that `train` returns in both runs, and print one line for each run."""
     found: dict[str, list[tuple[int, float, float]]] = {"what has changed": [], "everything": []}
     with tempfile.TemporaryDirectory() as folder:
         storages = {way: CountingStorage(Path(folder, way)) for way in found}
         runs = {way: Checkpointer(storage) for way, storage in storages.items()}
-        for step in range(1, given.saves + 1):
-            for adapter in adapters.values():
-                adapter.grad = torch.randn_like(adapter)
-            optimizer.step()
-            state = {"model": {**model, **adapters}, "optimizer": optimizer.state_dict()}
+        for step in range(1, saves + 1):
+            state = train()
             for way, run in runs.items():
                 unchanged.LEAST_BYTES = 1 << 20 if way == "what has changed" else 1 << 60
                 found[way].append(save(run, storages[way], state, step))

@@ -9,14 +9,11 @@ everything. With `--dense`, all rows change between two saves.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.adapters import CountingStorage, report, save
-from elasticctl_train.checkpoint import unchanged
-from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from benchmarks.adapters import compare
 
 WIDTH = 64
 
@@ -32,20 +29,15 @@ def main() -> None:
     rows = max(1000, given.megabytes * 1_000_000 // (3 * 4 * WIDTH))
     embedding = torch.nn.Embedding(rows, WIDTH, sparse=True)
     optimizer = torch.optim.SparseAdam(embedding.parameters())
-    found: dict[str, list[tuple[int, float, float]]] = {"what has changed": [], "everything": []}
-    with tempfile.TemporaryDirectory() as folder:
-        storages = {way: CountingStorage(Path(folder, way)) for way in found}
-        runs = {way: Checkpointer(storage) for way, storage in storages.items()}
-        for step in range(1, given.saves + 1):
-            chosen = torch.arange(rows) if given.dense else torch.randperm(rows)[: round(rows * given.percent / 100)]
-            optimizer.zero_grad()
-            embedding(chosen).square().sum().backward()
-            optimizer.step()
-            state = {"model": embedding.state_dict(), "optimizer": optimizer.state_dict()}
-            for way, run in runs.items():
-                unchanged.LEAST_BYTES = 1 << 20 if way == "what has changed" else 1 << 60
-                found[way].append(save(run, storages[way], state, step))
-    report(found)
+
+    def train() -> dict[str, Any]:
+        chosen = torch.arange(rows) if given.dense else torch.randperm(rows)[: round(rows * given.percent / 100)]
+        optimizer.zero_grad()
+        embedding(chosen).square().sum().backward()
+        optimizer.step()
+        return {"model": embedding.state_dict(), "optimizer": optimizer.state_dict()}
+
+    compare(given.saves, train)
 
 
 if __name__ == "__main__":
