@@ -6,7 +6,8 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -25,15 +26,23 @@ CAPACITY = "karpenter.sh/capacity-type"
 NOTICE_S = 30
 
 
+def submit(job: Trainer, *, annotations: Mapping[str, str] | None = None, grace_s: int = 10, **spec: Any) -> None:
+    """Create a job of two workers with a GPU each, of which no machine has one; it trains for as long as it is let."""
+    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
+    one_gpu = {"node.kubernetes.io/instance-type": "g4dn.xlarge"}
+    pod = {
+        "metadata": {"annotations": annotations or {}},
+        "spec": {"nodeSelector": one_gpu, "terminationGracePeriodSeconds": grace_s},
+    }
+    job.submit_script(script, 2, limits={"nvidia.com/gpu": 1}, pod=pod, **spec)
+
+
 @pytest.fixture(scope="module")
 def trainer(api: Connection, karpenter: None, replicas: Replicas) -> Iterator[Trainer]:
-    """A job of two workers with a GPU each, of which no machine has one; the user lets Karpenter move none of them."""
+    """A job of which the user lets Karpenter move no worker."""
     found = Trainer(api, "grows")
     found.delete()
-    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
-    one_gpu = {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}
-    pod = {"metadata": {"annotations": {STAYS: "true"}}, "spec": one_gpu}
-    found.submit_script(script, 2, limits={"nvidia.com/gpu": 1}, pod=pod)
+    submit(found, annotations={STAYS: "true"})
     yield found
     found.delete()
 
@@ -136,12 +145,8 @@ def test_workers_fall_back_to_on_demand_machines_and_go_back_when_there_are_spot
     offer(api, "on-demand")
     job = Trainer(api, "orders")
     job.delete()
-    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
     order = [{"capacity": "spot"}, {"capacity": "onDemand"}]
-    one_gpu = {"spec": {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}}
-    limits = {"nvidia.com/gpu": 1}
-    pools = {"order": order, "waitSeconds": 30, "retrySeconds": 30}
-    job.submit_script(script, 2, limits=limits, pod=one_gpu, pools=pools)
+    submit(job, pools={"order": order, "waitSeconds": 30, "retrySeconds": 30})
     try:
         wait_until(lambda: (waits := job.job().status.pools) is not None and waits.then == "onDemand", 60)
         job.wait_training(2)
@@ -177,10 +182,7 @@ def test_workers_that_karpenter_moves_to_cheaper_machines_lose_no_step(
     offer(api, "on-demand")
     job = Trainer(api, "moves")
     job.delete()
-    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
-    one_gpu = {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}
-    pod = {"spec": {**one_gpu, "terminationGracePeriodSeconds": 120}}  # for Karpenter evicts with no other notice
-    job.submit_script(script, 2, limits={"nvidia.com/gpu": 1}, pod=pod)
+    submit(job, grace_s=120)  # Karpenter evicts with no other notice
     try:
         job.wait_training(2)
         job.wait_steady(5)
