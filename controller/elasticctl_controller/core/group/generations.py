@@ -86,11 +86,15 @@ def _settle_notices(group: GroupRecord, now: float) -> float | None:
     leaving, again_at = who_leaves(held, others, leaving_lead_s(group), now)
     if leaving:
         reasons = join_some(sorted({held[uid].reason for uid in leaving}), "reason")
-        names = join_some([group.members[uid].name for uid in leaving], "worker")
-        have = "has" if len(leaving) == 1 else "have"
-        let_go(group, leaving, f"{names} {have} to stop: {reasons}", now)
+        let_go(group, leaving, f"{who_stops(group, leaving)}: {reasons}", now)
     again_at = min(again_at, started_at if started_at > now else math.inf)
     return None if again_at == math.inf else max(0.0, again_at - now)
+
+
+def who_stops(group: GroupRecord, uids: Collection[str]) -> str:
+    """Which members have to stop, in words."""
+    names = join_some([group.members[uid].name for uid in uids], "worker")
+    return f"{names} {'has' if len(uids) == 1 else 'have'} to stop"
 
 
 def let_go(group: GroupRecord, uids: Collection[str], reason: str, now: float) -> None:

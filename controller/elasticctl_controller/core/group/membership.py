@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import excuse_failure, judge_failure, may_restart, unheard_beside
-from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation
+from elasticctl_controller.core.group.generations import leaving_lead_s, let_go, settle_generation, who_stops
 from elasticctl_controller.core.group.group_record import GroupRecord, Sign
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
 from elasticctl_controller.core.group.root_cause import Judgement, RanksEnd, find_root_cause
@@ -75,9 +75,8 @@ class Group(GroupRecord):
         going = self.leaving - self.notices.departing - self.notices.given.keys()
         removed = [uid for uid in self.members if uid in going and uid in self.alive and uid not in self.finished]
         if removed and self.state is GroupState.TRAINING:
-            names = join_some([self.members[uid].name for uid in removed], "worker")
-            what = "has to stop: it is removed" if len(removed) == 1 else "have to stop: they are removed"
-            let_go(self, removed, f"{names} {what}", now)
+            why = "it is removed" if len(removed) == 1 else "they are removed"
+            let_go(self, removed, f"{who_stops(self, removed)}: {why}", now)
 
     def note_sign(self, uid: str, now: float, doing: str = "", for_s: float = 0.0) -> bool:
         """A worker has called, and has been `doing` something for `for_s` seconds; True if it does something new."""
