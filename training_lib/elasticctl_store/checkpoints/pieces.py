@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +92,17 @@ class Patch:
 
 def parse_file(key: str, fields: Any) -> ObjectRef:
     """Return the reference to the tensor file that belongs to a share document."""
+    wanted = entries.tensors_key(key)
+    return _parse_file(
+        key, fields, lambda found: found == wanted, "it does not name the tensor file that belongs to it"
+    )
+
+
+def _parse_file(key: str, fields: Any, is_wanted: Callable[[str], bool], otherwise: str) -> ObjectRef:
+    """Return a reference to a tensor file. Raises DamagedError with the words `otherwise` unless the key is wanted."""
     file = entries.parse_ref(fields)
-    if file is None or file.key != entries.tensors_key(key) or file.size_bytes < _MIN_FILE_BYTES:
-        raise DamagedError(f"{key}: it does not name the tensor file that belongs to it")
+    if file is None or not is_wanted(file.key) or file.size_bytes < _MIN_FILE_BYTES:
+        raise DamagedError(f"{key}: {otherwise}")
     return file
 
 
@@ -104,9 +112,7 @@ def parse_bases(key: str, found: Any, tensors: Mapping[str, TensorType]) -> Iter
         raise DamagedError(f"{key}: its list of base files is invalid")
     bits = 0
     for one in found:
-        file = entries.parse_ref(one["file"])
-        if file is None or not entries.is_base_file(file.key) or file.size_bytes < _MIN_FILE_BYTES:
-            raise DamagedError(f"{key}: it refers to a base file that is not one")
+        file = _parse_file(key, one["file"], entries.is_base_file, "it refers to a base file that is not one")
         pieces = parse_pieces(file, one["pieces"], tensors)
         if "patches" not in one:
             yield ShareContents(file, pieces, {}, file)
@@ -128,9 +134,7 @@ def _parse_patch(key: str, said: Any, pieces: Sequence[Piece]) -> tuple[ObjectRe
     """Return the file of a patch and, for each piece that it patches, the bitmap as text and where its rows start."""
     if not isinstance(said, dict) or said.keys() != {"file", "rows"} or not isinstance(said["rows"], list):
         raise DamagedError(f"{key}: its list of patches is invalid")
-    file = entries.parse_ref(said["file"])
-    if file is None or not entries.is_patch(file.key) or file.size_bytes < _MIN_FILE_BYTES:
-        raise DamagedError(f"{key}: it refers to a patch that is not one")
+    file = _parse_file(key, said["file"], entries.is_patch, "it refers to a patch that is not one")
     found = []
     for row in said["rows"]:
         if type(row) is not list or [type(item) for item in row] != [int, str, int] or not 0 <= row[0] < len(pieces):

@@ -183,27 +183,28 @@ def plan(
             held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
         holdings += [Holding(name, box, box.elements * tensor.dtype.itemsize, ranks) for box, ranks in held]
     mine = boxes.share_out(holdings, world_size)[rank]
-    parts: list[list[tuple[str, torch.Tensor, Box]]] = [[], [], []]
+    changing: list[tuple[str, torch.Tensor, Box]] = []
+    fixed: list[tuple[str, torch.Tensor, Box]] = []
+    tables: list[tuple[str, torch.Tensor, Box]] = []
     for name, box in mine:
-        parts[1 if (name, box) in apart.unchanged else 2 if (name, box) in apart.tables else 0].append(
-            (name, flat.shared[name], box)
-        )
-    parts[0] += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
-    own, sources = _plan_file(parts[0], 0)
-    apart_files: list[PlannedFile | None] = []
-    end = own.size_bytes
-    for part in parts[1:]:
+        part = fixed if (name, box) in apart.unchanged else tables if (name, box) in apart.tables else changing
+        part.append((name, flat.shared[name], box))
+    changing += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
+    own, sources = _plan_file(changing, 0)
+    end = own.start + own.size_bytes
+    others: list[PlannedFile | None] = []
+    for part in (fixed, tables):
         file, found = _plan_file(part, _aligned(end)) if part else (None, [])
-        apart_files.append(file)
-        sources += found
         end = file.start + file.size_bytes if file is not None else end
+        others.append(file)
+        sources += found
     return Plan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
         apart=apart,
         own=own,
-        base=apart_files[0],
-        tables=apart_files[1],
+        base=others[0],
+        tables=others[1],
         sources=tuple(sources),
         document={"rank": rank, "world_size": world_size, "fingerprint": fingerprint(flat.shared)},
     )
