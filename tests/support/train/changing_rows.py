@@ -5,11 +5,8 @@ python -m tests.support.train.changing_rows --seeds 200      # that many stories
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import tempfile
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +16,7 @@ from elasticctl_store.checkpoints import entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_train.checkpoint import tables, unchanged
 from elasticctl_train.checkpoint.tree import NAMES
-from tests.support.train.frozen_parts import World, save, tell
+from tests.support.train.frozen_parts import World, tell_all
 from tests.support.train.states import same
 
 SHAPES = ((40, 16), (200, 3), (64, 1), (3, 30, 5), (1, 50, 2), (0, 5), (30, 0), (25, 4, 1), (90,))
@@ -71,9 +68,7 @@ class RowsWorld(World):
             for table in self.state.values():
                 if table.numel():
                     table[(0,) * (table.dim() - 1)].copy_(self.step % 2)
-            self.step += 1
-            self.states[self.step] = {"model": {name: tensor.clone() for name, tensor in self.state.items()}}
-            self.is_clean = save(self.run, {"model": self.state}, self.step)
+            self.save_state()
 
     def restart(self) -> None:
         super().restart()
@@ -123,24 +118,11 @@ def load(path: Path) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     """Tell stories; an AssertionError shows a loss."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-    logging.disable(logging.ERROR)
     for module, name, value in SMALL:
         setattr(module, name, value)
-    saves, patches, started_s = 0, 0, time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
-        with tempfile.TemporaryDirectory(prefix="changing-rows-") as folder:
-            try:
-                world = tell(Path(folder), seed, events=25, kind=RowsWorld)
-            except AssertionError:
-                print(f"seed {seed} fails", flush=True)
-                raise
-        saves, patches = saves + world.step, patches + world.patches
-    took_s = time.monotonic() - started_s
-    print(f"{options.seeds} stories, {saves} saves, {patches} patches read in {took_s:.0f} s: every commit whole")
+    worlds, took_s = tell_all(__doc__, "changing-rows-", RowsWorld)
+    saves, patches = sum(world.step for world in worlds), sum(world.patches for world in worlds)
+    print(f"{len(worlds)} stories, {saves} saves, {patches} patches read in {took_s:.0f} s: every commit whole")
 
 
 if __name__ == "__main__":
