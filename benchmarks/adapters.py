@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import unchanged
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.incremental import unchanged
 
 WIDTH, RANK = 1024, 16
 

@@ -1,9 +1,12 @@
-"""The tests' own rules: what they import, which names they use, and where they lie."""
+"""Rules of the code that no linter checks: files import one another in no circle; and what tests import, which names
+they use, and where they lie."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
+import pkgutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -50,6 +53,30 @@ def private_uses(nodes: Sequence[ast.AST]) -> Iterator[str]:
                 args=[ast.Name(id=owner), ast.Constant(value=str(name)), *_],
             ) if owner in bound and is_private(name):
                 yield f"{bound[owner]}.{name}"
+
+
+def source_of(module: str) -> ast.Module:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text("utf-8"))
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    """Imports in functions and those for types alone count as well."""
+    ours = set(OURS)
+    for package in OURS:
+        paths = importlib.import_module(package).__path__
+        ours |= {found.name for found in pkgutil.walk_packages(paths, f"{package}.")}
+    graph = {
+        module: {
+            target
+            for source, name, _ in imports(list(ast.walk(source_of(module))))
+            if (target := f"{source}.{name}" if f"{source}.{name}" in ours else source) in ours - {module}
+        }
+        for module in ours
+    }
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(ours)  # raises CycleError
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))

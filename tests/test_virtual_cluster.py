@@ -11,7 +11,7 @@ import pytest
 
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, Cause
-from elasticctl_train.inplace.agreement import Agreement, Standing
+from elasticctl_train.inplace.newest_state import Agreement, Standing
 from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.launcher import Timing
 from tests.support.virtual.script import Bug, Fault, Script

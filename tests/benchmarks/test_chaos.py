@@ -16,7 +16,7 @@ from benchmarks.chaos import main
 from benchmarks.faults.checks import Record, Resume, Step, Task, differing_weights, lost_commits, misused_samples
 from benchmarks.faults.inject import SHARES
 from elasticctl_store.checkpoints.entries import Commit, Entry, Generation, ObjectRef
-from elasticctl_train.data.plan import EpochPlan, slice_of
+from elasticctl_train.data.sample_order import EpochPlan, slice_of
 
 ROOT = Path(__file__).parents[2]
 TASK = Task(samples=10, global_batch=4, epochs=2)

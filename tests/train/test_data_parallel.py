@@ -17,7 +17,7 @@ from elasticctl_store.errors import TrainError
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data_parallel import ResumableDataParallel
 from elasticctl_train.dist import Channel
-from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
 from tests.support.train import ranks
 from tests.support.train.programs import Numbers
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elasticctl_train import progress as progress_module
-from elasticctl_train.data.plan import Cursor, EpochPlan
+from elasticctl_train.data.sample_order import Cursor, EpochPlan
 from elasticctl_train.metrics import Metrics, NotFinite
 from elasticctl_train.progress import Progress, Reporter
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elasticctl_store.errors import TrainError
     from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
     from elasticctl_train.data.loaders import ElasticDataLoader, ElasticSampler
-    from elasticctl_train.data.plan import EpochPlan
+    from elasticctl_train.data.sample_order import EpochPlan
     from elasticctl_train.run import Run
     from elasticctl_train.save_policy import SavePolicy
 
@@ -36,7 +36,7 @@ _HOMES = {
     "Checkpointer": "elasticctl_train.checkpoint.checkpointer",
     "ElasticDataLoader": "elasticctl_train.data.loaders",
     "ElasticSampler": "elasticctl_train.data.loaders",
-    "EpochPlan": "elasticctl_train.data.plan",
+    "EpochPlan": "elasticctl_train.data.sample_order",
     "Label": "elasticctl_train.checkpoint.checkpointer",
     "Run": "elasticctl_train.run",
     "SavePolicy": "elasticctl_train.save_policy",

@@ -11,7 +11,7 @@ from enum import StrEnum
 from elasticctl_store.errors import NotFiniteError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
-from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.metrics import LOSS
 from elasticctl_train.progress import Progress
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from elasticctl_train.data.plan import Cursor, EpochPlan
+from elasticctl_train.data.sample_order import Cursor, EpochPlan
 from elasticctl_train.metrics import Metrics
 from elasticctl_train.step_times import StepTimes
 

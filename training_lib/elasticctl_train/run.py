@@ -17,19 +17,19 @@ from torch.utils.data import Dataset
 
 from elasticctl_store.errors import DataError, RestoreError, TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import dtensor, fitting, parts
+from elasticctl_train.checkpoint import compatibility, dtensor, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data import loaders, streams
-from elasticctl_train.data import plan as data
+from elasticctl_train.data import sample_order as data
 from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, TakenStep
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed, TakenStep
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
-from elasticctl_train.inplace.gradients import ElasticDataParallel
-from elasticctl_train.inplace.link import is_taken
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
+from elasticctl_train.inplace.launcher_link import is_taken
 from elasticctl_train.inplace.rest_of_epoch import RestOfEpoch
-from elasticctl_train.inplace.training import InPlace
+from elasticctl_train.inplace.run_in_place import InPlace
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
@@ -68,7 +68,7 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: Stateful | None = None,
         save: SavePolicy = SavePolicy(),  # noqa: B008 - frozen
-        resume: fitting.Choice | None = None,
+        resume: compatibility.Choice | None = None,
         **others: Stateful,
     ) -> None:
         """Join the group, take over the storage URL and resume. Every rank must call it.
@@ -76,7 +76,7 @@ class Run:
         Checkpoints go to `url`, which defaults to $ELASTICCTL_STORAGE; with neither, none are saved. `model` may be
         wrapped in DistributedDataParallel already, or sharded (FSDP2's `fully_shard`); a plain module is moved to
         `run.device`. `others` are saved under their names, like the model and the optimizer. `resume` says what to do
-        with a checkpoint that does not fit these objects ("strict", "ignore" or "model-only"; see `fitting`). It
+        with a checkpoint that does not fit these objects ("strict", "ignore" or "model-only"; see `compatibility`). It
         defaults to $ELASTICCTL_RESUME, and then to "strict", which refuses such a checkpoint.
 
         Raises StateError if a checkpoint cannot hold the state, StorageError, and RestoreError if the checkpoint is
@@ -84,7 +84,7 @@ class Run:
         because the script has started it, such as a worker of a DataLoader.
         """
         dist.refuse_helper()
-        self._choice = fitting.parse_choice(resume or os.environ.get(fitting.VARIABLE) or "strict")
+        self._choice = compatibility.parse_choice(resume or os.environ.get(compatibility.VARIABLE) or "strict")
         self._read_parts(model, others, optimizer=optimizer, scheduler=scheduler)
         obstacle = self._obstacle_to_staying(optimizer)
         self._stay = None if obstacle else InPlace.open(self._parts)
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def own_samples(self) -> int:
-        """The number of this rank's samples in the current batch; 0 if it only holds a stand-in (see `data.plan`)."""
+        """The number of this rank's samples in the batch; 0 if it only holds a stand-in (see `data.sample_order`)."""
         return self._feed.own
 
     @cached_property
@@ -406,11 +406,11 @@ class Run:
                 f"{where}: it does not say how far training was, for something other than Run has saved it. FIX: give "
                 "Run another URL, and load what you need of this one with Checkpointer or dcp.load"
             )
-        return fitting.check(self._parts, state, where, self._choice)
+        return compatibility.check(self._parts, state, where, self._choice)
 
     def _take(self, state: Mapping[str, Any], where: str = "the state of another rank") -> Cursor:
         """Load a whole state; returns how far it is."""
-        different = fitting.load(self._parts, state, where, self._choice)
+        different = compatibility.load(self._parts, state, where, self._choice)
         if different and self.is_main:
             log.warning("%s: taken over (resume=%s) although it does not fit %s", where, self._choice, different)
         own = state[parts.OWN]

@@ -24,7 +24,7 @@ from elasticctl_store.errors import TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
 from elasticctl_train.checkpoint.memory.copies import Copies
-from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
 from elasticctl_train.interruptions import Hazard, Interruptions, this_machine, unknown_hazard
 from elasticctl_train.non_finite_loss import LossGuard

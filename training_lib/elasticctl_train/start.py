@@ -10,7 +10,7 @@ from elasticctl_store import storage
 from elasticctl_store.checkpoints.rollbacks import Rollback
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restored
-from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data.sample_order import Cursor
 
 log = logging.getLogger("elasticctl_train")
 

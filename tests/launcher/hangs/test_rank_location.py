@@ -33,7 +33,7 @@ def at(*frames: Frame, line: str = "") -> Place:
         ((Frame("poll", "/usr/lib/python3.12/selectors.py", 3),
           Frame("_Iter._next_data", f"{TORCH}/utils/data/dataloader.py", 9)), "", Kind.CODE, "DataLoader._next_data"),
         ((Frame("finish", "/site/elasticctl_train/dist.py", 3),
-          Frame("Means.hand_in", "/site/elasticctl_train/inplace/gradients.py", 9)),
+          Frame("Means.hand_in", "/site/elasticctl_train/inplace/elastic_ddp.py", 9)),
          "            work.wait(_LOOK)", Kind.DEVICE, "backward"),
         ((), "import something", Kind.CODE, "train.py:7"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_launcher.ranks.rank_links import RankLinks
-from elasticctl_train.inplace.link import Link
+from elasticctl_train.inplace.launcher_link import Link
 from tests.support.waiting import wait_until
 
 

@@ -18,8 +18,9 @@ from elasticctl_store.checkpoints.commits import read_entries
 from elasticctl_store.checkpoints.entries import Commit, Generation, Retention
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.errors import TrainError
-from elasticctl_train.checkpoint import saving, shares, unchanged
+from elasticctl_train.checkpoint import saving, shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support import servers
 from tests.support.gate import Fault, Seen
 from tests.support.interrupting import die_at_change

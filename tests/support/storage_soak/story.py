@@ -19,8 +19,9 @@ from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import all_keys
-from elasticctl_train.checkpoint import saving, unchanged
+from elasticctl_train.checkpoint import saving
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support.storage_soak import runs, verbs
 from tests.support.storage_soak.damages import damage_folder, damage_storage
 from tests.support.storage_soak.places import QUICK, Place, answers

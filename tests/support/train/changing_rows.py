@@ -14,7 +14,7 @@ import torch
 
 from elasticctl_store.checkpoints import entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_train.checkpoint import tables, unchanged
+from elasticctl_train.checkpoint.incremental import tables, unchanged
 from elasticctl_train.checkpoint.tree import NAMES
 from tests.support.train.frozen_parts import World, tell_all
 from tests.support.train.states import same

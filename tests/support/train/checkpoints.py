@@ -14,7 +14,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.storage import Storage
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint import plans, shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers
 from elasticctl_train.checkpoint.memory.copying import Copier
@@ -63,8 +63,8 @@ def make_share(
     state: Mapping[str, Any], local: dict[str, Any], rank: int, world_size: int, **options: Any
 ) -> shares.Share:
     """One rank's share of a state, copied and ready to be written."""
-    flat = shares.flatten(state, local)
-    plan = shares.plan(flat, rank, world_size, **options)
+    flat = plans.flatten(state, local)
+    plan = plans.plan(flat, rank, world_size, **options)
     buffer = buffers.Buffer(0, torch.empty(plan.size_bytes, dtype=torch.uint8), in_tier=False)
     plan.fill(buffer, flat, Copier())
     return shares.Share(plan, buffer, flat.state, flat.local)

@@ -24,8 +24,9 @@ from elasticctl_store.checkpoints.retention import delete_unneeded_bases
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore, unchanged
+from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support.train.states import same
 
 

@@ -29,8 +29,9 @@ from elasticctl_store.errors import SaveError, StorageError
 from elasticctl_store.storage import Storage, cloud, s3
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import parts, shares, tables, unchanged
+from elasticctl_train.checkpoint import parts, shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.incremental import tables, unchanged
 from elasticctl_train.dist import join
 from tests.support.interrupting import die_at_change
 from tests.support.train.states import same

@@ -23,8 +23,9 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DataError, FencedError, SaveError, StateError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import shares, tables, unchanged
+from elasticctl_train.checkpoint import shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.incremental import tables, unchanged
 from elasticctl_train.checkpoint.memory import buffers, local_tier
 from elasticctl_train.dist import World, join, leave
 from tests.support.train.programs import Numbers, table_state

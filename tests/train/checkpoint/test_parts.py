@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from elasticctl_store.errors import StateError
-from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint import compatibility, parts
 from tests.support.train.states import same
 
 
@@ -38,7 +38,7 @@ def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.
     bare, other = network(2, 3), network(2, 3)
     named = parts.unwrap(model=wrap(bare))
     assert named == {"model": bare}
-    fitting.load({"model": other}, {"model": named["model"].state_dict()}, "here")
+    compatibility.load({"model": other}, {"model": named["model"].state_dict()}, "here")
     assert same(dict(other.state_dict()), dict(bare.state_dict()))
 
 

@@ -24,7 +24,7 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run
-from elasticctl_train.checkpoint import fitting, parts, restore
+from elasticctl_train.checkpoint import compatibility, parts, restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import read_buffers
 from tests.support.train.states import same, trees
@@ -135,7 +135,7 @@ def test_a_resumed_optimizer_is_as_one_that_went_on(tmp_path: Path, kind: str, d
     live = dict(zip(("model", "optimizer"), trained(kind, dtype), strict=True))
     restored = Checkpointer(LocalStorage(tmp_path)).restore()
     assert restored is not None
-    fitting.load(live, restored.state, "here")
+    compatibility.load(live, restored.state, "here")
     del restored
     for each in (lambda: None, lambda: [steps(*pair, 2) for pair in ((model, optimizer), tuple(live.values()))]):
         each()
@@ -288,7 +288,7 @@ def test_a_part_of_the_scripts_own_gets_its_ordered_dict(tmp_path: Path) -> None
     assert checkpoints.settle()
     restored = checkpoints.restore()
     assert restored is not None
-    fitting.load({"recent": part}, restored.state, "here")
+    compatibility.load({"recent": part}, restored.state, "here")
     assert list(part.seen) == ["b", "a"]
 
 

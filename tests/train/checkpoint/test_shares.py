@@ -19,7 +19,7 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore, shares
+from elasticctl_train.checkpoint import plans, restore, shares
 from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, write_shares
 from tests.support.train.states import same, trees
 
@@ -122,13 +122,13 @@ def test_a_share_that_is_deleted_meanwhile_ends_the_save(
 
 
 def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
-    flat = shares.flatten({"w": torch.zeros(5)}, {"own": torch.zeros(1)})
-    plan = shares.plan(flat, 0, 1)
-    assert plan.fits(shares.flatten({"w": torch.ones(5)}, {"own": torch.ones(1)}), ())
+    flat = plans.flatten({"w": torch.zeros(5)}, {"own": torch.zeros(1)})
+    plan = plans.plan(flat, 0, 1)
+    assert plan.fits(plans.flatten({"w": torch.ones(5)}, {"own": torch.ones(1)}), ())
     assert not plan.fits(flat, {"w"})
     for other in (torch.zeros(6), torch.zeros(5).double(), torch.zeros(5, 1)):
-        assert not plan.fits(shares.flatten({"w": other}, {"own": torch.zeros(1)}), ())
-    assert not plan.fits(shares.flatten({"v": torch.zeros(5)}, {"own": torch.zeros(1)}), ())
+        assert not plan.fits(plans.flatten({"w": other}, {"own": torch.zeros(1)}), ())
+    assert not plan.fits(plans.flatten({"v": torch.zeros(5)}, {"own": torch.zeros(1)}), ())
 
 
 def test_a_large_tensor_is_written_by_all_and_read_as_one(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_the_reference_implementation_reads_the_file(tmp_path: Path) -> None:
 def test_a_part_of_the_state_cannot_be_called_as_the_ranks_own() -> None:
     for name in ("$rank", "$rank/a", "$tuple", "$"):
         with pytest.raises(StateError, match="needs another name"):
-            shares.flatten({name: torch.ones(1)}, {})
+            plans.flatten({name: torch.ones(1)}, {})
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data import loaders
 from elasticctl_train.data.loaders import ElasticDataLoader, ElasticLoader, ElasticSampler
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed
 from tests.support.train.programs import Numbers
 
 TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

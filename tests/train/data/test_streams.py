@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from elasticctl_store.errors import DataError, StateError
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data import streams
-from elasticctl_train.data.plan import Cursor, Feed, slice_of
+from elasticctl_train.data.sample_order import Cursor, Feed, slice_of
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import dataloader
 
 from elasticctl_launcher.ranks.torch_agent import TorchAgent
 from elasticctl_train.inplace import releases
-from elasticctl_train.inplace.gradients import ElasticDataParallel
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 
 LIBRARY = Path(releases.__file__).parents[2]
 HOMES: dict[Any, set[str]] = {

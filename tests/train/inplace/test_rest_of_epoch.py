@@ -7,9 +7,9 @@ import logging
 import pytest
 import torch
 
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed
+from elasticctl_train.inplace.atomic_steps import LastStep
 from elasticctl_train.inplace.rest_of_epoch import RestOfEpoch
-from elasticctl_train.inplace.steps import LastStep
 
 PLAN = EpochPlan(80, 8)
 

@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import HashStore
 
 from elasticctl_train.dist import Channel
 from elasticctl_train.inplace import warmup
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
 from elasticctl_train.inplace.example_inputs import ExampleInputs
-from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
 from elasticctl_train.inplace.warmup import is_compiled, warm_up
 from tests.support.launcher_lab import Lab
 from tests.support.train.unbroken_workers import COMPILED, ENDLESS, Workers

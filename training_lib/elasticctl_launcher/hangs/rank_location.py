@@ -29,7 +29,7 @@ DEVICE_LINE = re.compile(r"\.(wait|item|synchronize|tolist|cpu|numpy|to|backward
 SLEEP_LINE = re.compile(r"\bsleep\(")
 LANDMARKS = (
     ("/torch/utils/data/dataloader.py", "_next_data", "DataLoader._next_data"),
-    ("/elasticctl_train/inplace/gradients.py", "hand_in", "backward"),
+    ("/elasticctl_train/inplace/elastic_ddp.py", "hand_in", "backward"),
 )
 """Well-known calls that name the place, however deep the stack below them is."""
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(64)?/python3\.\d+/(?!site-packages/|dist-packages/)")

@@ -1,6 +1,6 @@
 """The launcher's connections to its ranks. A rank that has one can stay in its process when the group changes.
 
-`elasticctl_train.inplace.link` is the other end, and describes the messages.
+`elasticctl_train.inplace.launcher_link` is the other end, and describes the messages.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from elasticctl_train.checkpoint.fence import FenceWatch
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.checkpoint.memory.local_tier import Tier
 from elasticctl_train.checkpoint.newest import Like, Newest, Restored
+from elasticctl_train.checkpoint.plans import State
 from elasticctl_train.checkpoint.restore import RestoreSource
 from elasticctl_train.checkpoint.saving import Committer, Label, Saves
-from elasticctl_train.checkpoint.shares import State
 from elasticctl_train.checkpoint.snapshots import Snapshots
 from elasticctl_train.dist import World
 
@@ -214,7 +214,7 @@ class Checkpointer:
     ) -> None:
         """Copy the state now and write it in the background; first wait for a save that is in flight.
 
-        `state` is the same on all ranks, `local` belongs to this rank; see `shares.plan`. The parts in `until_step`
+        `state` is the same on all ranks, `local` belongs to this rank; see `plans.plan`. The parts in `until_step`
         belong to optimizers: nothing else writes to their tensors, so those in main memory are copied in the background
         until an optimizer's next step begins. If something else does write to them, this save fails, and later ones
         copy everything at once.

@@ -19,8 +19,8 @@ from elasticctl_store.errors import DamagedError, MissingError, RestoreError, St
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, restore, tree
 from elasticctl_train.checkpoint.memory.copies import Copies, find_sets
+from elasticctl_train.checkpoint.plans import State
 from elasticctl_train.checkpoint.restore import RestoreSource
-from elasticctl_train.checkpoint.shares import State
 from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticctl_store.errors import StateError, TrainError
-from elasticctl_train.checkpoint import optimizers, shares, tree
+from elasticctl_train.checkpoint import optimizers, plans, tree
 from elasticctl_train.dist import World
 
 MODEL = "model"
@@ -86,7 +86,7 @@ def check_alike(parts: Mapping[str, Stateful], world: World) -> None:
     """Raise StateError, on all ranks, unless their models have the same tensors with the same layouts."""
     flat = tree.Flattener()
     flat.encode(parts[MODEL].state_dict(), MODEL)
-    if len(set(world.gather(shares.fingerprint(flat.tensors)))) > 1:
+    if len(set(world.gather(plans.fingerprint(flat.tensors)))) > 1:
         raise StateError(
             f"{MODEL}: the ranks' models differ in names, shapes or shards of tensors, and a checkpoint holds one. "
             "FIX: give all ranks the same model (no stages of a pipeline), over one mesh of all ranks or slices of it "
@@ -167,7 +167,7 @@ def names_of_parameters(parts: Mapping[str, Stateful]) -> dict[int, str]:
 
 
 class Describer:
-    """Describes the parts for `fitting` to compare: their classes, and the names of optimizers' parameters."""
+    """Describes the parts for `compatibility` to compare: their classes, and the names of optimizers' parameters."""
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
         self._parts = parts

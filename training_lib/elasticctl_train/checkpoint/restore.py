@@ -23,7 +23,8 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import dtensor, rows, tree
+from elasticctl_train.checkpoint import dtensor, tree
+from elasticctl_train.checkpoint.incremental import rows
 from elasticctl_train.checkpoint.memory import buffers, local_tier
 from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Offer
 from elasticctl_train.checkpoint.memory.read_buffers import ReadBuffer

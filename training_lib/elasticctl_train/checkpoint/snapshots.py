@@ -15,12 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.errors import NoMemoryError
-from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint import plans, shares
+from elasticctl_train.checkpoint.incremental.unchanged import Unchanged
 from elasticctl_train.checkpoint.memory.buffers import Buffers
 from elasticctl_train.checkpoint.memory.copying import Copier, LateCopy
 from elasticctl_train.checkpoint.memory.local_tier import Tier
-from elasticctl_train.checkpoint.shares import State
-from elasticctl_train.checkpoint.unchanged import Unchanged
+from elasticctl_train.checkpoint.plans import State
 from elasticctl_train.dist import World
 
 
@@ -34,7 +34,7 @@ class Snapshots:
         self.unchanged = Unchanged()
         self._world = world
         self._copier = Copier()
-        self._plan: shares.Plan | None = None
+        self._plan: plans.Plan | None = None
         self._buffers: Buffers | None = None
         self._late: LateCopy | None = None
         self._stored: shares.Share | None = None
@@ -43,7 +43,7 @@ class Snapshots:
     def prepare(self, state: State, local: State, rank_0_only: Collection[str]) -> None:
         """Allocate the buffers for such states in the background. Raises StateError."""
         self._late = None
-        self._arrange(shares.flatten(state, local), rank_0_only)
+        self._arrange(plans.flatten(state, local), rank_0_only)
 
     def take(
         self, state: State, local: State, rank_0_only: Collection[str], until_step: Collection[str] = ()
@@ -58,7 +58,7 @@ class Snapshots:
             self._may_wait = False
         self._late = self._stored = None
         with _no_collection():
-            flat = shares.flatten(state, local)
+            flat = plans.flatten(state, local)
             plan, buffers = self._arrange(flat, rank_0_only)
             try:
                 buffer = buffers.next()
@@ -120,12 +120,12 @@ class Snapshots:
 
             weakref.finalize(self, register_optimizer_step_pre_hook(before_step).remove).atexit = False
 
-    def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
+    def _arrange(self, flat: plans.Flat, rank_0_only: Collection[str]) -> tuple[plans.Plan, Buffers]:
         """Return the plan for such states, and buffers of the right size; they are only renewed if the states have
         changed."""
         apart = self.unchanged.apart
         if self._plan is None or not self._plan.fits(flat, rank_0_only, apart):
-            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only, apart)
+            self._plan = plans.plan(flat, self._world.rank, self._world.size, rank_0_only, apart)
         size_bytes = self._plan.size_bytes
         if self._buffers is None or not self._buffers.fit(size_bytes):
             if self._buffers is not None:

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import rng
 from elasticctl_train.checkpoint.parts import Stateful
-from elasticctl_train.data import plan as data
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, slice_of
+from elasticctl_train.data import sample_order as data
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed, slice_of
 
 log = logging.getLogger("elasticctl_train")
 

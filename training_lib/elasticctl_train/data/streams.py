@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from elasticctl_store.errors import DataError
 from elasticctl_train.data.loaders import Begin, check_options, worker_options
-from elasticctl_train.data.plan import Feed
+from elasticctl_train.data.sample_order import Feed
 
 
 @dataclass(frozen=True, slots=True)

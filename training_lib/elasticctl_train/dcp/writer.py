@@ -31,7 +31,7 @@ from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, SaveError, StateError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import shares, tree
+from elasticctl_train.checkpoint import plans, tree
 from elasticctl_train.checkpoint.saving import Committer, Label
 from elasticctl_train.dcp import items
 from elasticctl_train.session import USED_URLS
@@ -172,7 +172,7 @@ class ElasticWriter(StorageWriter):
         if not isinstance(place, Place) or place.nonce not in (self._nonce, None):
             raise SaveError(_OVERTAKEN)
         share = self._resolve(plan, planner)
-        layout, placed = shares.lay_out(share.boxes)
+        layout, placed = plans.lay_out(share.boxes)
         data: list[bytes | memoryview] = [layout.header, *(_memory(share.tensors[index]) for _, index in placed)]
         key = entries.share_key(place.folder, place.rank, place.world_size)
         file_key = entries.tensors_key(key)
@@ -183,7 +183,7 @@ class ElasticWriter(StorageWriter):
             "fingerprint": hashlib.sha256(place.folder.encode()).hexdigest(),
             "label": repair.label(place.step, 0, {}, time.time()),
             "tensors": asdict(ObjectRef(file_key, layout.size_bytes, entries.as_checksum(crc))),
-            "pieces": shares.rows_of([piece for piece, _ in placed]),
+            "pieces": plans.rows_of([piece for piece, _ in placed]),
             "state": None,
             "local": {},
         }

@@ -19,10 +19,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint import compatibility, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.data.loaders import is_shared_position
-from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 
@@ -54,7 +54,7 @@ class ElasticCallback(Callback):
 
         Raises StateError, StorageError and RestoreError.
         """
-        fit = partial(fitting.check, {_MODEL: pl_module})
+        fit = partial(compatibility.check, {_MODEL: pl_module})
         self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module), fit)
         self._session.losses.refuse_rollback("Lightning chooses the batches")
         restored = self._session.restored

@@ -34,9 +34,9 @@ from transformers.training_args import TrainingArguments
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint import compatibility, parts
 from elasticctl_train.checkpoint.parts import Stateful
-from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 
@@ -67,7 +67,7 @@ class ElasticCallback(TrainerCallback):
         Every rank must call it. Raises StorageError, and RestoreError if the checkpoint belongs to another model.
         """
         self._trainer = trainer
-        fit = partial(fitting.check, {"model": self._parts()["model"]})
+        fit = partial(compatibility.check, {"model": self._parts()["model"]})
         self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
         self._session.losses.refuse_rollback("the Trainer chooses the batches")
         own: Any = trainer
@@ -210,7 +210,7 @@ class ElasticCallback(TrainerCallback):
         if restored is not None:
             wanted = {name: part for name, part in self._parts().items() if name in names}
             state = {name: value for name, value in restored.state.items() if name in names}
-            fitting.load(wanted, state, f"{session.url}, step {restored.commit.step}")
+            compatibility.load(wanted, state, f"{session.url}, step {restored.commit.step}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         session = self._running()

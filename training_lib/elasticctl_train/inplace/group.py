@@ -17,12 +17,13 @@ from torch._C._distributed_c10d import HashStore
 
 from elasticctl_store.errors import StateError
 from elasticctl_train import dist
-from elasticctl_train.inplace import handover, nccl
-from elasticctl_train.inplace.agreement import Agreement, Standing
-from elasticctl_train.inplace.connections import Connections
-from elasticctl_train.inplace.gradients import PeerWatch, is_own
-from elasticctl_train.inplace.link import Link
-from elasticctl_train.inplace.stuck_calls import is_stuck
+from elasticctl_train.inplace import handover
+from elasticctl_train.inplace.elastic_ddp import PeerWatch, is_own
+from elasticctl_train.inplace.launcher_link import Link
+from elasticctl_train.inplace.lost_peers import nccl
+from elasticctl_train.inplace.lost_peers.connections import Connections
+from elasticctl_train.inplace.lost_peers.stuck_calls import is_stuck
+from elasticctl_train.inplace.newest_state import Agreement, Standing
 
 log = logging.getLogger("elasticctl_train")
 

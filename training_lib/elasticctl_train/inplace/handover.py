@@ -18,7 +18,7 @@ import torch
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_train.checkpoint.tree import DTYPES, NAMES, Finisher, Flattener
 from elasticctl_train.dist import World
-from elasticctl_train.inplace.agreement import Agreement, Standing, decide
+from elasticctl_train.inplace.newest_state import Agreement, Standing, decide
 
 _PACK_BYTES = 32 << 20
 _POPULATE_WRITE = 23

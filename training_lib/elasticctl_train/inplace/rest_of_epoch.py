@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
-from elasticctl_train.inplace.steps import LastStep
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed
+from elasticctl_train.inplace.atomic_steps import LastStep
 
 log = logging.getLogger("elasticctl_train")
 

@@ -12,9 +12,9 @@ import torch
 
 from elasticctl_train.checkpoint import parts
 from elasticctl_train.inplace import example_inputs
+from elasticctl_train.inplace.atomic_steps import LastStep
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
 from elasticctl_train.inplace.example_inputs import ExampleInputs
-from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
-from elasticctl_train.inplace.steps import LastStep
 
 log = logging.getLogger("elasticctl_train")
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from elasticctl_store.checkpoints import boxes
 from elasticctl_store.checkpoints.pieces import PatchedRows, Piece
-from elasticctl_train.checkpoint import rows, tree
+from elasticctl_train.checkpoint import tree
+from elasticctl_train.checkpoint.incremental import rows
 
 
 def test_a_sum_stays_the_same_as_rarely_as_promised() -> None:

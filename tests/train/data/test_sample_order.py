@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_store.errors import DataError
-from elasticctl_train.data import plan as data
+from elasticctl_train.data import sample_order as data
 from elasticctl_train.data.loaders import ElasticSampler
-from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, slice_of
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed, slice_of
 
 plans = st.builds(
     EpochPlan,

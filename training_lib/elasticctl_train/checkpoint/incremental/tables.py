@@ -15,20 +15,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from elasticctl_store.checkpoints import bitmaps, entries, tensor_files
-from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.checkpoints.pieces import Piece
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import rows
-
-if TYPE_CHECKING:
-    from elasticctl_train.checkpoint.shares import PlannedFile, Share
+from elasticctl_train.checkpoint.incremental import rows
+from elasticctl_train.checkpoint.plans import FilledPlan, Name, PlannedFile
 
 SAMPLE_ROWS = 64
 MOST_CHANGED = 1 / 8
@@ -44,9 +41,6 @@ MERGED = 1.5
 LEAST_PATCH, MOST_PATCHED = 1 / 128, 1 / 2
 """Fractions of the file: patches count as at least this large when they are merged, so that there are ten at most; and
 once they would exceed this, the file is written in full."""
-
-Name = tuple[str, Box]
-"""A box of a tensor, which identifies a piece wherever it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +111,7 @@ class Tables:
                 self.pieces -= self._committed.dense & self._pending.dense
             self._committed, self._pending = self._pending, None
 
-    def store(self, share: Share, planned: PlannedFile, storage: Storage, key: str) -> StoredBase:
+    def store(self, share: FilledPlan, planned: PlannedFile, storage: Storage, key: str) -> StoredBase:
         """Return the base file with the tables of a share whose document has this key, writing what is necessary.
 
         Called again, with the same key, if there was no room for all of the share. Raises StorageError.
@@ -142,11 +136,11 @@ class Tables:
         self._pending = stored
         return stored.as_base()
 
-    def sample(self, share: Share) -> None:
+    def sample(self, share: FilledPlan) -> None:
         """Record some rows of all pieces that may be tables, for `find`."""
         self._samples = self._sampled(share)
 
-    def find(self, share: Share, but_for: Collection[Name]) -> frozenset[Name]:
+    def find(self, share: FilledPlan, but_for: Collection[Name]) -> frozenset[Name]:
         """Return the pieces, other than these and those known, of which few rows have changed since `sample`."""
         before, self._samples = self._samples, {}
         return frozenset(
@@ -157,7 +151,7 @@ class Tables:
             and int((digests != before[name]).any(1).sum()) <= MOST_CHANGED * len(digests)
         )
 
-    def _sampled(self, share: Share) -> dict[Name, torch.Tensor]:
+    def _sampled(self, share: FilledPlan) -> dict[Name, torch.Tensor]:
         found = {}
         for piece, start in share.plan.placed:
             name = (piece.name, piece.box)
@@ -193,7 +187,7 @@ def _dense(pieces: Sequence[Piece], masks: Sequence[torch.Tensor]) -> frozenset[
 
 
 def _write_whole(
-    share: Share, planned: PlannedFile, storage: Storage, key: str, digests: Sequence[torch.Tensor]
+    share: FilledPlan, planned: PlannedFile, storage: Storage, key: str, digests: Sequence[torch.Tensor]
 ) -> _Stored:
     """Write the tables in full. Raises StorageError."""
     data, table = share.bytes_of(planned), entries.table_key(key)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from elasticctl_store.errors import RestoreError, TrainError
-from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint import compatibility, parts
 from tests.support.train.states import same
 
 
@@ -49,7 +49,7 @@ class Growing(nn.Module):
 def test_a_misfit_says_which_keys(saved: nn.Module, live: nn.Module, said: str) -> None:
     before = {name: tensor.clone() for name, tensor in live.state_dict().items()}
     with pytest.raises(RestoreError, match=f"here, step 3: the checkpoint does not fit this model: {said}"):
-        fitting.load({"model": live}, {"model": saved.state_dict()}, "here, step 3")
+        compatibility.load({"model": live}, {"model": saved.state_dict()}, "here, step 3")
     assert same(dict(live.state_dict()), before)
 
 
@@ -67,7 +67,7 @@ def adam(*groups: int) -> torch.optim.Optimizer:
 )
 def test_an_optimizer_of_other_parameters_is_refused(saved: Any, live: torch.optim.Optimizer, said: str) -> None:
     with pytest.raises(RestoreError, match=said):
-        fitting.load({"optimizer": live}, {"optimizer": saved.state_dict()}, "here")
+        compatibility.load({"optimizer": live}, {"optimizer": saved.state_dict()}, "here")
 
 
 def test_nothing_is_loaded_when_a_later_part_does_not_fit() -> None:
@@ -75,18 +75,18 @@ def test_nothing_is_loaded_when_a_later_part_does_not_fit() -> None:
     state = {"model": network(2, 2).state_dict(), "optimizer": adam(3).state_dict()}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(RestoreError, match="does not fit this optimizer"):
-        fitting.load({"model": model, "optimizer": optimizer}, state, "here")
+        compatibility.load({"model": model, "optimizer": optimizer}, state, "here")
     assert same(dict(model.state_dict()), before)
 
 
 def test_a_state_of_another_kind_is_refused() -> None:
     with pytest.raises(RestoreError, match="it holds a list in its place"):
-        fitting.load({"model": network(1, 1)}, {"model": [1]}, "here")
+        compatibility.load({"model": network(1, 1)}, {"model": [1]}, "here")
 
 
 def test_a_module_that_loads_in_its_own_way_is_left_to_it() -> None:
     model = Growing()
-    fitting.load({"model": model}, {"model": {"rows": torch.ones(3)}}, "here")
+    compatibility.load({"model": model}, {"model": {"rows": torch.ones(3)}}, "here")
     assert same(model.given, {"rows": torch.ones(3)})
 
 
@@ -106,14 +106,14 @@ class Noting(nn.Linear):
 def test_extra_state_is_the_modules_own_affair(notes: Any) -> None:
     saved, live = nn.Sequential(Noting(1, 1)), nn.Sequential(Noting(1, 1))
     saved[0].notes = notes  # type: ignore[union-attr]
-    fitting.load({"model": live}, {"model": saved.state_dict()}, "here")
+    compatibility.load({"model": live}, {"model": saved.state_dict()}, "here")
     assert same(live[0].notes, notes)
 
 
 @pytest.mark.parametrize("make", [lambda: network(2, 3, 1), lambda: nn.BatchNorm1d(3), lambda: nn.LSTM(2, 2)])
 def test_what_fits_fits_without_data_too(make: Callable[[], nn.Module]) -> None:
     state = {name: tensor.to("meta") for name, tensor in make().state_dict().items()}
-    assert fitting.check({"model": make()}, {"model": state}, "here") == {"model": {}}
+    assert compatibility.check({"model": make()}, {"model": state}, "here") == {"model": {}}
 
 
 def described(**given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -146,22 +146,22 @@ class Renamed(Twins):
 
 
 @pytest.mark.parametrize("choice", [None, "strict", "ignore", "model-only"])
-def test_a_model_may_be_of_another_class(choice: fitting.Choice | None) -> None:
+def test_a_model_may_be_of_another_class(choice: compatibility.Choice | None) -> None:
     _, state = described(model=Renamed("a", "b"))
     live = Twins("a", "b")
-    assert fitting.load({"model": live}, state, "here", choice) == ""
+    assert compatibility.load({"model": live}, state, "here", choice) == ""
     assert same(dict(live.state_dict()), dict(state["model"]))
 
 
 @pytest.mark.parametrize("choice", ["strict", "ignore", "model-only"])
-def test_states_find_their_parameters_by_name(choice: fitting.Choice) -> None:
+def test_states_find_their_parameters_by_name(choice: compatibility.Choice) -> None:
     saved = Twins("a", "b")
     optimizer = torch.optim.Adam([{"params": saved.a.parameters(), "lr": 0.5}, {"params": saved.b.parameters()}])
     stepped(saved, optimizer)
     _, state = described(model=saved, optimizer=optimizer)
     live = Twins("b", "a")
     resumed = torch.optim.Adam([{"params": list(live.a.parameters())[::-1]}, {"params": live.b.parameters()}])
-    assert fitting.load({"model": live, "optimizer": resumed}, state, "here", choice) == ""
+    assert compatibility.load({"model": live, "optimizer": resumed}, state, "here", choice) == ""
     assert same(momenta(live, resumed), {name: momenta(saved, optimizer)[name] for name in momenta(live, resumed)})
     assert [group["lr"] for group in resumed.param_groups] == [0.5, 0.001]
 
@@ -186,11 +186,11 @@ def changed() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", [None, "strict"])
-def test_all_differences_are_told_at_once_and_nothing_is_changed(choice: fitting.Choice | None) -> None:
+def test_all_differences_are_told_at_once_and_nothing_is_changed(choice: compatibility.Choice | None) -> None:
     state, given = changed()
     before = copy.deepcopy({name: part.state_dict() for name, part in given.items()})
     with pytest.raises(RestoreError) as caught:
-        fitting.load(given, state, "here, step 3", choice)
+        compatibility.load(given, state, "here, step 3", choice)
     assert same({name: part.state_dict() for name, part in given.items()}, before)
     said = str(caught.value)
     for words in (
@@ -215,7 +215,7 @@ def test_what_fits_is_taken_over_by_name() -> None:
     live, adam = given["model"], given["optimizer"]
     fresh = copy.deepcopy({name: given[name].state_dict() for name in ("critic", "schedule", "ema")})
     new, shape = live["new"].weight.clone(), live["shape"].weight.clone()
-    assert "this critic" in fitting.load(given, state, "here", "ignore")
+    assert "this critic" in compatibility.load(given, state, "here", "ignore")
     assert same(live["kept"].weight.detach(), state["model"]["kept.weight"].bfloat16())
     assert same(live["new"].weight.detach(), new.detach())
     assert same(live["shape"].weight.detach(), shape.detach())
@@ -230,11 +230,11 @@ def test_the_weights_alone() -> None:
     _, state = described(model=network(2, 2), optimizer=adam(2))
     given: dict[str, Any] = {"model": network(2, 2), "optimizer": adam(1), "ema": network(1, 1)}
     before = copy.deepcopy({name: given[name].state_dict() for name in ("optimizer", "ema")})
-    assert "this optimizer" in fitting.load(given, state, "here", "model-only")
+    assert "this optimizer" in compatibility.load(given, state, "here", "model-only")
     assert same(dict(given["model"].state_dict()), dict(state["model"]))
     assert same({name: given[name].state_dict() for name in ("optimizer", "ema")}, before)
     with pytest.raises(RestoreError, match="does not fit this model: 2 are of another shape"):
-        fitting.load({**given, "model": network(2, 3)}, state, "here", "model-only")
+        compatibility.load({**given, "model": network(2, 3)}, state, "here", "model-only")
 
 
 def test_a_vector_of_all_parameters_needs_their_order() -> None:
@@ -243,9 +243,9 @@ def test_a_vector_of_all_parameters_needs_their_order() -> None:
         return {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}
 
     _, state = described(**lbfgs("a", "b"))
-    assert fitting.load(lbfgs("a", "b"), state, "here", "strict") == ""
+    assert compatibility.load(lbfgs("a", "b"), state, "here", "strict") == ""
     with pytest.raises(RestoreError, match="have another order, and LBFGS keeps them all in one vector"):
-        fitting.load(lbfgs("b", "a"), state, "here", "strict")
+        compatibility.load(lbfgs("b", "a"), state, "here", "strict")
 
 
 class Moody:
@@ -269,7 +269,7 @@ def test_a_part_that_refuses_in_its_own_way_leaves_all_as_it_was(error: Any, rai
     before = copy.deepcopy(model.state_dict())
     state = {"model": network(2, 2).state_dict(), "first": {"half": 7}, "second": {"half": 7}}
     with pytest.raises(raised):
-        fitting.load({"model": model, "first": first, "second": second}, state, "here")
+        compatibility.load({"model": model, "first": first, "second": second}, state, "here")
     assert (first.half, second.half) == (0, 0)
     assert same(dict(model.state_dict()), dict(before))
 
@@ -279,13 +279,13 @@ def test_a_part_that_refuses_in_its_own_way_leaves_all_as_it_was(error: Any, rai
 )
 def test_a_description_that_is_none_is_passed_over(said: Any) -> None:
     saved, live = adam(2), adam(2)
-    fitting.load({"optimizer": live}, {"optimizer": saved.state_dict(), "run": {"parts": said}}, "here", "strict")
+    compatibility.load({"optimizer": live}, {"optimizer": saved.state_dict(), "run": {"parts": said}}, "here", "strict")
 
 
 def test_a_choice_is_one_of_three() -> None:
-    assert fitting.parse_choice("ignore") == "ignore"
+    assert compatibility.parse_choice("ignore") == "ignore"
     with pytest.raises(TrainError, match="resume='all': give one of strict, ignore, model-only"):
-        fitting.parse_choice("all")
+        compatibility.parse_choice("all")
 
 
 class Keeping:
@@ -305,7 +305,7 @@ def test_what_keeps_its_tensors_gets_them_where_they_were() -> None:
     on_gpu = torch.ones(2, device="meta")  # stands for one: a device that is not the checkpoint's
     part = Keeping({"mean": on_gpu, "parts": [on_gpu, 3], "here": torch.ones(2)})
     saved = {"mean": torch.zeros(2), "parts": [torch.zeros(2), 4, torch.zeros(2)], "here": torch.zeros(2), "new": 5}
-    fitting.load({"part": part}, {"part": saved}, "checkpoint")
+    compatibility.load({"part": part}, {"part": saved}, "checkpoint")
     assert part.state["mean"].is_meta
     assert part.state["parts"][0].is_meta
     assert part.state["parts"][1] == 4

@@ -15,9 +15,9 @@ from torch import nn
 
 from elasticctl_train.checkpoint import parts
 from elasticctl_train.dist import Channel, World, collective_errors
-from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
-from elasticctl_train.inplace.steps import LastStep, StepGate
-from elasticctl_train.inplace.training import InPlace, OwnCollectives
+from elasticctl_train.inplace.atomic_steps import LastStep, StepGate
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
+from elasticctl_train.inplace.run_in_place import InPlace, OwnCollectives
 
 
 class Scalars:

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from torch.optim.swa_utils import AveragedModel
 
 from elasticctl_train.dist import Channel, GroupOver
-from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch, is_own
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch, is_own
 from tests.support.train import ranks
 
 

@@ -16,8 +16,9 @@ from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
 from elasticctl_store.errors import DamagedError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore, unchanged
+from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from elasticctl_train.checkpoint.incremental import unchanged
 from elasticctl_train.checkpoint.memory import local_tier
 from tests.support.train import programs, ranks
 from tests.support.train.checkpoints import FOLDER, gather_shares, make_share

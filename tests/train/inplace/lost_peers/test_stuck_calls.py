@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from elasticctl_train.inplace.stuck_calls import is_stuck
+from elasticctl_train.inplace.lost_peers.stuck_calls import is_stuck
 from tests.support.train import ranks
 from tests.support.waiting import wait_until
 

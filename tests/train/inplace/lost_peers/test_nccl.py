@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticctl_train.inplace import nccl
-from elasticctl_train.inplace.connections import Connections
 from elasticctl_train.inplace.group import ElasticGroup
+from elasticctl_train.inplace.lost_peers import nccl
+from elasticctl_train.inplace.lost_peers.connections import Connections
 from tests.support.train.gpu_groups import OnGpus
 
 

@@ -21,16 +21,14 @@ import hashlib
 import threading
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint.tables import Name, StoredBase, Tables
-
-if TYPE_CHECKING:
-    from elasticctl_train.checkpoint.shares import PlannedFile, Share
+from elasticctl_train.checkpoint.incremental.tables import StoredBase, Tables
+from elasticctl_train.checkpoint.plans import Apart, FilledPlan, Name, PlannedFile
 
 LEAST_BYTES = 1 << 20
 """Less than this is not worth a file of its own."""
@@ -38,17 +36,6 @@ LEAST_SHARE = 0.25
 """Nor is less than this fraction of a share. Writing a larger base file again must gain as much."""
 MOST_BREAKS = 2
 """A base file that has changed this often is given up until the next comparison."""
-
-
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """The pieces that belong in files of their own: those that do not change, and tables."""
-
-    unchanged: frozenset[Name] = frozenset()
-    tables: frozenset[Name] = frozenset()
-
-
-NOTHING_APART = Apart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +85,7 @@ class Unchanged:
         stored = self._pending or self._committed
         return {"bases_sha256": {stored.file.key: stored.digest.hex()}} if stored is not None else {}
 
-    def store(self, share: Share, storage: Storage, key: str) -> list[StoredBase]:
+    def store(self, share: FilledPlan, storage: Storage, key: str) -> list[StoredBase]:
         """Return the base files of a share whose document has this key, in the order of its plan, writing what is
         necessary.
 
@@ -121,7 +108,7 @@ class Unchanged:
             self._tables.forget()
         return found
 
-    def _store_fixed(self, share: Share, planned: PlannedFile, storage: Storage, key: str) -> ObjectRef:
+    def _store_fixed(self, share: FilledPlan, planned: PlannedFile, storage: Storage, key: str) -> ObjectRef:
         data = share.bytes_of(planned)
         digest = hashlib.sha256(data).digest()
         self._is_broken, self._digest = self._digest not in (b"", digest), digest
@@ -133,7 +120,7 @@ class Unchanged:
         self._pending = _Stored(ObjectRef(base, len(data), entries.as_checksum(crc)), digest)
         return self._pending.file
 
-    def to_write_bytes(self, share: Share) -> int:
+    def to_write_bytes(self, share: FilledPlan) -> int:
         """Return about how many bytes a save of the share writes."""
         base, tables, stored_bytes = share.plan.base, share.plan.tables, 0
         if not self._is_distrusted.is_set():
@@ -141,7 +128,7 @@ class Unchanged:
             stored_bytes += tables.size_bytes if tables is not None and self._tables.is_stored else 0
         return share.plan.size_bytes - stored_bytes
 
-    def committed(self, share: Share) -> None:
+    def committed(self, share: FilledPlan) -> None:
         """Record that the share that was stored last is part of a commit."""
         if self._pending is not None:
             self._committed, self._pending = self._pending, None
@@ -157,7 +144,7 @@ class Unchanged:
         Thread-safe."""
         self._is_distrusted.set()
 
-    def _look(self, share: Share) -> None:
+    def _look(self, share: FilledPlan) -> None:
         """Record the CRCs of all pieces, and samples of their rows, and compare them at the next commit."""
         before, self._crcs = self._crcs, _crcs(share, share.plan.shared_pieces)
         if not self._is_second_look:
@@ -175,7 +162,7 @@ class Unchanged:
         if _is_worth_a_file(share, tables):
             self._tables.pieces |= tables
 
-    def _leave_out_changed(self, share: Share) -> None:
+    def _leave_out_changed(self, share: FilledPlan) -> None:
         """Remove from the next base file what has changed in this one."""
         self._breaks += 1
         now = _crcs(share, self.pieces)
@@ -190,10 +177,10 @@ class Unchanged:
             self.pieces, self._digest = pieces, b""
 
 
-def _crcs(share: Share, names: frozenset[Name]) -> dict[Name, int]:
+def _crcs(share: FilledPlan, names: frozenset[Name]) -> dict[Name, int]:
     return {name: zlib.crc32(data) for name, data in share.pieces() if name in names}
 
 
-def _is_worth_a_file(share: Share, names: frozenset[Name]) -> bool:
+def _is_worth_a_file(share: FilledPlan, names: frozenset[Name]) -> bool:
     size_bytes = sum(len(data) for name, data in share.pieces() if name in names)
     return size_bytes >= max(LEAST_BYTES, LEAST_SHARE * share.plan.size_bytes)

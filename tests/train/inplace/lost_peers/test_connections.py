@@ -19,7 +19,7 @@ import torch.distributed as torch_dist
 from torch.distributed import PrefixStore, TCPStore
 
 from elasticctl_train import dist
-from elasticctl_train.inplace.connections import Connections
+from elasticctl_train.inplace.lost_peers.connections import Connections
 from tests.support.ports import free_port
 from tests.support.train import ranks
 from tests.support.train.gpu_groups import OnGpus

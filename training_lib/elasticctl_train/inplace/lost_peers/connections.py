@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from elasticctl_train.inplace import nccl
+from elasticctl_train.inplace.lost_peers import nccl
 
 _CLOSED, _LISTENS = 7, 10
 _AGAIN_S = 0.2

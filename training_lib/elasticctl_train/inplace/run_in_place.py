@@ -12,16 +12,16 @@ import torch
 from elasticctl_train import dist
 from elasticctl_train.checkpoint import parts
 from elasticctl_train.checkpoint.parts import Stateful
-from elasticctl_train.data.plan import Cursor
+from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.data_parallel import Buckets
 from elasticctl_train.dist import GroupOver
 from elasticctl_train.inplace import example_inputs
-from elasticctl_train.inplace.agreement import Agreement, Standing
+from elasticctl_train.inplace.atomic_steps import LastStep, StepGate
+from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 from elasticctl_train.inplace.example_inputs import ExampleInputs
-from elasticctl_train.inplace.gradients import ElasticDataParallel
 from elasticctl_train.inplace.group import ElasticGroup
+from elasticctl_train.inplace.newest_state import Agreement, Standing
 from elasticctl_train.inplace.script_collectives import ScriptCollectives
-from elasticctl_train.inplace.steps import LastStep, StepGate
 from elasticctl_train.inplace.warmup import is_compiled, warm_up
 
 State = dict[str, Any]

@@ -19,7 +19,7 @@ import torch
 from elasticctl_train import rng
 from elasticctl_train.checkpoint import tree
 from elasticctl_train.checkpoint.parts import Stateful
-from elasticctl_train.inplace.gradients import PeerWatch
+from elasticctl_train.inplace.elastic_ddp import PeerWatch
 
 _SMALL_BYTES = 1 << 16
 """A part with tensors of this total size or less is copied in each step, which takes microseconds."""
