@@ -64,6 +64,18 @@ def test_submit_teaches_by_example(run: Run) -> None:
     assert "[default: spot]" in text
 
 
+@pytest.mark.parametrize(
+    ("verb", "listed", "unlisted"),
+    [("list", "--phase", "--status"), ("sweep", "--priority", "--queue"), ("cancel", "--label", "--yes")],
+)
+def test_what_is_refused_obsolete_or_without_effect_is_not_listed(
+    run: Run, verb: str, listed: str, unlisted: str
+) -> None:
+    text = run(verb, "--help").out
+    assert listed in text
+    assert unlisted not in text
+
+
 def test_install_says_what_its_namespace_is(run: Run) -> None:
     assert "  -n, --namespace NAME      The controllers' namespace;" in run("install", "--help").out
 
@@ -74,7 +86,7 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
         ("status --foo x", "status has no option --foo. See `elasticctl status --help`."),
         (
             "list --status fine",
-            "Invalid value for '--status': \"fine\" is not pending, running, restarting, suspended, ",
+            "Invalid value for '--phase' / '--status': \"fine\" is not pending, running, restarting, suspended, ",
         ),
         ("sumbit", 'there is no verb "sumbit" (did you mean "submit"?). See `elasticctl --help`.'),
         ("pause", 'there is no verb "pause" (did you mean "suspend"?). See `elasticctl --help`.'),
@@ -100,6 +112,10 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
         (
             "submit a.py --gpu-tpe t4",
             'submit has no option --gpu-tpe (did you mean "--gpu-type"?); the script\'s own arguments come after `--`.',
+        ),
+        (
+            "prune --status active",
+            "Invalid value for '--phase' / '--status': \"active\" is not succeeded, failed or cancelled.",
         ),
         ("submit train.py --deadline 0s", "Invalid value for '--deadline': \"0s\" is too short: the least is 1s."),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from elasticctl.cli.framework.selection import final_phases
 from elasticctl.cli.verbs.run.prune import PruneFilter, own_folder, select_jobs
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
@@ -32,7 +33,7 @@ def test_jobs_that_ended_long_enough_ago() -> None:
     assert chosen(PruneFilter(older_than=0)) == ["early", "late"]
     assert chosen(PruneFilter(older_than=11)) == ["early"]
     assert chosen(PruneFilter(older_than=91)) == []
-    assert chosen(PruneFilter(older_than=0, phase="Succeeded")) == ["late"]
+    assert chosen(PruneFilter(older_than=0, phase=(final_phases("succeeded"),))) == ["late"]
 
 
 def test_only_folders_that_the_local_cluster_chose_are_its_own(private_home: Path) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -31,10 +31,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Verb(TyperCommand):
     """A command with a usage line like kubectl's, whose help can list options in sections.
 
-    `sections` maps a heading to the names of its parameters, in order; all others come under "Options".
+    `sections` maps a heading to the names of its parameters, in order; all others come under "Options". `unlisted`
+    names parameters that help does not list, because the verb refuses them.
     """
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    unlisted: ClassVar[Collection[str]] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Move options that come before the verb (`elasticctl --context prod list`) behind it."""
@@ -59,16 +61,29 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """List the options only: the verb's description explains its arguments."""
-        left = {param.name: param for param in self.get_params(ctx) if param.param_type_name == "option"}
-        parts = {title: [left.pop(name) for name in names] for title, names in self.sections.items()}
+        left = {
+            param.name: param
+            for param in self.get_params(ctx)
+            if param.param_type_name == "option" and param.name not in self.unlisted
+        }
+        parts = {
+            title: [left.pop(name) for name in names if name not in self.unlisted]
+            for title, names in self.sections.items()
+        }
         for title, params in (*parts.items(), ("Options", [*left.values()])):
             with formatter.section(title):
                 formatter.write_dl([record for param in params if (record := _help_record(param, ctx))])
 
 
 def _help_record(param: Any, ctx: Any) -> tuple[str, str] | None:
-    """An option and what it does, and that it may be given several times; None for a hidden one."""
-    record: tuple[str, str] | None = param.get_help_record(ctx)
+    """An option and what it does, and that it may be given several times; None for a hidden one.
+
+    Of several long names, only the first is listed: the others are accepted because they were its names once.
+    """
+    shown = copy.copy(param)
+    former = [name for name in param.opts if name.startswith("--")][1:]
+    shown.opts = [name for name in param.opts if name not in former]
+    record: tuple[str, str] | None = shown.get_help_record(ctx)
     if record is None or not param.multiple:
         return record
     return record[0], f"{record[1].removesuffix('.')}; repeatable."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -68,14 +68,27 @@ class Phases(NamedTuple):
 
 def phases(text: str) -> Phases:
     """Phases separated by commas, in any case; `active` and `ended` stand for several."""
+    return _phases_among({phase.lower(): (phase,) for phase in _PHASES} | _GROUPS, text)
+
+
+def final_phases(text: str) -> Phases:
+    """The same for jobs that have ended."""
+    return _phases_among({phase.lower(): (phase,) for phase in ENDED}, text)
+
+
+def _phases_among(known: Mapping[str, tuple[str, ...]], text: str) -> Phases:
     found: tuple[str, ...] = ()
-    known = {phase.lower(): (phase,) for phase in _PHASES} | _GROUPS
     for word in text.split(","):
         if word.strip().lower() not in known:
             near = did_you_mean(word, known)
             raise typer.BadParameter(f"{quote(word)} is not {join_or(known)}{near}.")
         found += known[word.strip().lower()]
     return Phases(found)
+
+
+def phase_option(about: str, parser: Callable[[str], Phases] = phases) -> Any:
+    """An option that names phases of jobs; `--status` was its name in `list`."""
+    return typer.Option("--phase", "--status", parser=parser, metavar="PHASE", help=about)
 
 
 Labels = Annotated[
@@ -90,6 +103,11 @@ def fits(job: Manifest, selectors: Sequence[Selector]) -> bool:
     """True if the job's labels meet all of them."""
     labels = job["metadata"].get("labels") or {}
     return all(requirement.holds(labels) for chosen in selectors for requirement in chosen.requirements)
+
+
+def in_phases(phase: str, chosen: Sequence[Phases]) -> bool:
+    """True if the phase is among the chosen ones, or if none were chosen."""
+    return not chosen or any(phase in each.names for each in chosen)
 
 
 def chosen_names(
@@ -115,17 +133,14 @@ def chosen_names(
 
 UNENDED = _GROUPS["active"]
 SUSPENDED = ("Suspended",)
-Order = Literal["age", "newest", "name", "status", "step", "cost"]
+Order = Literal["age", "newest", "name", "phase", "step", "cost"]
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """The jobs that `list` shows, and their order; `since` is in seconds."""
 
-    status: Annotated[
-        tuple[Phases, ...],
-        typer.Option("--status", parser=phases, metavar="PHASE", help="Only jobs in this phase, or active, or ended."),
-    ] = ()
+    phase: Annotated[tuple[Phases, ...], phase_option("Only jobs in this phase, or active, or ended.")] = ()
     label: Annotated[
         tuple[Selector, ...],
         typer.Option("-l", "--label", parser=selector, metavar="KEY=VALUE", help="Only jobs with this label."),
@@ -135,7 +150,7 @@ class JobFilter:
     limit: Annotated[
         int | None, options.count("At most this many jobs: the newest, or the first in the given order.")
     ] = None
-    sort: Annotated[Order, typer.Option("--sort", help="The order; by default the oldest first.")] = "age"
+    sort: Annotated[Order, typer.Option("--sort", help="The order; age is the oldest first.")] = "age"
 
     def of(self, jobs: list[Manifest], now: float) -> list[Manifest]:
         """The selected jobs, in order; `now` is in seconds since the epoch."""
@@ -145,7 +160,7 @@ class JobFilter:
         return _sorted(wanted, self.sort, now)[: self.limit]
 
     def _wants(self, job: Manifest, now: float) -> bool:
-        if self.status and phase_of(job) not in [name for phase in self.status for name in phase.names]:
+        if not in_phases(phase_of(job), self.phase):
             return False
         if self.user:
             from elasticctl.api.spec import USER_LABEL
@@ -192,7 +207,7 @@ def _sorted(jobs: list[Manifest], order: Order, now: float) -> list[Manifest]:
         return jobs[::-1]
     if order == "name":
         return sorted(jobs, key=lambda job: _natural(job["metadata"]["name"]))
-    if order == "status":
+    if order == "phase":
         return sorted(jobs, key=lambda job: _PHASES.index(phase_of(job)) if phase_of(job) in _PHASES else len(_PHASES))
     if order == "cost":
         return sorted(jobs, key=dollars)

@@ -63,7 +63,7 @@ class ChangedGoal:
         typer.Option(
             "--prefer",
             parser=_prefer,
-            metavar="cost|time",
+            metavar="<cost|time>",
             show_default=False,
             help="As cheap as possible (the default), or as early as possible.",
         ),

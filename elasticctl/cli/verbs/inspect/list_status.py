@@ -33,7 +33,7 @@ def list_jobs(
 
     \b
       elasticctl list -A -w
-      elasticctl list --status failed --since 7d -o name
+      elasticctl list --phase failed --since 7d -o name
       elasticctl list --label team=vision --user me --sort cost --limit 10
     """
     _list(reach(where), all_namespaces, output, watch, chosen)

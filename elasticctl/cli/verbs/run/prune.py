@@ -17,6 +17,7 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, print_data, print_table, say
+from elasticctl.cli.framework.selection import Phases, final_phases, in_phases, phase_option
 from elasticctl.cli.framework.target import Target, reach
 from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
 from elasticctl.settings.contexts import LOCAL
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cluster.base import Manifest
 
-Ended = Literal["Succeeded", "Failed", "Cancelled"]
 GOES, STAYS, NONE = "goes", "stays", "none"
 
 app = new_app()
@@ -36,9 +36,7 @@ class PruneFilter:
     """The selected jobs; `older_than` is in seconds since their end, `phase` empty: all final phases."""
 
     older_than: Annotated[int | None, options.time("Jobs that ended longer ago than this: 12h, 7d.")] = None
-    phase: Annotated[
-        Ended | None, typer.Option("--phase", help="Only jobs that ended in this phase.", case_sensitive=False)
-    ] = None
+    phase: Annotated[tuple[Phases, ...], phase_option("Only jobs that ended in this phase.", final_phases)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def prune(
 
     \b
       elasticctl prune --older-than 7d --dry-run
-      elasticctl prune --older-than 1d --phase Failed --state -y
+      elasticctl prune --older-than 1d --phase failed --state -y
     """
     if which.older_than is None:
         raise UsageError("no age given. FIX: add --older-than 7d, for example")
@@ -104,7 +102,7 @@ def select_jobs(manifests: Sequence[Manifest], which: PruneFilter, now: float) -
         ended_at = job.status.completion_time
         if not job.status.phase.terminal or ended_at is None or now - ended_at < (which.older_than or 0):
             continue
-        if which.phase is None or job.status.phase.value == which.phase:
+        if in_phases(job.status.phase.value, which.phase):
             storage = hardware(job).storage
             found.append(PrunedJob(job, ended_at, storage, STAYS if storage else NONE))
     return sorted(found, key=lambda item: item.ended_at)

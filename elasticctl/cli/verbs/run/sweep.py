@@ -43,9 +43,9 @@ class SweepFlags:
     ] = ()
     parallel: Annotated[int, options.count("The number of jobs that run at once.", default=True)] = 1
     metric: Annotated[str, options.text("The metric by which to order the results: loss.")] = ""
-    goal: Annotated[
+    mode: Annotated[
         Literal["min", "max"],
-        typer.Option("--goal", help="Whether the lowest or the highest value of the metric is best."),
+        typer.Option("--mode", help="Whether the lowest or the highest value of the metric is best."),
     ] = "min"
     early_stop: Annotated[
         int | None,
@@ -73,6 +73,7 @@ class SweepVerb(Verb):
         "The sweep": tuple(field.name for field in dataclasses.fields(SweepFlags)),
         **SECTIONS,
     }
+    unlisted = ("queue",)
 
 
 @verb(app, "sweep", cls=SweepVerb)
@@ -115,7 +116,7 @@ def sweep(
     from elasticctl.cli.views.sweep import sweep_table
 
     points = [sweeps.point_of(job) for job in jobs]
-    print_table(sweep_table(jobs, points, time.time(), flags.metric, lowest=flags.goal == "min"))
+    print_table(sweep_table(jobs, points, time.time(), flags.metric, lowest=flags.mode == "min"))
     return 1 if any(phase_of(job) == "Failed" for job in jobs) else 0
 
 
@@ -176,7 +177,7 @@ def drive(target: Target, name: str, flags: SweepFlags) -> list[Manifest]:
         if all(map(sweeps.has_ended, jobs)):
             return jobs
         if flags.early_stop is not None:
-            lowest = flags.goal == "min"
+            lowest = flags.mode == "min"
             for worse in sweeps.to_stop(jobs, flags.metric, lowest=lowest, after_step=flags.early_stop):
                 _patch(target, worse, {"spec": {"cancel": True}})
                 say(f"{worse}: stopped early, its {flags.metric} is worse than the others' at its step")
