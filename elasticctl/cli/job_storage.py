@@ -158,7 +158,7 @@ def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = N
         of_step = "" if step is None else f" of step {step}"
         which = "no intact checkpoint" if step is None or last is not None else "no checkpoint"
         why = f" ({last.damage})" if last is not None else ""
-        raise NotFoundError(f"{which}{of_step} exists{why}; there are: {_steps(listed)}")
+        raise NotFoundError(f"{which}{of_step} exists{why}{_others(listed)}")
     for finding in seen[:-1]:
         say_damage(place, finding)
     if len(seen) > 1:
@@ -176,7 +176,7 @@ def checkpoints_of_step(found: Sequence[CheckedCommit], step: int) -> list[Commi
     """The checkpoints of a step, intact or not, newest first. Raises NotFoundError if there are none."""
     wanted = [finding.commit for finding in found if finding.commit is not None and finding.commit.step == step]
     if not wanted:
-        raise NotFoundError(f"no checkpoint of step {step} exists; there are: {_steps(found)}")
+        raise NotFoundError(f"no checkpoint of step {step} exists{_others(found)}")
     return wanted
 
 
@@ -198,9 +198,10 @@ def one_of_step(found: Sequence[CheckedCommit], step: int, number: int | None) -
     return wanted[0]
 
 
-def _steps(found: Iterable[CheckedCommit]) -> str:
-    listed = [finding.commit.step for finding in found if finding.commit is not None]
-    return ", ".join(map(str, listed)) or "none at all"
+def _others(found: Iterable[CheckedCommit]) -> str:
+    """`; there are: 40, 30`: the steps that have checkpoints; "" if none has."""
+    listed = [str(finding.commit.step) for finding in found if finding.commit is not None]
+    return f"; there are: {', '.join(listed)}" if listed else ""
 
 
 def newest(found: Sequence[CheckedCommit]) -> Commit | None:

@@ -104,6 +104,9 @@ def test_there_is_nothing_to_verify_where_there_is_nothing(run: Run, tmp_path: P
     done = run("checkpoints", "verify", str(tmp_path / "nothere"))
     assert (done.code, done.out) == (3, "")
     assert "there are no checkpoints at file://" in done.err
+    (tmp_path / "nothere").mkdir()
+    done = run("checkpoints", "pull", str(tmp_path / "nothere"), str(tmp_path / "model.safetensors"))
+    assert (done.code, done.err) == (3, "error: no intact checkpoint exists\n")
     done = run("checkpoints", "verify", "s3:/bucket/run")
     assert (done.code, done.err) == (
         2,

@@ -131,6 +131,7 @@ def test_cancelling_is_an_exit_code(run: Run, submit: Callable[..., str], local_
 def test_suspending_and_resuming(run: Run, submit: Callable[..., str], local_cluster: LocalCluster, gate: Path) -> None:
     name = submit("paused", 2)
     active(local_cluster, name, 2)
+    assert run("resume", name).err == "paused: not suspended, nothing to resume\n"
     assert run("suspend", name).code == 0
     wait_until(lambda: job(local_cluster, name)["status"]["phase"] == "Suspended")
     assert run("resume", name).code == 0

@@ -127,7 +127,7 @@ def test_a_script_that_reports_nothing_gets_true_words() -> None:
     found = ElasticJob.from_manifest(silent)
     assert totals(found, NOW).steps_redone is None
     assert next(iter(totals_lines(found, NOW))) == (
-        "1 interruption, 1 scaling: 3.8s until a group had formed again, unknown how many steps done again"
+        "1 interruption, 1 scaling: 3.8s until a group had formed again, an unknown number of steps done again"
     )
     entries = [(entry.what, entry.details) for entry in timeline(found)]
     assert ("formed again", "after 2.5s") in entries
@@ -223,6 +223,14 @@ def test_history_fits_80_columns() -> None:
         "AT                   WORKER            CAUSE             RECOVERED IN  REDONE",
         "2023-11-14 22:13:50  3 -> 4            user              1.2s",
         "2023-11-14 22:14:00  digits-worker-12  ApplicationError  1m15s",
+    ]
+
+
+def test_a_narrow_history_cuts_the_cause() -> None:
+    lost = {"at": at(40), "worker": "digits-worker-2", "cause": "ApplicationError", "message": "SyntaxError: no colon"}
+    assert drawn(history_table(ElasticJob.from_manifest(job(interruptions=[lost], scalings=[]))), 80) == [
+        "AT                   WORKER           CAUSE                 RECOVERED IN  REDONE",
+        "2023-11-14 22:14:00  digits-worker-2  ApplicationEr… colon",
     ]
 
 

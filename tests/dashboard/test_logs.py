@@ -80,7 +80,7 @@ def test_one_rank_is_what_its_worker_prints_for_it() -> None:
     assert lines(rank="1", find="LOSS 3") == ["[rank1] loss 3"]
     container["command"] = ["elasticctl-launch", "--", "python", "train.py"]
     assert lines(rank="0") == texts, "the only rank of its worker says so nowhere"
-    with pytest.raises(NotFoundError, match="no rank 7: its ranks are 0 to 0"):
+    with pytest.raises(NotFoundError, match="no rank 7: its only rank is 0"):
         lines(rank="7")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import to_rfc3339
+from elasticctl.cli.framework.output import console
+from elasticctl.cli.verbs.setup.install import show_check
+from elasticctl.doctor import Check, CheckOutcome
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.kube import WriteKubeconfig
@@ -177,3 +181,14 @@ def test_a_context_without_storage_is_warned_of(run: Run, cluster: FakeApi) -> N
     assert run("config", "set-context", "lab", "--storage", "").code == 0
     _, found = outcomes(run)
     assert found["storage"]["outcome"] == "warning"
+
+
+def test_words_stay_in_their_column_and_a_fix_on_one_line() -> None:
+    stream = io.StringIO()
+    fix = "elasticctl config set-context prod --storage s3://bucket/jobs"
+    show_check(console(stream, 50), Check("storage", CheckOutcome.WARNING, "none is set: every submit names one", fix))
+    assert [line.rstrip() for line in stream.getvalue().splitlines()] == [
+        "warning  storage     none is set: every submit",
+        "                     names one",
+        f"                     -> {fix}",
+    ]

@@ -20,7 +20,8 @@ def worker_of_rank(job: ElasticJob, rank: int) -> str:
     """
     known = rank_count(job)
     if not 0 <= rank < known:
-        ranks = f"its ranks are 0 to {known - 1}" if known else "it is not training yet"
+        several = f"its ranks are 0 to {known - 1}" if known > 1 else "its only rank is 0"
+        ranks = several if known else "it is not training yet"
         raise NotFoundError(f"{job.name} has no rank {rank}: {ranks}")
     return job.status.generations[-1].workers[rank // hardware(job).ranks_per_worker]
 

@@ -29,9 +29,9 @@ class Table:
     """Rows of cells under a header.
 
     `spare` names columns that a terminal leaves out if they are empty and, if it is narrow, also others, in this order.
-    `wraps`: the last column may continue on the next line instead of being cut. `facts`: each row is a name and a
-    value, and needs no header on a terminal. `kept` is a spare column that is not lost: its cells become `notes`,
-    lines below the table.
+    `cut` names the column that is then cut, the last one aside: NAME by default, or else the first. `wraps`: the last
+    column may continue on the next line instead of being cut. `facts`: each row is a name and a value, and needs no
+    header on a terminal. `kept` is a spare column that is not lost: its cells become `notes`, lines below the table.
     """
 
     header: tuple[str, ...]
@@ -41,6 +41,7 @@ class Table:
     facts: bool = False
     kept: str = ""
     notes: tuple[str, ...] = ()
+    cut: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", [tuple(map(visible, row)) for row in self.rows])
@@ -215,8 +216,9 @@ def _needed(table: Table) -> int:
 
 
 def _names(table: Table) -> int:
-    """The index of the column of names."""
-    return table.header.index("NAME") if "NAME" in table.header else 0
+    """The index of the column of names, or of another one that is cut in their place."""
+    name = table.cut or "NAME"
+    return table.header.index(name) if name in table.header else 0
 
 
 def _squeeze(table: Table, width: int) -> Table:

@@ -61,7 +61,7 @@ def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
     rows += [(step.at, "plan", step_words(step), step.message, "", "") for step in (plan.steps if plan else ())]
     rows += [(item.at, item.verb, item.words, f"{item.by}, {item.client}", "", "") for item in changes]
     told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
-    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))
+    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",), cut="CAUSE")
 
 
 def audit_table(lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -214,7 +214,7 @@ def _lost(status: JobStatus, found: Totals) -> str:
     if not knows_groups(status):
         return ""  # it brings its own rendezvous
     back = "training went on" if reports_steps(status) else "a group had formed again"
-    redone = "unknown how many steps" if found.steps_redone is None else plural(found.steps_redone, "step")
+    redone = "an unknown number of steps" if found.steps_redone is None else plural(found.steps_redone, "step")
     took_s = waited_s((*status.interruptions, *status.scalings))
     took = "" if took_s is None else f"{span(took_s)} until {back}, "
     return f": {took}{redone} done again"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
 
 
+_RUNS = ("Pending", "Running", "Restarting")
+
 app = new_app()
 
 
@@ -54,7 +56,10 @@ def resume(
 
     def go_on(name: str) -> None:
         if not here:
-            _check_here(target, name)
+            found = _check_here(target, name)
+            if found.status.phase in _RUNS and not (found.suspend or found.cancel):
+                say(f"{found.name}: not suspended, nothing to resume")
+                return
         ended = _end_move(target, name) if here else None
         job = _patch_spec(target, name, {"suspend": False}, "resumed", ended)
         say(f"{job.name}: resuming with {plural(job.desired, 'worker')}")
@@ -67,7 +72,7 @@ def cancel(
     *,
     jobs: options.Jobs = (),
     label: Labels = (),
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="No effect: cancel never asks for confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", hidden=True)] = False,  # it never asks, but `delete` does
     where: Where,
 ) -> None:
     """Stop a job permanently; its status, logs and checkpoints stay."""
@@ -125,8 +130,8 @@ def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
         raise failed
 
 
-def _check_here(target: Target, name: str) -> None:
-    """Raise ConflictError for a job that continues elsewhere, or may do so: only there can it restore and commit."""
+def _check_here(target: Target, name: str) -> ElasticJob:
+    """The job. Raises ConflictError if it continues elsewhere, or may do so: only there can it restore and commit."""
     from elasticctl.api.spec import ElasticJob
 
     found = ElasticJob.from_manifest(target.find(name))
@@ -138,6 +143,7 @@ def _check_here(target: Target, name: str) -> None:
         from elasticctl.cli.submit import move_job
 
         raise ConflictError(move_job.describe_open(found))
+    return found
 
 
 def _end_move(target: Target, name: str) -> dict[str, Any] | None:

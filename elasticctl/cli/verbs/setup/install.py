@@ -22,6 +22,8 @@ from elasticctl.cli.framework.target import locate
 from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from elasticctl.api.codec import Manifest
     from elasticctl.cluster.kube.install import Installed, Installer
     from elasticctl.doctor import Check
@@ -388,15 +390,22 @@ def _checks(context: Context, namespace: str, storage: str, system: str) -> Iter
 
 def _show(check: Check) -> None:
     """Print one check for a person, as soon as it is completed."""
-    from rich.text import Text
-
     from elasticctl.cli.framework.output import console
 
-    screen = console()
+    show_check(console(), check)
+
+
+def show_check(screen: Console, check: Check) -> None:
+    """Print a check, whose words stay in their column, and its fix, which can be copied as one line."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     outcome = check.outcome.value
-    line = Text.assemble(
-        (_MARKS[outcome].ljust(_OUTCOME_WIDTH), _STYLES[outcome]), "  ", check.name.ljust(_NAME_WIDTH), "  ", check.says
-    )
+    line = RichTable.grid(padding=(0, 2, 0, 0))
+    line.add_column(width=_OUTCOME_WIDTH)
+    line.add_column(min_width=_NAME_WIDTH, no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(Text(_MARKS[outcome], _STYLES[outcome]), Text(check.name), Text(check.says))
     screen.print(line)
     if check.mend:
-        screen.print(Text(" " * (_OUTCOME_WIDTH + _NAME_WIDTH + 4) + f"-> {check.mend}"))
+        screen.print(Text(" " * (_OUTCOME_WIDTH + _NAME_WIDTH + 4) + f"-> {check.mend}"), soft_wrap=True)
