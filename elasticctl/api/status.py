@@ -23,7 +23,7 @@ from elasticctl.api.codec import (
     written_as,
 )
 from elasticctl.api.goal import PlanStatus, PoolsStatus
-from elasticctl.api.usage import JobUsage, UsageCourse
+from elasticctl.api.usage import JobUsage, UsageHistory
 
 _RUNNING = "Running"
 GROUP_HANGS = "the group hangs"
@@ -398,7 +398,7 @@ class JobStatus:
     `generations` keep the last few entries only. `failures` counts those that count towards the backoff limit over the
     job's life, and `failures_since_commit` those since the last new checkpoint, to which the limit applies (None:
     unknown, as in the status of an older controller). `activity` is None while nothing is known of the group. `growth`
-    is why workers that are ready are not in the group yet. `usage` is None while nothing runs (`usage_course` stays),
+    is why workers that are ready are not in the group yet. `usage` is None while nothing runs (`usage_history` stays),
     `steps_redone` for a script that has reported no steps.
     `worker_seconds` is how long the ended workers ran, by capacity
     (`spot`, `onDemand`, or `unknown`). `token` is None for a job whose workers were created by an older controller.
@@ -443,7 +443,7 @@ class JobStatus:
     curve: Curve = Curve()
     checkpoint: CheckpointStatus = CheckpointStatus()
     usage: JobUsage | None = None
-    usage_course: UsageCourse = UsageCourse()
+    usage_history: UsageHistory = UsageHistory()
     first_failure: RankFailure | None = None
     last_failure: RankFailure | None = None
 

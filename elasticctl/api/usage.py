@@ -103,7 +103,7 @@ class JobUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageCourse:
+class UsageHistory:
     """What all workers used together over time, as columns: `at_s` is seconds after `since`. None: not known then."""
 
     since: Timestamp | None = None

@@ -18,7 +18,7 @@ from elasticctl.api.observed.usage import (
 from elasticctl.api.observed.usage_history import fitted
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.usage import GpuUsage, UsageCourse, WorkerUsage
+from elasticctl.api.usage import GpuUsage, UsageHistory, WorkerUsage
 
 MAX_TEXT = 500
 MAX_GPUS = 32
@@ -52,15 +52,16 @@ def machines_data(job: ElasticJob, now: float) -> dict[str, Any] | None:
     }
 
 
-def course_data(course: UsageCourse) -> dict[str, Any]:
+def usage_history_data(history: UsageHistory) -> dict[str, Any]:
     """The total usage of all workers, and how the time of their steps was spent, by moment."""
-    if course.since is None:
+    if history.since is None:
         return {"at": [], "columns": {}}
-    moments = [course.since + at_s for at_s in course.at_s]
+    moments = [history.since + at_s for at_s in history.at_s]
     return {
         "at": moments,
         "columns": {
-            name[:MAX_TEXT]: fitted(column, len(moments)) for name, column in list(course.columns.items())[:MAX_COLUMNS]
+            name[:MAX_TEXT]: fitted(column, len(moments))
+            for name, column in list(history.columns.items())[:MAX_COLUMNS]
         },
     }
 

@@ -31,7 +31,7 @@ from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
-from elasticctl.dashboard.machines import course_data, idle_count, machines_data
+from elasticctl.dashboard.machines import idle_count, machines_data, usage_history_data
 from elasticctl.diagnosis import Case, Finding, Severity, diagnose
 
 Row = dict[str, Any]
@@ -185,7 +185,7 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         "scalings": [_scaling(item) for item in status.scalings],
         "checkpoint": _checkpoint(status),
         "machines": machines_data(job, now),
-        "machinesCourse": course_data(status.usage_course),
+        "machinesHistory": usage_history_data(status.usage_history),
         "goodput": _goodput(status, now),
         "plan": _plan(job, now),
         "cost": _cost(job, now),

@@ -10,7 +10,7 @@ from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.dashboard.looks import FOUND, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import CURVE, FAILED, at, job
-from tests.support.usage_samples import BUSY, COURSE, IDLE
+from tests.support.usage_samples import BUSY, HISTORY, IDLE
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +42,7 @@ VIEWS = {
 def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     jobs = [
-        job("digits", curve=CURVE, usage={"measured": 2, "workers": [BUSY, IDLE]}, usageCourse=COURSE),
+        job("digits", curve=CURVE, usage={"measured": 2, "workers": [BUSY, IDLE]}, usageHistory=HISTORY),
         job("diverged", curve=DIVERGED, progress=LOST),
         job("failed", **FAILED),
         PLANNED,

@@ -10,13 +10,13 @@ import pytest
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import ElasticJob
-from elasticctl.dashboard.machines import course_data, machines_data
+from elasticctl.dashboard.machines import machines_data, usage_history_data
 from elasticctl.dashboard.page_data import MAX_TEXT, job_row
 from tests.support.dashboard.cluster import Jobs
 from tests.support.dashboard.looks import MARKUP, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import AT, job
-from tests.support.usage_samples import BARE, BUSY, COURSE, IDLE, TIMED, sample
+from tests.support.usage_samples import BARE, BUSY, HISTORY, IDLE, TIMED, sample
 
 NOW = AT + 60.0
 NO_GPUS = {**BUSY, "gpus": {}, "noGpus": "no GPU is visible"}
@@ -74,17 +74,17 @@ def test_where_the_time_of_the_steps_goes_is_told_with_the_workers() -> None:
 
 
 def test_the_course_has_columns_of_one_length() -> None:
-    manifest = job(usageCourse=COURSE)
-    found = course_data(ElasticJob.from_manifest(manifest).status.usage_course)
+    manifest = job(usageHistory=HISTORY)
+    found = usage_history_data(ElasticJob.from_manifest(manifest).status.usage_history)
     assert {len(column) for column in found["columns"].values()} == {len(found["at"])} == {6}
     assert found["columns"]["data"] == (None, None, 0.5, 0.1, 0.1, 0.12)
-    assert course_data(ElasticJob.from_manifest(job()).status.usage_course) == {"at": [], "columns": {}}
+    assert usage_history_data(ElasticJob.from_manifest(job()).status.usage_history) == {"at": [], "columns": {}}
 
 
 @pytest.mark.browser
 def test_what_machines_were_used_for_is_drawn_and_a_table_and_outlives_the_job(visitor: Visitor) -> None:
     manifest = sample(TIMED, gpus=2)
-    manifest["status"]["usageCourse"] = COURSE
+    manifest["status"]["usageHistory"] = HISTORY
     cluster = Jobs(manifest)
     with hosted(cluster) as host:
         page = visitor.open(host.link)

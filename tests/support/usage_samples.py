@@ -34,7 +34,7 @@ TIMED: dict[str, Any] = {**BUSY, "stepTimes": {"data": 0.12, "compute": 0.7, "al
 BARE: dict[str, Any] = {"worker": "digits-worker-2", "at": at(-60), "noGpus": "NVML: Driver Not Loaded"}
 
 
-COURSE: dict[str, Any] = {
+HISTORY: dict[str, Any] = {
     "since": at(-600),
     "atS": [0, 10, 20, 300, 310, 320],
     "columns": {

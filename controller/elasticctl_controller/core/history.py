@@ -28,7 +28,7 @@ from elasticctl.api.status import (
     Scaling,
     ScalingPhase,
 )
-from elasticctl.api.usage import UsageCourse
+from elasticctl.api.usage import UsageHistory
 from elasticctl_controller.core.actions import Observed
 
 MAX_GENERATIONS = 20
@@ -217,7 +217,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         growth=observed.growth,
         activity=None if observed.activity is None else _as_stored(observed.activity),
         usage=observed.usage,
-        usage_course=add_usage(status.usage_course, observed.usage),
+        usage_history=add_usage(status.usage_history, observed.usage),
     )
 
 
@@ -258,7 +258,7 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
             curve=Curve(),
             checkpoint=CheckpointStatus(),
             usage=None,
-            usage_course=UsageCourse(),
+            usage_history=UsageHistory(),
             generations=generations,
             last_reconcile_time=None,
         )

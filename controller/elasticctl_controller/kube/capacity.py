@@ -31,7 +31,7 @@ _PROGRESS_FIELDS = (
     "generations",
     "curve",
     "usage",
-    "usageCourse",
+    "usageHistory",
     "lastReconcileTime",
     "stepsRedone",
     "growth",

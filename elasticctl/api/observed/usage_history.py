@@ -5,28 +5,28 @@ from __future__ import annotations
 from elasticctl.api.observed.history import MAX_POINTS, least_point, rounded
 from elasticctl.api.observed.step_times import mean_times
 from elasticctl.api.observed.usage import total_usage
-from elasticctl.api.usage import JobUsage, UsageCourse
+from elasticctl.api.usage import JobUsage, UsageHistory
 
 
-def add_usage(course: UsageCourse, usage: JobUsage | None) -> UsageCourse:
-    """Return the course with one more moment, or the same one if nothing newer has been measured.
+def add_usage(history: UsageHistory, usage: JobUsage | None) -> UsageHistory:
+    """Return the history with one more moment, or the same one if nothing newer has been measured.
 
     Beyond `MAX_POINTS`, the moment whose neighbours are closest together is removed, so that the others stay evenly
     spread. The first and the last always stay.
     """
     at = None if usage is None else total_usage(usage).at
     if usage is None or at is None:
-        return course
-    since = at if course.since is None else course.since
+        return history
+    since = at if history.since is None else history.since
     at_s = round(at - since, 1)
-    if course.at_s and at_s <= course.at_s[-1]:
-        return course
-    before, told = len(course.at_s), _together(usage)
+    if history.at_s and at_s <= history.at_s[-1]:
+        return history
+    before, told = len(history.at_s), _together(usage)
     columns = {
-        name: (*fitted(course.columns.get(name, ()), before), told.get(name))
-        for name in dict.fromkeys([*course.columns, *(name for name, value in told.items() if value is not None)])
+        name: (*fitted(history.columns.get(name, ()), before), told.get(name))
+        for name in dict.fromkeys([*history.columns, *(name for name, value in told.items() if value is not None)])
     }
-    longer = UsageCourse(since, (*course.at_s, at_s), columns)
+    longer = UsageHistory(since, (*history.at_s, at_s), columns)
     return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, least_point(longer.at_s))
 
 
@@ -60,9 +60,9 @@ def _sum(values: tuple[float | None, ...]) -> float | None:
     return sum(known) if known else None
 
 
-def _without(course: UsageCourse, point: int) -> UsageCourse:
+def _without(history: UsageHistory, point: int) -> UsageHistory:
     def cut(column: tuple[float | None, ...]) -> tuple[float | None, ...]:
         return column[:point] + column[point + 1 :]
 
-    at_s = course.at_s[:point] + course.at_s[point + 1 :]
-    return UsageCourse(course.since, at_s, {name: cut(column) for name, column in course.columns.items()})
+    at_s = history.at_s[:point] + history.at_s[point + 1 :]
+    return UsageHistory(history.since, at_s, {name: cut(column) for name, column in history.columns.items()})

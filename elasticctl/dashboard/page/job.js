@@ -133,7 +133,7 @@ export class JobView {
     show(this.sections.plan, known.plan !== null);
     if (known.plan !== null) this.#showPlan(known, now);
     this.curves.update(known, now);
-    show(this.sections.machines, known.machinesCourse.at.length > 0 || (!ended(known.job) && (known.machines !== null || known.job.active > 0)));
+    show(this.sections.machines, known.machinesHistory.at.length > 0 || (!ended(known.job) && (known.machines !== null || known.job.active > 0)));
     this.machines.update(known, this.curves.view(known, now));
     this.logs.update(known);
     this.stacks.update(known, ended(known.job));

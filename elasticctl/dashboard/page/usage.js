@@ -55,7 +55,7 @@ export class UsageCharts {
   /** Draw the part `view` of what is known. */
   update(known, view) {
     this.#known = known;
-    const { at, columns } = known.machinesCourse;
+    const { at, columns } = known.machinesHistory;
     const some = at.length > 1;
     for (const node of [this.place, this.note, this.details]) show(node, some);
     show(this.key, some && TIMES.some((name) => columns[name]));
@@ -71,7 +71,7 @@ export class UsageCharts {
   }
 
   #draw([title, names, unit], range, isLast) {
-    const { at, columns } = this.#known.machinesCourse;
+    const { at, columns } = this.#known.machinesHistory;
     const known = names.filter((name) => columns[name]);
     const cuts = gaps(at);
     const x = at.flatMap((moment, i) => (cuts.has(i) ? [(at[i - 1] + moment) / 2, moment] : [moment]));
@@ -94,7 +94,7 @@ export class UsageCharts {
   /** The newest first; made only for somebody who has opened it. */
   #fill() {
     if (!this.details.open || this.#known === null) return;
-    const { at, columns } = this.#known.machinesCourse;
+    const { at, columns } = this.#known.machinesHistory;
     const known = COLUMNS.filter(([name]) => columns[name]);
     if (this.#shown !== known.join()) {
       this.#shown = known.join();

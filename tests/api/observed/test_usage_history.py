@@ -8,7 +8,7 @@ from dataclasses import replace
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.history import MAX_POINTS
 from elasticctl.api.observed.usage_history import add_usage, fitted
-from elasticctl.api.usage import GpuUsage, JobUsage, StepTimes, UsageCourse, WorkerUsage
+from elasticctl.api.usage import GpuUsage, JobUsage, StepTimes, UsageHistory, WorkerUsage
 
 AT = 1_700_000_000.0
 
@@ -21,10 +21,10 @@ def measured(at_s: float, *, cpus: float | None = 1.5, **more: object) -> JobUsa
 
 
 def test_what_all_workers_use_together_and_since_when_it_is_known() -> None:
-    course = add_usage(UsageCourse(), measured(0))
+    history = add_usage(UsageHistory(), measured(0))
     gpus = GpuUsage((90.0, 50.0), (2.0, 2.0), (4.0, 4.0), (100.0, None), (), (0.0, 0.0))
-    course = add_usage(course, measured(10.04, cpus=None, gpus=gpus, step_times=StepTimes(0.1, 0.9)))
-    assert course == UsageCourse(
+    history = add_usage(history, measured(10.04, cpus=None, gpus=gpus, step_times=StepTimes(0.1, 0.9)))
+    assert history == UsageHistory(
         Timestamp(AT),
         (0.0, 10.0),
         {
@@ -37,31 +37,31 @@ def test_what_all_workers_use_together_and_since_when_it_is_known() -> None:
             "compute": (None, 0.9),
         },
     )
-    assert from_json(UsageCourse, json.loads(json.dumps(to_json(course)))) == course
+    assert from_json(UsageHistory, json.loads(json.dumps(to_json(history)))) == history
 
 
 def test_what_is_known_already_changes_nothing() -> None:
-    course = add_usage(UsageCourse(), measured(10))
-    assert add_usage(course, measured(10)) is course
-    assert add_usage(course, measured(5)) is course
-    assert add_usage(course, None) is course
-    assert add_usage(course, JobUsage()) is course
+    history = add_usage(UsageHistory(), measured(10))
+    assert add_usage(history, measured(10)) is history
+    assert add_usage(history, measured(5)) is history
+    assert add_usage(history, None) is history
+    assert add_usage(history, JobUsage()) is history
 
 
 def test_of_a_long_job_about_a_hundred_moments_are_left_spread_evenly() -> None:
-    course = UsageCourse()
+    history = UsageHistory()
     for at_s in range(0, 20_000, 10):
-        course = add_usage(course, measured(at_s, received_bytes_per_s=1.5e9, sent_bytes_per_s=1.5e9))
-    assert len(course.at_s) == MAX_POINTS
-    assert (course.at_s[0], course.at_s[-1]) == (0.0, 19_990.0)
-    assert max(later - at for at, later in zip(course.at_s, course.at_s[1:], strict=False)) <= 4 * 20_000 / MAX_POINTS
-    assert {len(column) for column in course.columns.values()} == {MAX_POINTS}
-    assert len(json.dumps(to_json(course))) < 12_000
+        history = add_usage(history, measured(at_s, received_bytes_per_s=1.5e9, sent_bytes_per_s=1.5e9))
+    assert len(history.at_s) == MAX_POINTS
+    assert (history.at_s[0], history.at_s[-1]) == (0.0, 19_990.0)
+    assert max(later - at for at, later in zip(history.at_s, history.at_s[1:], strict=False)) <= 4 * 20_000 / MAX_POINTS
+    assert {len(column) for column in history.columns.values()} == {MAX_POINTS}
+    assert len(json.dumps(to_json(history))) < 12_000
 
 
 def test_a_column_of_another_length_is_made_to_fit() -> None:
     assert fitted((1.0,), 3) == (None, None, 1.0)
     assert fitted((1.0, 2.0, 3.0), 2) == (2.0, 3.0)
     assert fitted((), 2) == (None, None)
-    odd = UsageCourse(Timestamp(AT), (0.0, 1.0), {"cpusUsed": (1.0,) * 9})
+    odd = UsageHistory(Timestamp(AT), (0.0, 1.0), {"cpusUsed": (1.0,) * 9})
     assert add_usage(odd, measured(60)).columns["cpusUsed"] == (1.0, 1.0, 3.0)
