@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
+from elasticctl.cli.submit.flags.script_warnings import (
+    lines_of_bad_syntax,
+    lines_of_lone_ranks,
+    lines_without_checkpoints,
+)
 from elasticctl.cli.submit.training_command import Command
 
 TRAINS = "import torch\nfor batch in range(3):\n    loss.backward()\n"
@@ -31,6 +35,18 @@ def test_a_script_that_trains_and_saves_nothing(folder: Path) -> None:
     )
     assert warned(Command(str(folder / "train.py")))
     assert warned(Command("", ("python", "-m", "pkg")))
+
+
+def test_a_script_that_does_not_compile(folder: Path) -> None:
+    (folder / "train.py").write_text(f"{TRAINS}\ndef train(:\n    pass\n")
+    line = TRAINS.count("\n") + 2
+    assert [text.partition(", in Python 3.")[0] for text in lines_of_bad_syntax(Command("train.py"))] == [
+        f"train.py, line {line}: invalid syntax"
+    ]
+    assert not lines_of_bad_syntax(Command("run.sh"))
+    (folder / "train.py").write_bytes(b"\xef\xbb\xbf" + TRAINS.encode())
+    assert not lines_of_bad_syntax(Command("train.py"))
+    assert not lines_of_bad_syntax(Command("missing.py"))
 
 
 def test_a_script_as_other_editors_write_it(folder: Path, recwarn: pytest.WarningsRecorder) -> None:

@@ -93,7 +93,11 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
 
 def _check_script(command: Command, request: JobFlags, *, ranks: int) -> tuple[str, ...]:
     """What is to be said about a script before it runs on several ranks. Raises UsageError for what cannot run so."""
-    from elasticctl.cli.submit.flags.script_warnings import lines_of_lone_ranks, lines_without_checkpoints
+    from elasticctl.cli.submit.flags.script_warnings import (
+        lines_of_bad_syntax,
+        lines_of_lone_ranks,
+        lines_without_checkpoints,
+    )
     from elasticctl.cli.submit.training_command import refuse_notebook, refuse_other_groups
 
     refuse_notebook(command)
@@ -101,7 +105,7 @@ def _check_script(command: Command, request: JobFlags, *, ranks: int) -> tuple[s
         spec_from_flags.check_launcher(request)
         return (spec_from_flags.LAUNCHER_NOTE,)
     refuse_other_groups(command)
-    return tuple(lines_of_lone_ranks(command, ranks) or lines_without_checkpoints(command))
+    return lines_of_bad_syntax(command) or lines_of_lone_ranks(command, ranks) or lines_without_checkpoints(command)
 
 
 def from_file(

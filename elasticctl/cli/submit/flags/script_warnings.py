@@ -1,4 +1,4 @@
-"""Warnings about a script that trains as in a notebook: it saves no checkpoints, or its ranks form no group.
+"""Warnings about a script that does not compile, or trains as in a notebook: without checkpoints, or without a group.
 
 Without checkpoints, each loss sends training back to step 0. Without a group, each rank trains alone.
 """
@@ -34,6 +34,23 @@ _FIX = (
     "        for epoch in run.epochs(EPOCHS):",
     "            for batch in run.loader(dataset, global_batch=64):  # as before, then: run.step(loss=loss)",
 )
+
+
+def lines_of_bad_syntax(command: Command) -> tuple[str, ...]:
+    """A warning about a Python script that this Python cannot compile; the job's may be another version."""
+    script = _python_script(command)
+    if script is None:
+        return ()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            ast.parse(script.read_bytes())
+    except SyntaxError as e:
+        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        where = script.name if e.lineno is None else f"{script.name}, line {e.lineno}"
+        return (f"{where}: {e.msg}, in {python}. FIX: correct it, unless the job has another version of Python",)
+    except (OSError, ValueError, RecursionError, MemoryError):
+        pass
+    return ()
 
 
 def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
