@@ -20,6 +20,7 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from elasticctl_train.checkpoint.incremental import tables
 from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.dcp import ElasticReader
 from tests.support.train import changing_rows, programs, ranks, sharded
@@ -302,6 +303,21 @@ def test_after_a_restart_the_frozen_parts_are_found_again_and_the_tables_are_wri
     for step in range(8, 12):
         assert save(checkpoints, state(step), step)
         assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state(step))
+    assert patches(storage)
+
+
+def test_a_table_is_saved_wherever_its_rows_start_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`b` begins at a multiple of four bytes only as long as `ab` lies before it, which is no table."""
+    monkeypatch.setattr(tables, "MOST_WORDS", 24)
+    storage = Counting(tmp_path)
+    checkpoints = Checkpointer(storage)
+    found = {"a": torch.zeros(65, 21), "ab": torch.zeros(3, 1), "b": torch.zeros(65, 92)}
+    state = {"model": {name: tensor.byte() for name, tensor in found.items()}}
+    for step in range(1, 6):
+        state["model"]["ab"] += 1
+        state["model"]["a"][step] = state["model"]["b"][step] = step
+        assert save(checkpoints, state, step)
+        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
     assert patches(storage)
 
 

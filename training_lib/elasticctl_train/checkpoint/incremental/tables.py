@@ -92,7 +92,7 @@ class Tables:
         self._committed: _Stored | None = None
         self._pending: _Stored | None = None
         self._last_key = ""
-        self._keys: torch.Tensor | None = None
+        self._keys = rows.draw_keys(1)
         self._samples: dict[Name, torch.Tensor] = {}
 
     @property
@@ -164,8 +164,9 @@ class Tables:
         return found
 
     def _digest(self, view: torch.Tensor) -> torch.Tensor:
-        if self._keys is None:
-            self._keys = rows.draw_keys(MOST_WORDS)
+        lacking = view.shape[1] - len(self._keys)
+        if lacking > 0:
+            self._keys = torch.cat([self._keys, rows.draw_keys(lacking)])
         return rows.digest(view, self._keys)
 
 
