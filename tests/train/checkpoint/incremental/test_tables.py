@@ -284,7 +284,7 @@ def test_patched_tables_are_restored_from_memory_alone(tmp_path: Path, monkeypat
     assert same(restored.state, table_state(6))
 
 
-def test_after_a_restart_the_frozen_parts_are_found_again_and_the_tables_are_written(tmp_path: Path) -> None:
+def test_after_a_restart_frozen_parts_are_not_written_and_tables_once(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = Checkpointer(storage)
 
@@ -297,13 +297,37 @@ def test_after_a_restart_the_frozen_parts_are_found_again_and_the_tables_are_wri
         assert save(checkpoints, state(step), step)
     checkpoints = Checkpointer(storage)
     assert checkpoints.restore() is not None
-    storage.put_bytes.clear()
-    assert save(checkpoints, state(7), 7)
-    assert not [key for key in storage.put_bytes if key.startswith(entries.BASE)]
-    for step in range(8, 12):
+    kinds = []
+    for step in range(7, 12):
+        storage.put_bytes.clear()
         assert save(checkpoints, state(step), step)
+        kinds.append([entries.is_patch(key) for key in storage.put_bytes if key.startswith(entries.BASE)])
         assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state(step))
-    assert patches(storage)
+    assert kinds == [[False], *[[True]] * 4]
+
+
+def test_ranks_that_have_the_state_write_tables_once_too(tmp_path: Path) -> None:
+    storage = Counting(tmp_path)
+    run_of(storage, 6)
+    checkpoints = Checkpointer(storage)
+    checkpoints.recall()
+    for step in (8, 9):
+        storage.put_bytes.clear()
+        assert save(checkpoints, table_state(step), step)
+        check(storage, next(read_commits(storage)))
+    assert [entries.is_patch(key) for key in storage.put_bytes if key.startswith(entries.BASE)] == [True]
+
+
+def test_what_was_a_table_before_a_restart_and_is_dense_now_is_none_soon(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    run_of(storage, 6)
+    checkpoints = Checkpointer(storage)
+    assert checkpoints.restore() is not None
+    for step in range(7, 14):
+        state = {"model": {name: torch.full_like(value, step) for name, value in table_state(6)["model"].items()}}
+        assert save(checkpoints, state, step)
+        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+    assert not base_files(storage)
 
 
 def test_a_table_is_saved_wherever_its_rows_start_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,19 +7,21 @@ before it that are not much larger. So there are few patches, each row is writte
 exceed half of the file, and then the file is written in full.
 
 A save refers only to what the last commit refers to. If it is not known that the last save was committed, the tables
-are written in full, and so they are at the first save that has a file for them.
+are written in full, and so they are at the first save that has a file for them. After a restart, that is the first one:
+digests of the stored rows would delay the restart, or take as long as to write the tables.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from elasticctl_store.checkpoints import bitmaps, entries, tensor_files
+from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.checkpoints.pieces import Piece
 from elasticctl_store.checkpoints.tensor_files import TensorType
@@ -99,6 +101,14 @@ class Tables:
     def is_stored(self) -> bool:
         """Whether the next save need not write them in full, as far as is known."""
         return self._committed is not None
+
+    def recall(self, listed: Iterable[Sequence[Any]]) -> None:
+        """Start with the tables among these pieces, as the document of an earlier commit lists them. Raises ValueError,
+        TypeError or KeyError for other data."""
+        pieces = [
+            Piece(str(name), dtype, Box(tuple(at), tuple(shape)), start) for name, dtype, at, shape, start in listed
+        ]
+        self.pieces |= {(piece.name, piece.box) for piece in pieces if _may_be_table(piece)}
 
     def forget(self) -> None:
         """Have the next save refer to nothing that is stored."""

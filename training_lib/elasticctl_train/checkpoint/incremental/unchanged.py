@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,16 +64,19 @@ class Unchanged:
         self._commits, self._look_at, self._is_second_look = 0, 1, False
 
     def recall(self, document: Any) -> None:
-        """Start with the base file of this rank's share in the commit that training resumes from, if there is one."""
-        try:
-            ((key, said),) = document["bases_sha256"].items()
-            (base,) = (base for base in document["bases"] if base["file"]["key"] == key)
+        """Start with what this rank's share in the commit that training resumes from has apart: the names of tables,
+        and the base file of what does not change."""
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # from an older version, or nothing is apart
+            bases, fixed = document["bases"], document.get("bases_sha256", {})
+            for base in bases:
+                if base["file"]["key"] not in fixed:
+                    self._tables.recall(base["pieces"])
+            ((key, said),) = fixed.items()
+            (base,) = (base for base in bases if base["file"]["key"] == key)
             file, digest = entries.parse_ref(base["file"]), bytes.fromhex(said)
             pieces = frozenset((str(name), Box(tuple(at), tuple(shape))) for name, _, at, shape, _ in base["pieces"])
-        except (KeyError, TypeError, ValueError, AttributeError):  # from an older version, or without a base file
-            return
-        if file is not None and entries.is_base_file(file.key) and len(digest) == hashlib.sha256().digest_size:
-            self.pieces, self._committed, self._digest = pieces, _Stored(file, digest), digest
+            if file is not None and entries.is_base_file(file.key) and len(digest) == hashlib.sha256().digest_size:
+                self.pieces, self._committed, self._digest = pieces, _Stored(file, digest), digest
 
     @property
     def apart(self) -> Apart:
