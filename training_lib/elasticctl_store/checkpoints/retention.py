@@ -7,6 +7,7 @@ has made of the data that was written to it, the newest intact checkpoint is nev
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from elasticctl_store.checkpoints import entries, reader, repair, verify
@@ -109,7 +110,7 @@ class Keeper:
         self._commits: list[Commit] | None = None
         self._seen = 0
         self._damaged = set[int]()
-        self._bases_proven = set[ObjectRef]()
+        self._bases_proven = Counter[ObjectRef]()
         self._proven: Commit | None = None
         self._swept = False
         self._is_readable = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,25 +60,31 @@ def findings(storage: Storage) -> Iterator[CheckedCommit]:
         pool.shutdown(cancel_futures=True)
 
 
-def verify(storage: Storage, commit: Commit, on_bytes: OnBytes, proven: set[ObjectRef] | None = None) -> None:
+def verify(storage: Storage, commit: Commit, on_bytes: OnBytes, proven: Counter[ObjectRef] | None = None) -> None:
     """Read every byte of a checkpoint. Raises DamagedError or MissingError unless everything exists as it was written.
 
-    With `proven`, base files and patches in that set must only exist, and those that have been read are added to it.
+    `proven` counts how often in a row base files and patches were found intact: those in it must only exist. A base
+    file with patches is read again each time that its count has doubled, to see what they yield together.
     """
     contents = read_contents(storage, commit)
-    bases = contents.base_files
-    known = bases & proven if proven is not None else set[ObjectRef]()
-    for file in known:
-        _look_for(storage, file)
+    times = proven if proven is not None else Counter[ObjectRef]()
     unread = list[ShareContents]()
     for share in contents.shares:
-        if share.file not in known:
+        count = times[share.file]
+        if not count or (share.patches and count.bit_count() == 1):
             unread.append(share)
         else:
-            unread += [patch.share for patch in share.patches if patch.share.file not in known]
+            _look_for(storage, share.file)
+            for patch in share.patches:
+                if times[patch.share.file]:
+                    _look_for(storage, patch.share.file)
+                else:
+                    unread.append(patch.share)
     _read_all(storage, dataclasses.replace(contents, shares=tuple(unread)), _drop, on_bytes)
     if proven is not None:
-        proven |= bases
+        counts = {file: times[file] + 1 for file in contents.base_files}
+        proven.clear()
+        proven.update(counts)
 
 
 def check(storage: Storage, finding: CheckedCommit, on_bytes: OnBytes) -> CheckedCommit | None:

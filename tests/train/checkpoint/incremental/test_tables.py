@@ -20,7 +20,7 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
-from elasticctl_train.checkpoint.incremental import tables
+from elasticctl_train.checkpoint.incremental import rows, tables
 from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.dcp import ElasticReader
 from tests.support.train import changing_rows, programs, ranks, sharded
@@ -226,6 +226,72 @@ def test_a_damaged_patch_is_noticed_when_something_older_is_to_go(tmp_path: Path
         assert save(checkpoints, table_state(step), step)
     (commit, *_) = read_commits(storage)
     check(storage, commit)
+
+
+def overlook(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
+    """From now on, digests do not show that this row has changed."""
+    digest = rows.digest
+
+    def overlooking(data: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        found = digest(data, keys)
+        found[row : row + 1] = 0  # not of a sample
+        return found
+
+    monkeypatch.setattr(rows, "digest", overlooking)
+
+
+def test_a_change_that_digests_overlook_is_noticed_where_nothing_else_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    overlook(monkeypatch, 7)
+    checkpoints = run_of(storage, 4)
+    state = table_state(4)
+    for step in (5, 6, 7):
+        state["model"]["wide"][7] = step
+        assert save(checkpoints, state, step)
+        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+
+
+def test_nothing_older_is_deleted_for_patches_that_do_not_yield_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+    overlook(monkeypatch, 7)
+    checkpoints = Checkpointer(storage, keep=Retention(1))
+    for step in range(1, 9):
+        state = table_state(step)
+        state["model"]["wide"][7] = step
+        assert save(checkpoints, state, step)
+        assert any(is_whole(storage, commit) for commit in read_commits(storage)), f"after step {step}"
+
+
+def is_whole(storage: Storage, commit: Commit) -> bool:
+    try:
+        verify.verify(storage, commit, lambda count: None)
+    except DamagedError:
+        return False
+    return True
+
+
+def test_the_base_file_is_read_again_each_time_that_the_number_of_proofs_has_doubled(tmp_path: Path) -> None:
+    read: list[str] = []
+
+    class Reading(LocalStorage):
+        def read_into(self, key: str, start: int, into: memoryview) -> None:
+            if "-table-" in key and len(into) > 1:
+                read.append(key)
+            super().read_into(key, start, into)
+
+    storage = Reading(tmp_path)
+    checkpoints = Checkpointer(storage, keep=Retention(1))
+    weight, counts = torch.zeros(1000, 8), []
+    for step in range(1, 23):
+        weight[step] += 1
+        assert save(checkpoints, {"model": {"w": weight}}, step)
+        counts.append(len(read))
+    proofs = [at - 3 for at in range(1, 22) if counts[at] > counts[at - 1]]
+    assert proofs == [-1, 0, 1, 3, 7, 15]
 
 
 def test_a_lost_entry_of_a_commit_with_patches_is_made_again(tmp_path: Path) -> None:

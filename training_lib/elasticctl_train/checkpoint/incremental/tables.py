@@ -137,10 +137,10 @@ class Tables:
         else:
             masks = [(new != old).any(1) for new, old in zip(digests, before.digests, strict=True)]
             patches = _patch(before, storage, key, views, masks)
-            if patches is None:
+            content = replace(before.file, checksum=entries.as_checksum(zlib.crc32(share.bytes_of(planned))))
+            if patches is None or (patches is before.patches and content != before.content):
                 stored = _write_whole(share, planned, storage, key, digests)
             else:
-                content = replace(before.file, checksum=entries.as_checksum(zlib.crc32(share.bytes_of(planned))))
                 stored = _Stored(before.file, planned.pieces, patches, content, digests)
             stored = replace(stored, dense=_dense(planned.pieces, masks))
         self._pending = stored
