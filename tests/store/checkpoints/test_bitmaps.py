@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 import zlib
 
 import pytest
@@ -22,8 +23,8 @@ def test_rows_come_back(data: st.DataObject, length: int) -> None:
     start, end = sorted((data.draw(st.integers(0, length)), data.draw(st.integers(0, length))))
     bitmap = bitmaps.from_text(bitmaps.to_text(made(rows, length)), length)
     assert bitmap == made(rows, length)
-    assert bitmaps.count(bitmap) == len(rows)
-    assert bitmaps.count(bitmap, end) == len([row for row in rows if row < end])
+    assert bitmaps.count_in_text(bitmaps.to_text(bitmap), length) == len(rows)
+    assert bitmaps.count(bitmap, start, end) == len([row for row in rows if start <= row < end])
     assert list(bitmaps.rows(bitmap, start, end)) == sorted(row for row in rows if start <= row < end)
 
 
@@ -47,3 +48,15 @@ def test_rows_come_back(data: st.DataObject, length: int) -> None:
 def test_what_is_no_bitmap_of_ten_rows_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"bitmap|base64|padding|ASCII|decompress|digit|data"):
         bitmaps.from_text(text, 10)
+
+
+def test_a_bitmap_is_counted_without_being_held_in_memory() -> None:
+    packer = zlib.compressobj()
+    parts = [packer.compress(b"\1"), *(packer.compress(bytes(1 << 20)) for _ in range(100)), packer.flush()]
+    text = base64.b64encode(b"".join(parts)).decode()
+    tracemalloc.start()
+    try:
+        assert bitmaps.count_in_text(text, 8 * (1 + (100 << 20))) == 1
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()

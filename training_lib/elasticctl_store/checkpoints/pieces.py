@@ -75,11 +75,19 @@ class ShareContents:
 
 @dataclass(frozen=True, slots=True)
 class PatchedRows:
-    """Rows of `piece`, which is in a base file: those in `bitmap`. A patch holds them, in order, from `start` on."""
+    """Rows of `piece`, which is in a base file. A patch holds them, in order, from `start` on.
+
+    `text` is their bitmap as it is in the document, checked: it can be a thousand times as large.
+    """
 
     piece: Piece
-    bitmap: bytes
+    text: str
     start: int
+
+    @property
+    def bitmap(self) -> bytes:
+        """The bitmap of the rows, decoded anew."""
+        return bitmaps.from_text(self.text, self.piece.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,7 @@ def parse_bases(key: str, found: Any, tensors: Mapping[str, TensorType]) -> Iter
             bits += sum(piece.rows for piece, _, _ in rows)
             if bits > bitmaps.MOST_BITS:
                 raise DamagedError(f"{key}: its bitmaps have more bits than those of any run")
-            patches.append(_decode_patch(patch_file, rows))
+            patches.append(_check_patch(patch_file, rows))
         yield ShareContents(file, pieces, {}, content, tuple(patches))
 
 
@@ -148,15 +156,15 @@ def _parse_patch(key: str, said: Any, pieces: Sequence[Piece]) -> tuple[ObjectRe
     return file, found
 
 
-def _decode_patch(file: ObjectRef, found: Sequence[tuple[Piece, str, int]]) -> Patch:
+def _check_patch(file: ObjectRef, found: Sequence[tuple[Piece, str, int]]) -> Patch:
     rows, stored = [], []
     for piece, text, start in found:
         try:
-            bitmap = bitmaps.from_text(text, piece.rows)
+            count = bitmaps.count_in_text(text, piece.rows)
         except ValueError as e:
             raise DamagedError(f"{file.key}: its list of rows is invalid: {e}") from e
-        rows.append(PatchedRows(piece, bitmap, start))
-        box = whole((bitmaps.count(bitmap), piece.box.shape[-1]))
+        rows.append(PatchedRows(piece, text, start))
+        box = whole((count, piece.box.shape[-1]))
         stored.append(Piece(piece.name, piece.dtype, box, start))
     return Patch(ShareContents(file, _in_order(file, stored), {}, file), tuple(rows))
 

@@ -193,14 +193,14 @@ def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_byt
     file, header = share.file, bytearray()
     buffer = memoryview(bytearray(min(CHUNK_BYTES, file.size_bytes)))
     stored = content = 0
+    patching = [_Patching(patch.share.file.key, rows) for patch in share.patches for rows in patch.rows]
     for start in range(0, file.size_bytes, CHUNK_BYTES):
         chunk = buffer[: min(CHUNK_BYTES, file.size_bytes - start)]
         storage.read_into(file.key, start, chunk)
         stored = zlib.crc32(chunk, stored)
         header.extend(chunk[: max(0, share.header_bytes - start)])
-        for patch in share.patches:
-            for rows in patch.rows:
-                _patch(storage, patch.share.file, rows, start, chunk)
+        for rows in patching:
+            rows.patch(storage, start, chunk)
         content = zlib.crc32(chunk, content) if share.patches else stored
         for piece in share.pieces:
             first, end = max(piece.start, start), min(piece.start + piece.size_bytes, start + len(chunk))
@@ -214,25 +214,35 @@ def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_byt
     check_header(share, bytes(header))
 
 
-def _patch(storage: Storage, file: ObjectRef, rows: PatchedRows, start: int, chunk: memoryview) -> None:
-    """Replace the rows of a patch in a chunk that starts at byte `start` of the base file."""
-    piece, row_bytes, end = rows.piece, rows.piece.row_bytes, start + len(chunk)
-    first = max(0, start - piece.start) // row_bytes
-    last = -(-min(piece.size_bytes, max(0, end - piece.start)) // row_bytes)
-    if first >= last:
-        return
-    places = []
-    for index, row in enumerate(bitmaps.rows(rows.bitmap, first, last), bitmaps.count(rows.bitmap, first)):
-        at, source = piece.start + row * row_bytes, rows.start + index * row_bytes
-        low, high = max(at, start), min(at + row_bytes, end)
-        places.append((low - start, high - start, source + low - at))
-    if not places:
-        return
-    origin = places[0][2]
-    newer = memoryview(bytearray(places[-1][2] + places[-1][1] - places[-1][0] - origin))
-    storage.read_into(file.key, origin, newer)
-    for low, high, source in places:
-        chunk[low:high] = newer[source - origin : source - origin + high - low]
+class _Patching:
+    """Rows of a patch, while a base file is read from its beginning to its end."""
+
+    def __init__(self, key: str, rows: PatchedRows) -> None:
+        self._key, self._rows, self._bitmap = key, rows, rows.bitmap
+        self._row = self._index = 0
+        """So many rows of the patch are before this row of the piece."""
+
+    def patch(self, storage: Storage, start: int, chunk: memoryview) -> None:
+        """Replace rows in a chunk that starts at byte `start` of the base file."""
+        piece, row_bytes, end = self._rows.piece, self._rows.piece.row_bytes, start + len(chunk)
+        first = max(0, start - piece.start) // row_bytes
+        last = -(-min(piece.size_bytes, max(0, end - piece.start)) // row_bytes)
+        if first >= last:
+            return
+        self._index += bitmaps.count(self._bitmap, self._row, first)
+        self._row = first
+        places = []
+        for index, row in enumerate(bitmaps.rows(self._bitmap, first, last), self._index):
+            at, source = piece.start + row * row_bytes, self._rows.start + index * row_bytes
+            low, high = max(at, start), min(at + row_bytes, end)
+            places.append((low - start, high - start, source + low - at))
+        if not places:
+            return
+        origin = places[0][2]
+        newer = memoryview(bytearray(places[-1][2] + places[-1][1] - places[-1][0] - origin))
+        storage.read_into(self._key, origin, newer)
+        for low, high, source in places:
+            chunk[low:high] = newer[source - origin : source - origin + high - low]
 
 
 def _drop(piece: Piece, at: int, data: memoryview) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import boxes
+from elasticctl_store.checkpoints import bitmaps, boxes
 from elasticctl_store.checkpoints.pieces import PatchedRows, Piece
 from elasticctl_train.checkpoint import tree
 from elasticctl_train.checkpoint.incremental import rows
@@ -67,7 +67,8 @@ def test_rows_are_replaced_and_nothing_else() -> None:
     mask = torch.tensor([row in (0, 4, 9) for row in range(10)])
     newer = torch.randn(3, 3)
     patch = torch.cat([torch.zeros(16, dtype=torch.uint8), newer.view(-1).view(torch.uint8)])
-    rows.apply(PatchedRows(Piece("a", "float32", boxes.whole((10, 3)), 8), rows.to_bitmap(mask), 16), patch, file)
+    text = bitmaps.to_text(rows.to_bitmap(mask))
+    rows.apply(PatchedRows(Piece("a", "float32", boxes.whole((10, 3)), 8), text, 16), patch, file)
     table[mask] = newer
     assert torch.equal(file[8:128], table.view(-1).view(torch.uint8))
     assert not file[:8].any()
