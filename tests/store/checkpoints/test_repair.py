@@ -129,11 +129,13 @@ def test_a_save_that_was_interrupted_or_is_damaged_is_not_committed(storage: Loc
     assert steps(storage) == [1]
 
 
-def test_a_size_that_is_no_number_of_bytes_is_damage(storage: LocalStorage) -> None:
-    """JSON has larger numbers than any float, and a forger a right seal."""
+@pytest.mark.parametrize("base", [b"", b', "bases": [{"file": {"size_bytes": -1e999}}]'])
+def test_a_size_that_is_no_number_of_bytes_is_damage(storage: LocalStorage, base: bytes) -> None:
+    """JSON has larger numbers than any float, whose sum is none at all, and a forger a right seal."""
     key = share_key(Owner(storage), 1)
     write_share(storage, key)
-    storage.put(key, [seal_document(re.sub(rb'"size_bytes": \d+', b'"size_bytes": 1e999', storage.get(key)))])
+    forged = re.sub(rb'"size_bytes": \d+', b'"size_bytes": 1e999', storage.get(key))
+    storage.put(key, [seal_document(forged.replace(b', "sha256"', base + b', "sha256"'))])
     assert len(repair.rebuild(storage, CommitWriter.take_over(storage)).rejected) == 1
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -220,7 +221,7 @@ def tensor_bytes(document: Mapping[str, Any]) -> int:
     """Return the size of all tensor files that a share document refers to. Raises KeyError or TypeError for other
     data."""
     files = [document["tensors"], *entries.base_files_of(document)]
-    return int(sum(file["size_bytes"] for file in files))
+    return sum(operator.index(file["size_bytes"]) for file in files)
 
 
 def holds_saves(storage: Storage) -> bool:
