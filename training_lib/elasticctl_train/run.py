@@ -334,6 +334,8 @@ class Run:
             self._move()
 
     def _end_step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
+        if self._stay is not None:
+            self._stay.share_buffers()
         self._applied.compare(self._session.world)
         self._session.step(cursor, samples, loss)
         if self._stay is not None and self.is_main and (examples := self._stay.examples.take()):

@@ -145,8 +145,8 @@ class Session:
     def begin(self, cursor: Cursor) -> None:
         """Start or resume training here. Call it once, after the state has been restored."""
         self.cursor = cursor
-        is_elsewhere = self._start.origin or self._start.is_copy
-        self._saved = Cursor() if is_elsewhere else cursor  # what comes from elsewhere is not saved here yet
+        is_saved = self._start.restored is not None and not (self._start.origin or self._start.is_copy)
+        self._saved = cursor if is_saved else Cursor()  # what another rank has handed over may not be saved here yet
         if self.world.rank == 0:
             self._start.log_place(cursor, self._checkpoints.url if self._checkpoints else "", self.world.size)
         self._cadence = Cadence(

@@ -10,6 +10,8 @@ import time
 import pytest
 
 from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.storage.local import LocalStorage
 from tests.support.launcher_lab import Lab
 from tests.support.train.unbroken_workers import ENDLESS, IN_STAGES, Workers, lose_at_random
 from tests.support.vanish import come_back, vanish
@@ -115,6 +117,15 @@ def test_the_same_number_of_ranks_computes_the_very_same(lab: Lab, another_lab: 
     undisturbed = again.ledger().losses()
     assert end == disturbed
     assert losses == {key: undisturbed[key] for key in losses}
+
+
+def test_a_replacement_that_comes_after_the_last_step_saves_its_share_of_the_end(lab: Lab) -> None:
+    """It has never called the model, and what it was handed is not stored yet."""
+    lab.minimum = 2
+    workers = Workers(lab, 2, 1, FAULTS="evaluation:10:w1")
+    steps, *_ = workers.finish()
+    assert steps == 10
+    assert [commit.step for commit in read_commits(LocalStorage(lab.folder / "ckpt"))] == [10]
 
 
 def test_accumulated_gradients_and_saves_in_between(lab: Lab) -> None:

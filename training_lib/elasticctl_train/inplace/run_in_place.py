@@ -181,6 +181,11 @@ class InPlace:
             self._model.reform()
         return taken
 
+    def share_buffers(self) -> None:
+        """Take over rank 0's buffers at the end of a step, on all ranks. Raises RuntimeError if a peer is lost."""
+        if self._model is not None:
+            self._model.share_buffers()
+
     def complete(self, step: Callable[[], None]) -> bool:
         """End a step that was made, and call `step()`; return False if the group is over or a peer is lost.
 
@@ -190,8 +195,6 @@ class InPlace:
         self._gate.mark()
         self._own.end_step(dist.collectives_of_script())
         try:
-            if self._model is not None:
-                self._model.share_buffers()
             step()
         except GroupOver:
             return False
