@@ -1,8 +1,8 @@
 """Raw requests to a Kubernetes API server: JSON in, JSON out, and the errors of this project.
 
 `credentials` reads the server's address and the credentials. The `kubernetes` package is used only for logins from
-before credential plugins. Its typed models are not used: it decodes a few hundred pods per second, `json.loads` several
-thousand. No other module may import it, or urllib3: import-linter checks that.
+before credential plugins. Its typed models are not used: it decodes a few hundred pods per second, `nested_json`
+several thousand. No other module may import it, or urllib3: import-linter checks that.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
 from elasticctl.api.text import quote, shorten
+from elasticctl.kubeapi import nested_json
 from elasticctl.kubeapi.credentials import (
     SERVICE_ACCOUNT,
     Access,
@@ -162,7 +163,7 @@ class Connection:
         if response.status >= 400:
             raise refusal(response.status, text, response.headers, f"{method} {path}")
         try:
-            answer = json.loads(text)
+            answer = nested_json.parse(text)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):

@@ -36,6 +36,7 @@ from elasticctl.api.errors import (
     ForbiddenError,
     SpecError,
 )
+from elasticctl.kubeapi import nested_json
 from elasticctl.kubeapi.connection import Requests, Stream, list_pages
 from elasticctl.kubeapi.error_responses import NoSuchApiError, refusal
 
@@ -377,7 +378,7 @@ def _events(stream: Stream, path: str) -> Iterator[tuple[str, Manifest]]:
         if not line.strip():
             continue
         try:
-            event = json.loads(line)
+            event = nested_json.parse(line)
             kind, item = str(event["type"]), event["object"]
             if kind == "ERROR":
                 raise refusal(int(item.get("code") or 500), json.dumps(item).encode(), {}, f"watch {path}")
