@@ -33,10 +33,12 @@ _TRUE_CONDITION = ("type", "status", "reason")
 _NODE_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))
 _MOST = 8
 """So many finalizers, scheduling gates and owners of a pod are kept: whoever creates one may give it thousands."""
+_MOST_CHARS = 253
+"""Longer text of theirs is cut: names are not longer, but an owner's name or an annotation may have a megabyte."""
 _MOST_CONTAINERS = 128
 """An ElasticJob's template has 100 at most."""
-FOLD_CHARS = 65_536
-"""A job whose metadata and spec are longer than this as JSON is folded."""
+FOLD_CHARS = 8_192
+"""A job whose metadata and spec are longer than this as JSON is folded: as objects, they may take 24 times as much."""
 _FOLDED = "folded"
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 
@@ -46,9 +48,9 @@ def prune_pod(pod: Manifest) -> Manifest:
     metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
     fields = _shorten(_pick(metadata, _METADATA + _DELETION))
     fields["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
-    fields["annotations"] = _pick(as_mapping(metadata.get("annotations")), _ANNOTATIONS)
+    fields["annotations"] = _shorten(_pick(as_mapping(metadata.get("annotations")), _ANNOTATIONS))
     owners = map(as_mapping, as_list(metadata.get("ownerReferences")))
-    fields["ownerReferences"] = [_pick(ref, _OWNER) for ref in sorted(owners, key=_is_other)[:_MOST]]
+    fields["ownerReferences"] = [_shorten(_pick(ref, _OWNER)) for ref in sorted(owners, key=_is_other)[:_MOST]]
     containers = [_pick(as_mapping(item), ("name",)) for item in as_list(spec.get("containers"))[:_MOST_CONTAINERS]]
     statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]
     return {
@@ -197,8 +199,14 @@ def _is_other(owner: Mapping[str, Any]) -> bool:
 
 
 def _shorten(fields: Manifest) -> Manifest:
-    """The fields, with lists of the first few items."""
-    return {name: value[:_MOST] if isinstance(value, list) else value for name, value in fields.items()}
+    """The fields, with lists of the first few items, and with the beginnings of long texts."""
+    return {name: _beginning(value) for name, value in fields.items()}
+
+
+def _beginning(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_MOST_CHARS]
+    return [_beginning(item) for item in value[:_MOST]] if isinstance(value, list) else value
 
 
 def _pick(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:

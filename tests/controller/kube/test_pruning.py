@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from typing import Any
 
 from hypothesis import given, settings
@@ -159,6 +160,27 @@ def test_a_large_job_is_kept_small_and_comes_back_whole():
     assert unfold_job(later)["metadata"]["resourceVersion"] == "8"
     small = {**job, "spec": {}}
     assert unfold_job(prune_job(small)) == prune_job(small) == small
+
+
+def test_what_is_kept_of_a_job_is_small_or_folded() -> None:
+    """Whoever may create jobs may create many: the size of one counts as objects, not as JSON."""
+    text = json.dumps({"metadata": {"name": "a", "resourceVersion": "7"}, "spec": {"x": [{}] * 3_500}})
+    tracemalloc.start()
+    kept = [prune_job(json.loads(text)) for _ in range(8)]
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / len(kept) < 64_000
+    assert unfold_job(kept[0]) == json.loads(text)
+
+
+def test_a_pod_with_megabytes_of_text_is_kept_small() -> None:
+    pod, long = a_pod(), "x" * 200_000
+    pod["metadata"]["annotations"] = dict.fromkeys(pod["metadata"]["annotations"], long)
+    pod["metadata"]["ownerReferences"] += [{"kind": long, "name": long, "uid": long}] * 2
+    pod["spec"]["schedulerName"] = long
+    kept = prune_pod(pod)
+    assert len(json.dumps(kept)) < 5_000
+    assert (Pod.from_manifest(kept).owner_uid, Pod.from_manifest(kept).disruption_target) == ("j1", True)
 
 
 def test_a_pod_with_thousands_of_everything_is_kept_small():
