@@ -160,7 +160,7 @@ class ObjectStore:
         if _uid(new) in self._ended or (old is not None and _version(old) >= _version(new) > 0):
             return
         if old is not None:
-            self._groups[self._index_of(old)].discard(key)
+            self._leave_group(key, old)
         self._objects[key] = new
         self._groups[self._index_of(new)].add(key)
         if old is None or _content(old) != _content(new):  # else only a heartbeat, or a field that was pruned
@@ -168,11 +168,14 @@ class ObjectStore:
 
     def _remove(self, key: str) -> None:
         old = self._objects.pop(key)
-        name = self._index_of(old)
-        self._groups[name].discard(key)
-        if not self._groups[name]:
-            del self._groups[name]
+        self._leave_group(key, old)
         self._changes.append((old, None))
+
+    def _leave_group(self, key: str, item: Manifest) -> None:
+        name = self._index_of(item)
+        self._groups[name].discard(key)
+        if not self._groups[name]:  # whoever changes a pod's label again and again makes many groups
+            del self._groups[name]
 
     @contextmanager
     def _notifying(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from typing import Any
 
 from hypothesis import given, settings
@@ -40,6 +42,20 @@ def test_what_is_of_no_interest_is_not_held() -> None:
     store.apply("ADDED", item("d", 12, wanted=1))
     store.apply("MODIFIED", item("b", 13))
     assert [found["metadata"]["name"] for found in store.items()] == ["d"]
+
+
+def test_an_object_that_changes_its_group_leaves_nothing_in_the_others() -> None:
+    def used() -> int:
+        for _ in range(2_000):
+            store.apply("MODIFIED", item("a", next(version), group=f"group-{next(version)}"))
+        return tracemalloc.get_traced_memory()[0]
+
+    store, version = ObjectStore(index_of=lambda found: str(found.get("group", ""))), itertools.count(1)
+    tracemalloc.start()
+    try:
+        assert used() - used() > -20_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_relist_tells_only_what_changed() -> None:
