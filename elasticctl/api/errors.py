@@ -13,6 +13,7 @@
     │   ├── ForbiddenError              it accepts them, but does not allow the request
     │   ├── BusyError                   it is overloaded: try again later
     │   ├── ExpiredError                it no longer keeps the requested version
+    │   ├── TooLargeError               its answer is longer than the caller reads
     │   └── StorageFullError            the disk is full: nothing was written
     ├── JobStorageError         3   a job's storage (checkpoints, workspace, logs) failed
     └── JobFailedError              1   the job itself ended badly
@@ -92,6 +93,10 @@ class BusyError(ClusterError):
 
 class ExpiredError(ClusterError):
     """The version that a watch or a page of a list starts from is too old: list again."""
+
+
+class TooLargeError(ClusterError):
+    """The answer is longer than the caller wants to read."""
 
 
 class StorageFullError(ClusterError):

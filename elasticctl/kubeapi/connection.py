@@ -22,7 +22,7 @@ import urllib3
 
 import elasticctl
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
+from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, TooLargeError, UnreachableError
 from elasticctl.api.text import quote, shorten
 from elasticctl.kubeapi import nested_json
 from elasticctl.kubeapi.credentials import (
@@ -147,19 +147,24 @@ class Connection:
         *,
         content_type: str = JSON,
         timeout_s: float = ANSWER_TIMEOUT_S,
+        most_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Make one request and return the answer's JSON; `timeout_s` is how long the server may be silent.
 
-        Raises UnreachableError (the request may have been carried out, unless the connection failed), and the error
-        that `refusals.refusal` returns if the server refuses.
+        Raises UnreachableError (the request may have been carried out, unless the connection failed), the error that
+        `refusals.refusal` returns if the server refuses, and TooLargeError if the answer has more than `most_bytes`,
+        which is all that is read of it.
         """
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type} if body is not None else {}
         response = self._send(method, _url(path, params), content, headers, timeout_s)
         try:
-            text = response.data
+            text = response.data if most_bytes is None else response.read(most_bytes + 1)
         except (urllib3.exceptions.HTTPError, OSError) as e:
             raise UnreachableError(f"the answer from {self.server} was lost: {_reason(e)}") from e
+        if most_bytes is not None and len(text) > most_bytes:
+            response.close()
+            raise TooLargeError(f"the answer to {method} {path} has more than {most_bytes} bytes")
         if response.status >= 400:
             raise refusal(response.status, text, response.headers, f"{method} {path}")
         try:

@@ -23,6 +23,7 @@ from elasticctl.api.errors import (
     ForbiddenError,
     NotFoundError,
     SpecError,
+    TooLargeError,
     UnreachableError,
 )
 from elasticctl.kubeapi import connection as module
@@ -71,6 +72,14 @@ def test_refusals_are_errors_of_ours(
         connection.request("GET", PODS)
     assert type(error.value) is kind or kind is NotFoundError
     assert "\n" not in str(error.value)
+
+
+def test_of_an_answer_that_is_too_long_only_so_much_is_read(api: FakeApi, connection: Connection) -> None:
+    refusing(api, 200, {"items": ["x" * 1000]})
+    assert connection.request("GET", PODS, most_bytes=1020) == {"items": ["x" * 1000]}
+    with pytest.raises(TooLargeError, match="more than 900 bytes"):
+        connection.request("GET", PODS, most_bytes=900)
+    assert connection.request("GET", PODS)
 
 
 def test_a_refusal_tells_when_to_come_back(api: FakeApi, connection: Connection) -> None:

@@ -114,6 +114,7 @@ class LimitedApi:
         params: Mapping[str, str] | None = None,
         *,
         content_type: str = JSON,
+        most_bytes: int | None = None,
     ) -> dict[str, Any]:
         """Make one request, and repeat it while the server is busy; raises what `Connection.request` raises.
 
@@ -124,7 +125,9 @@ class LimitedApi:
             if method != "GET" and not self._may_act():
                 raise UnreachableError(f"{method} {path} was not sent: this replica does not lead")
             try:
-                answer = self._connection.request(method, path, body, params, content_type=content_type)
+                answer = self._connection.request(
+                    method, path, body, params, content_type=content_type, most_bytes=most_bytes
+                )
             except ElasticctlError as e:
                 self._on_request(method, outcome_of(e))
                 if not self._back_off(e) or tries_left == 0:

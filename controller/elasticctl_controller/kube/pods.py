@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, ForbiddenError, NotFoundError
+from elasticctl.api.errors import (
+    ClusterError,
+    ConflictError,
+    ElasticctlError,
+    ForbiddenError,
+    NotFoundError,
+    TooLargeError,
+)
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAGED, MANAGER, ElasticJob
@@ -33,6 +40,8 @@ TRUST_S = 600.0
 deleted it."""
 BUDGETS_S = 5.0
 """How long the PodDisruptionBudgets of a namespace are assumed not to change: a drain tries again every 5 s."""
+MOST_BUDGETS_BYTES = 4 << 20
+"""Some three thousand of them. Those of a namespace that has more are not looked through."""
 _BUDGET, _POLICY, _SECRET = "PodDisruptionBudget", "NetworkPolicy", "Secret"
 FORGET_S = 600.0
 """A pod that has not been replaced by then was removed on purpose, or waits for something else than the controller."""
@@ -219,9 +228,9 @@ class OwnedObjects:
         if known is not None and self._clock() < known[1] + BUDGETS_S:
             return known[0]
         found: list[Manifest] = []
-        with suppress(ForbiddenError):  # the role is older than this request
+        with suppress(ForbiddenError, TooLargeError):  # the first: the role is older than this request
             path = resource_path("policy/v1", namespace, _PLURALS[_BUDGET])
-            found = self._api.request("GET", path).get("items", [])
+            found = self._api.request("GET", path, most_bytes=MOST_BUDGETS_BYTES).get("items", [])
         with self._lock:
             self._budgets.pop(namespace, None)
             self._budgets[namespace] = (found, self._clock())  # the last to be listed is the last

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
-from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError, SpecError
+from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError, SpecError, TooLargeError
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import JSON_PATCH, MERGE_PATCH, resource_path
@@ -34,6 +34,8 @@ EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 
 MOST_EVENTS = 100
 """The most events that are read about one pod: Kubernetes counts repeated ones."""
+MOST_EVENTS_BYTES = 1 << 20
+"""Ten times what so many take. Whoever may create events may make each of them as large as an object can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,12 @@ class KubeWorkload:
         return self.pods.list_pods(job)
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
-        """Return some events about the pod with this uid; none if the controller's role is too old to read them."""
+        """Return some events about the pod with this uid; none if they are larger than `MOST_EVENTS_BYTES`, or if the
+        controller's role is too old to read them."""
         about = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MOST_EVENTS)}
-        with suppress(ForbiddenError):
-            found = self._api.request("GET", resource_path("v1", job.namespace, "events"), None, about)
+        with suppress(ForbiddenError, TooLargeError):
+            path = resource_path("v1", job.namespace, "events")
+            found = self._api.request("GET", path, None, about, most_bytes=MOST_EVENTS_BYTES)
             return list(found.get("items") or ())
         return []
 

@@ -226,6 +226,21 @@ def test_our_budget_steps_back_for_one_that_somebody_else_keeps(bench: Bench, mo
     assert bench.control.names(BUDGETS) == ["job-workers"]
 
 
+def test_megabytes_of_somebody_elses_are_not_read(bench: Bench) -> None:
+    """Whoever may create events or budgets could fill the controller's memory with them."""
+    job, long = bench.submit(), {"x": "x" * 500_000}
+    for number in range(10):
+        metadata = {"name": f"b{number}", "namespace": "default", "annotations": long}
+        event = {"metadata": metadata, "involvedObject": {"uid": "u1"}}
+        bench.control.put(f"{CORE}/events/b{number}", event)
+        bench.control.put(f"{BUDGETS}/b{number}", {"metadata": dict(metadata), "spec": {"selector": {}}})
+    assert bench.workload.list_pod_events(job, "u1") == []
+    for _ in range(2):
+        bench.workload.write_status(bench.job(), JobStatus(phase=Phase.RUNNING, desired=3))
+    assert "job-workers" in bench.control.names(BUDGETS)
+    assert sum(request.method == "GET" and request.path == BUDGETS for request in bench.control.requests) == 1
+
+
 def test_a_deletion_hits_that_very_pod(bench: Bench) -> None:
     job = bench.submit()
     pod = bench.create(job)
