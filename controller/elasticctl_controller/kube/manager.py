@@ -19,12 +19,11 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from pythonjsonlogger.json import JsonFormatter
 
 import elasticctl
@@ -65,7 +64,7 @@ from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_eve
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhook_client import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
-from elasticctl_controller.rendezvous.listener import Listener
+from elasticctl_controller.rendezvous.listener import Listener, response
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit
 
@@ -136,7 +135,7 @@ class Manager:
         self._metrics.register_gauges(self._workload.jobs.items, self._queue.__len__, self._election.holds)
         self._ending, self._leads = asyncio.Event(), asyncio.Event()
         self._acting = False
-        self._runners: list[web.AppRunner | Listener] = []
+        self._listeners: list[Listener] = []
         self._loop = asyncio.get_running_loop()
         explain_exhaustion(self._loop)
 
@@ -165,8 +164,8 @@ class Manager:
         """Watch, and lead once elected, until SIGTERM or SIGINT. Raises ElasticctlError if that is impossible."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._ending.set)
-        await self._serve(self._health_app(), self._flags.health_port)
-        await self._serve(self._metrics_app(), self._flags.metrics_port)
+        await self._serve({"/healthz": self._healthz, "/readyz": self._readyz}, self._flags.health_port)
+        await self._serve({"/metrics": self._metrics_page}, self._flags.metrics_port)
         self._workload.start()
         if self._flags.has(Feature.LIMITS):
             self._quotas.start(self._limits_changed)
@@ -183,8 +182,8 @@ class Manager:
         finally:
             leading.cancel()
             await asyncio.to_thread(self._stop_all)
-            for runner in self._runners:
-                await runner.cleanup()
+            for listener in self._listeners:
+                await listener.cleanup()
         log.info("ended")
 
     async def _lead(self) -> None:
@@ -275,31 +274,18 @@ class Manager:
                 log.warning("%s; trying again", said)
                 await asyncio.sleep(PORT_RETRY_S)
             else:
-                self._runners.append(listener)
+                self._listeners.append(listener)
                 return
 
-    async def _serve(self, app: web.Application, port: int) -> None:
-        runner = web.AppRunner(app, shutdown_timeout=1.0)
-        await runner.setup()
+    async def _serve(self, pages: Mapping[str, Callable[[], bytes]], port: int) -> None:
+        listener = Listener(pages=pages)
         try:
-            await web.TCPSite(runner, self._flags.bind or None, port).start()
+            await listener.open_tcp(self._flags.bind or None, port)
         except OSError as e:
-            await runner.cleanup()
             raise ClusterError(f"cannot listen on port {port}: {e.strerror}") from e
-        self._runners.append(runner)
+        self._listeners.append(listener)
 
-    def _health_app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        return app
-
-    def _metrics_app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/metrics", self._serve_metrics)
-        return app
-
-    async def _healthz(self, _: web.Request) -> web.Response:
+    def _healthz(self) -> bytes:
         """Whether all threads are alive: a cluster that is unreachable for a while is no reason for a restart."""
         parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
         watches = [*self._reflectors(), *self._kueue.reflectors]
@@ -307,15 +293,16 @@ class Manager:
         parts |= {"nodes": self._workload.alive, "spending": self._spending.alive or not self._acting}
         parts |= {"sharing": self._allocator is None or self._allocator.alive or not self._acting}
         dead = [name for name, alive in parts.items() if not alive]
-        return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")
+        said = f"dead: {', '.join(dead)}\n" if dead else "ok\n"
+        return response(500 if dead else 200, "text/plain", said.encode())
 
-    async def _readyz(self, _: web.Request) -> web.Response:
+    def _readyz(self) -> bytes:
         """Whether everything has been listed: only then can this replica lead without delay."""
         synced = self._synced()
-        return web.Response(status=200 if synced else 503, text="ok\n" if synced else "still listing\n")
+        return response(200 if synced else 503, "text/plain", b"ok\n" if synced else b"still listing\n")
 
-    async def _serve_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    def _metrics_page(self) -> bytes:
+        return response(200, CONTENT_TYPE, self._metrics.render_at_rest())
 
 
 def build_named_group(job: ElasticJob, pods: list[Manifest], features: Collection[Feature] = ALL) -> Manifest | None:

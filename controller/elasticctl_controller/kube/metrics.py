@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ PASS_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 REPLACEMENT_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 120.0)
 RECOVERY_BUCKETS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
+REST_FACTOR = 4.0
+"""How much longer a page is given out than it took: it counts all jobs, on the thread that workers meet on."""
+
 
 class Metrics:
-    """Every metric of one controller, in a registry of its own; thread-safe."""
+    """Every metric of one controller, in a registry of its own; thread-safe. `clock` is monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._page, self._fresh_until = clock, b"", float("-inf")
         # A `_created` series beside each counter would double what every scrape stores.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
@@ -109,6 +114,15 @@ class Metrics:
         """Return the page that Prometheus scrapes; its content type is `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
+    def render_at_rest(self) -> bytes:
+        """The same, or the last page for `REST_FACTOR` times as long as it took: anybody may ask for it."""
+        began = self._clock()
+        if began >= self._fresh_until:
+            self._page = self.render()
+            now = self._clock()
+            self._fresh_until = now + REST_FACTOR * (now - began)
+        return self._page
+
 
 @dataclass(frozen=True, slots=True)
 class _Gauges(Collector):
@@ -153,7 +167,12 @@ def workers_by_state(jobs: Iterable[Manifest]) -> Mapping[str, float]:
     """Return how many workers are wanted, and how many of them are in each state, over the jobs that have not ended."""
     running = [s for s in map(_status, jobs) if s.get("phase") not in [p.value for p in Phase if p.terminal]]
     states = ("desired", "active", "placed", "starting", "training")
-    return {state: sum(float(status.get(state) or 0) for status in running) for state in states}
+    return {state: sum(_number(status.get(state)) for status in running) for state in states}
+
+
+def _number(value: object) -> float:
+    """A number of a status, in which somebody may have written anything."""
+    return float(value) if isinstance(value, int) and abs(value) < 1 << 53 else 0.0
 
 
 def _status(job: Manifest) -> Mapping[str, Any]:

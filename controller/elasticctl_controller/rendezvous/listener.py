@@ -3,7 +3,7 @@
 `Listener` accepts connections for an aiohttp application. From a stranger it reads the head of one request; without a
 valid token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each at its
 job's turn. A client that begins a request and does not finish it is cut off, and strangers are limited by address
-(`admission`).
+(`admission`). Pages that anybody may read, such as metrics, are answered from the head as well.
 """
 
 from __future__ import annotations
@@ -94,17 +94,19 @@ class Stranger:
 
     def _decide(self, head: bytes) -> None:
         try:
-            caller = self._listener.authenticate(head)
+            found = self._listener.decide(head)
         except Refused as error:
-            self._refuse(error)
+            found = response(error.status, "application/json", json.dumps({"error": str(error)}).encode())
+        if isinstance(found, bytes):
+            self._answer(found)
         else:
             self.close(known=True)
-            self._listener.let_in_at_turn(self._socket, caller, self._head)
+            self._listener.let_in_at_turn(self._socket, found, self._head)
 
-    def _refuse(self, error: Refused) -> None:
+    def _answer(self, answer: bytes) -> None:
         """Answer, and close a little later, so that a client that still sends a small body gets to read the answer."""
         try:
-            self._socket.send(_refusal(error))
+            self._socket.send(answer)
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             self.close()
@@ -198,14 +200,24 @@ async def _note_request(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 class Listener:
-    """Serves an application until `cleanup`; with a `guard`, only to callers that it recognizes."""
+    """Serves an application until `cleanup`; with a `guard`, only to callers that it recognizes.
 
-    def __init__(self, app: web.Application, guard: Guard | None = None) -> None:
+    With `pages`, it serves those instead, to anybody: a path's function returns the whole `response`, which fits into
+    the buffer of a socket. One page is served on a connection.
+    """
+
+    def __init__(
+        self,
+        app: web.Application | None = None,
+        guard: Guard | None = None,
+        pages: Mapping[str, Callable[[], bytes]] | None = None,
+    ) -> None:
+        app = app or web.Application()
         app.middlewares.insert(0, _note_request)
         # With a guard, no handler keeps waiting for a caller that has disconnected.
         cancels = guard is not None
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=cancels, **_PROTOCOL)
-        self._guard = guard
+        self._guard, self._pages = guard, pages
         self._admission = Admission()
         self._strangers: dict[Stranger, None] = {}  # the one that came first is first
         self._jobs: dict[str, int] = {}
@@ -252,14 +264,19 @@ class Listener:
         """aiohttp's protocol for a new connection."""
         return cast(web.Server, self._runner.server)()
 
-    def authenticate(self, head: bytes) -> Caller:
-        """The job that a request with this head belongs to. Raises Refused."""
+    def decide(self, head: bytes) -> Caller | bytes:
+        """The job that a request with this head belongs to, or the page that it asks for. Raises Refused."""
         line, *lines = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         names = [text.partition(":") for text in lines]
         tokens = [value.strip() for name, _, value in names if name.lower() == "authorization"]
-        if self._guard is None or len(words) != 3 or len(tokens) > 1:
+        if len(words) != 3 or len(tokens) > 1:
             raise Refused(400, "this is not a request")
+        if self._guard is None:
+            page = (self._pages or {}).get(words[1].partition("?")[0])
+            if page is None:
+                raise Refused(404, "there is nothing here")
+            return page()
         caller, most = self._guard.authenticate(words[1], tokens[0] if tokens else "")
         if self._jobs.get(caller.key, 0) >= most:
             raise Refused(429, f"too many connections of job {caller.key}")
@@ -321,7 +338,7 @@ class Listener:
 
     def _enter(self, accepted: socket.socket, peer: str) -> None:
         accepted.setblocking(False)
-        if self._guard is None:
+        if self._guard is None and self._pages is None:
             self.let_in(accepted, None, b"")
             return
         self._strangers[Stranger(self, accepted, peer)] = None
@@ -347,10 +364,10 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening.fileno(), self._accept, listening)
 
 
-def _refusal(error: Refused) -> bytes:
-    """A complete HTTP response for a client that is not let in."""
-    body = json.dumps({"error": str(error)}).encode()
+def response(status: int, content_type: str, body: bytes) -> bytes:
+    """A complete HTTP response, after which the connection is closed."""
+    reason = "OK" if status == 200 else "Refused"
     return (
-        f"HTTP/1.1 {error.status} Refused\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
         "Connection: close\r\n\r\n"
     ).encode() + body

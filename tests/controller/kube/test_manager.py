@@ -68,6 +68,10 @@ def test_one_replica_acts_and_the_next_takes_over(control: ControlApi, replicas:
     assert (first.meets(), second.meets()) == (True, False)
     assert [replica.get(replica.health_port, "/healthz")[0] for replica in replicas] == [200, 200]
     assert 'elasticctl_jobs{phase="Pending"} 1' in first.get(first.metrics_port, "/metrics")[1]
+    for port in (first.metrics_port, first.health_port):  # which every pod can reach: nobody keeps a connection
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connected, connected.makefile("rb") as said:
+            connected.sendall(b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert said.read().startswith(b"HTTP/1.1 404 ")
     assert first.end() == 0
     wait_until(second.leads, 5)  # the lease was given up: nobody had to wait for its end
     control.remove(f"{PODS}/job-worker-1")

@@ -53,6 +53,20 @@ def test_there_is_no_series_beside_the_documented_ones() -> None:
     assert not [name for name in samples(metrics) if "_created" in name or not name.startswith("elasticctl_")]
 
 
+def test_a_status_that_somebody_has_written_by_hand_hides_no_other() -> None:
+    odd = [{"status": {"placed": value, "phase": ["Running"]}} for value in ("many", [1], {}, 10**400)]
+    assert workers_by_state([*odd, {"status": {"placed": 2}}, {"status": 1}])["placed"] == 2
+
+
+def test_who_asks_all_the_time_takes_a_fifth_of_it_at_most() -> None:
+    times = iter([0.0, 1.0, 1.5, 4.9, 5.0, 5.5, 6.0])  # it takes a second, and is kept for four
+    metrics, asked = Metrics(lambda: next(times)), []
+    metrics.register_gauges(lambda: asked.append(1) or [], lambda: 0, lambda: True)
+    for count in (1, 1, 1, 2, 2):
+        assert b"elasticctl_leader 1.0" in metrics.render_at_rest()
+        assert len(asked) == count
+
+
 def test_gauges_are_computed_at_each_scrape() -> None:
     metrics = Metrics()
     jobs: list[Manifest] = []

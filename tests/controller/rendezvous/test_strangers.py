@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import socket
@@ -208,3 +209,37 @@ def test_other_jobs_join_as_before_under_every_attack() -> None:
     assert {name: joins.failed for name, joins in found.items() if joins.failed} == {}
     slow = {name: joins.work_s for name, joins in found.items() if joins.work_s > calm.work_s + hostile_pods.AIM_S}
     assert slow == {}
+
+
+def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HEAD_S", QUICK_S)
+    read = [0]
+
+    def metrics() -> bytes:
+        read[0] += 1
+        return listener.response(200, "text/plain", f"read {read[0]}".encode())
+
+    async def ask(port: int, path: str, source: str = "127.0.0.1") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n".encode())
+        said = await asyncio.wait_for(reader.read(), 10)  # until it hangs up
+        writer.close()
+        return said.partition(b" ")[2]
+
+    async def story() -> None:
+        served, listening = listener.Listener(pages={"/metrics": metrics}), socket.create_server(("127.0.0.1", 0))
+        await served.open(listening)
+        port = listening.getsockname()[1]
+        monkeypatch.setattr(admission, "STRANGERS_PER_ADDRESS", 20)
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        assert await ask(port, "/metrics?x=1", "127.0.0.2") == (
+            b"200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nread 1"
+        )
+        assert (await ask(port, "/other", "127.0.0.2")).startswith(b"404 ")
+        for reader, writer in idle:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+        assert (await ask(port, "/metrics")).endswith(b"read 2")
+        await served.cleanup()
+
+    asyncio.run(story())
