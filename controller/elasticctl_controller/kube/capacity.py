@@ -20,7 +20,7 @@ from elasticctl.api.quota import HELD
 from elasticctl.api.spec import GROUP, LABEL_GROUP
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.limited_api import LimitedApi
-from elasticctl_controller.kube.pods import is_placed, is_worker
+from elasticctl_controller.kube.pods import is_placed, is_worker, job_key_of
 from elasticctl_controller.kube.pruning import prune_holder, unfold_job
 from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload
@@ -61,7 +61,7 @@ class KubeCapacity:
                 on_change()
 
         def pod_changed(old: Manifest | None, new: Manifest | None) -> None:
-            if _is_pretender(new or old or {}):
+            if self._is_pretender(new or old or {}):
                 on_change()
 
         self._workload.jobs.subscribe(job_changed)
@@ -85,7 +85,7 @@ class KubeCapacity:
         """Return the nodes that are not lost; `status.held` is what other pods hold of one."""
         lost = self._workload.lost_nodes()
         held = Counter[str]()
-        pretenders = filter(_is_pretender, self._workload.pods.cache.items())
+        pretenders = filter(self._is_pretender, self._workload.pods.cache.items())
         for pod in itertools.chain(self._holders.items(), filter(is_placed, pretenders)):
             held[pod["spec"].get("nodeName", "")] += pod["gpus"]
         nodes = [node for node in self._workload.nodes.items() if object_key(node) not in lost]
@@ -95,10 +95,9 @@ class KubeCapacity:
         """Return every ElasticQuota."""
         return self._quotas.all()
 
-
-def _is_pretender(pod: Manifest) -> bool:
-    """True for a pod that holds GPUs and has a worker's label, but is no job's worker."""
-    return pod["gpus"] > 0 and not is_worker(pod)
+    def _is_pretender(self, pod: Manifest) -> bool:
+        """True for a pod that holds GPUs and has a worker's label, but is no worker of a job that there is."""
+        return pod["gpus"] > 0 and not is_worker(pod, self._workload.jobs.get(job_key_of(pod)))
 
 
 def _with_held(node: Manifest, gpus: int) -> Manifest:

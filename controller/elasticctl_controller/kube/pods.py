@@ -25,6 +25,7 @@ from elasticctl.api.errors import (
     NotFoundError,
     TooLargeError,
 )
+from elasticctl.api.objects import as_mapping
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAGED, MANAGER, ElasticJob
@@ -32,7 +33,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.workers import worker_index
 from elasticctl_controller.kube.limited_api import LimitedApi
-from elasticctl_controller.kube.pruning import prune_pod
+from elasticctl_controller.kube.pruning import is_accepted, prune_pod
 from elasticctl_controller.loop.apply_actions import NameTakenError
 
 TRUST_S = 600.0
@@ -393,15 +394,16 @@ def _is_live(pod: Manifest) -> bool:
 
 
 def is_placed(pod: Manifest) -> bool:
-    """True for a pod that holds a place on a node: it has one, and has not ended."""
-    return bool(pod["spec"].get("nodeName")) and pod["status"].get("phase") not in ("Succeeded", "Failed")
+    """True for a pod that holds a place on a node: one was found for it, or accepted it, and it has not ended."""
+    return bool(pod["spec"].get("nodeName")) and is_accepted(pod["status"])
 
 
-def is_worker(pod: Manifest) -> bool:
-    """True for a pod that an ElasticJob owns under a worker's name: anybody can give a pod a worker's labels."""
-    metadata = pod["metadata"]
-    owners = [ref.get("name", "") for ref in metadata["ownerReferences"] if ref.get("kind") == KIND]
-    return any(worker_index(owner, metadata.get("name", "")) is not None for owner in owners)
+def is_worker(pod: Manifest, job: Manifest | None) -> bool:
+    """True for a worker of the job that the pod is labelled with: anybody can give a pod labels and owners."""
+    metadata, owned = pod["metadata"], as_mapping((job or {}).get("metadata"))
+    owner = next((ref for ref in metadata["ownerReferences"] if ref.get("controller") is True), {})
+    is_owner = bool(owned.get("uid")) and owner.get("uid") == owned["uid"]
+    return is_owner and worker_index(owned.get("name", ""), metadata.get("name", "")) is not None
 
 
 def job_key_of(pod: Manifest) -> str:

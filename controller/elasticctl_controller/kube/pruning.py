@@ -85,12 +85,22 @@ def prune_node(node: Manifest) -> Manifest:
 
 def prune_holder(pod: Manifest) -> Manifest:
     """The node of a pod that is not a worker, and how many `gpus` it holds there."""
-    metadata, spec = as_mapping(pod.get("metadata")), as_mapping(pod.get("spec"))
+    metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
     return {
         "metadata": _pick(metadata, ("name", "namespace", "uid", "resourceVersion")),
         "spec": _pick(spec, ("nodeName",)),
-        "gpus": _gpus(spec),
+        "gpus": _gpus(spec) if is_accepted(status) else 0,
     }
+
+
+def is_accepted(status: Mapping[str, Any]) -> bool:
+    """True for a pod that a scheduler has placed or a kubelet has accepted, and that has not ended.
+
+    Who creates a pod may name any node and ask for any number of GPUs. Until the kubelet refuses it, it holds nothing.
+    """
+    placing = next(iter(_conditions(status, ("PodScheduled",))), {})
+    begun = status.get("phase") == "Running" or bool(status.get("startTime")) or placing.get("status") == "True"
+    return begun and status.get("phase") not in ("Succeeded", "Failed")
 
 
 def prune_workload(workload: Manifest) -> Manifest:

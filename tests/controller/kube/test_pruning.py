@@ -104,6 +104,9 @@ def test_a_job_keeps_its_template() -> None:
     assert "managedFields" in job["metadata"]
 
 
+RUNNING = {"phase": "Running"}
+
+
 def needing(gpus: object, **fields: Any) -> dict[str, Any]:
     return {"name": "c", "resources": {"limits": {GPU_RESOURCE: gpus}}, **fields}
 
@@ -111,20 +114,35 @@ def needing(gpus: object, **fields: Any) -> dict[str, Any]:
 def test_of_a_pod_that_is_no_worker_its_gpus_are_kept() -> None:
     pod = a_pod()
     pod["spec"]["containers"] = [needing("2"), {"name": "sidecar"}, needing(1)]
+    pod["status"] = RUNNING
     pruned = prune_holder(pod)
     assert (pruned["gpus"], pruned["spec"]) == (3, {"nodeName": "n1"})
     assert len(json.dumps(pruned)) < 200
     assert prune_holder(a_pod())["gpus"] == 0
     requested = {"name": "c", "resources": {"requests": {GPU_RESOURCE: "4"}}}
-    assert prune_holder({"spec": {"containers": [requested]}})["gpus"] == 4
+    assert prune_holder({"spec": {"containers": [requested]}, "status": RUNNING})["gpus"] == 4
+
+
+def test_a_pod_holds_nothing_before_it_is_placed_or_accepted() -> None:
+    spec = {"nodeName": "n1", "containers": [needing(8)]}
+    placed, unplaced = ({"type": "PodScheduled", "status": status} for status in ("True", "False"))
+    for status, gpus in (
+        ({}, 0),
+        ({"phase": "Pending"}, 0),
+        ({"phase": "Pending", "conditions": [unplaced]}, 0),
+        ({"phase": "Pending", "conditions": [placed]}, 8),
+        ({"phase": "Pending", "startTime": "2026-01-01T00:00:00Z"}, 8),
+        ({"phase": "Failed", "startTime": "2026-01-01T00:00:00Z", "conditions": [placed]}, 0),
+    ):
+        assert prune_holder({"spec": spec, "status": status})["gpus"] == gpus
 
 
 def test_init_containers_hold_gpus_one_after_the_other_and_sidecars_for_good() -> None:
     first, sidecar, last = needing(1), needing(2, restartPolicy="Always"), needing(4)
     spec = {"initContainers": [first, sidecar, last], "containers": [needing(1)]}
-    assert prune_holder({"spec": spec})["gpus"] == 6  # the last of them beside the sidecar
+    assert prune_holder({"spec": spec, "status": RUNNING})["gpus"] == 6  # the last of them beside the sidecar
     spec = {"initContainers": [first, sidecar], "containers": [needing(3)]}
-    assert prune_holder({"spec": spec})["gpus"] == 5
+    assert prune_holder({"spec": spec, "status": RUNNING})["gpus"] == 5
 
 
 ANYTHING = st.recursive(

@@ -152,7 +152,9 @@ def put_stranger(
     """A pod that is no worker."""
     container = {"name": "c", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}} if gpus else {"name": "c"}
     spec = {"containers": [container], **({"nodeName": node} if node else {})}
-    pod = {"metadata": {"name": name, "namespace": "x", **metadata}, "spec": spec, "status": {"phase": phase}}
+    placing = {"type": "PodScheduled", "status": "True"}
+    status = {"phase": phase, "conditions": [] if phase == "New" else [placing]}
+    pod = {"metadata": {"name": name, "namespace": "x", **metadata}, "spec": spec, "status": status}
     control.put(f"{pods('x')}/{name}", pod)
 
 
@@ -179,6 +181,8 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
         put_stranger(control, "web", 0, "n2")
         put_stranger(control, "notebook", 2, "n1", "Failed")
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, None])
+        put_stranger(control, "sent", 10**15, "n1", "New")  # whoever names a node is not there yet
+        put_stranger(control, "sent-worker", 10**15, "n1", "New", labels=worker_labels("job", 0))
         put_stranger(control, "waits", 3, "n2", "Pending")
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
         control.remove(f"{pods('x')}/server")
@@ -190,8 +194,15 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
         put_stranger(control, "job-pretender", 1, "n1", labels=labels, ownerReferences=[owner])
         wait_until(lambda: held() == [{GPU_RESOURCE: 3}, {GPU_RESOURCE: 3}])
         put_stranger(control, "job-worker-0", 1, "n1", labels=labels, ownerReferences=[owner])
+        wait_until(lambda: held() == [{GPU_RESOURCE: 4}, {GPU_RESOURCE: 3}])  # there is no such job
+        job = shell_job("job", "true", namespace="x")
+        control.put(f"{jobs('x')}/job", {**job, "metadata": {**job["metadata"], "uid": "u"}})
         put_stranger(control, "pretender", 2, "n1", "Failed", labels=labels)
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
+        other = {**owner, "kind": "ConfigMap", "uid": "v"}
+        refs = [other, {**owner, "controller": False}]
+        put_stranger(control, "job-worker-1", 1, "n1", labels=labels, ownerReferences=refs)
+        wait_until(lambda: held() == [{GPU_RESOURCE: 2}, {GPU_RESOURCE: 3}])
         selectors = {request.params.get("fieldSelector") for request in control.requests if "/pods" in request.path}
         assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
     finally:

@@ -271,7 +271,7 @@ def build_pools(
     A cordoned node counts only the slots that shared jobs hold on it. `capacity`: slots by pool up to which an
     autoscaler adds nodes, whoever holds them; missing slots count as available, as nodes are added for waiting workers.
     """
-    nodes, foreign = list(nodes), _held_slots(others)
+    nodes, foreign = list(nodes), _held_slots(others, accepted=True)
     ours = _held_slots(shared) if any(map(_is_cordoned, nodes)) else Counter()
     found: defaultdict[str, list[Node]] = defaultdict(list)
     there = Counter[str]()
@@ -296,13 +296,16 @@ def _is_cordoned(node: Manifest) -> bool:
     return at(node, "spec", "unschedulable") is True
 
 
-def _held_slots(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
-    """(node, kind of slots) -> how many of them the jobs' workers hold there."""
+def _held_slots(jobs: Iterable[ElasticJob], *, accepted: bool = False) -> Counter[tuple[str, str]]:
+    """(node, kind of slots) -> how many of them the jobs' workers hold there.
+
+    With `accepted`, only those that their nodes have accepted: a template may name any node, and ask for any number.
+    """
     held = Counter[tuple[str, str]]()
     for job in jobs:
         kind, each = GPU if hardware(job).gpus_per_worker else CPU, slots_per_worker(job)
         for worker in job.status.workers:
-            if worker.cause is None and worker.node:
+            if worker.cause is None and worker.node and not (accepted and worker.started_at is None):
                 held[worker.node, kind] += each
     return held
 

@@ -138,6 +138,14 @@ def test_what_other_jobs_hold_is_not_there_to_be_shared() -> None:
     assert build_pools(nodes, (), [other], {}) == (Pool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
 
 
+def test_a_node_that_a_template_names_holds_nothing_before_it_accepts_the_pod() -> None:
+    """Otherwise, whoever names a node in a template could have others' workers taken from it."""
+    other = with_workers(a_job(queue="team", template=template(gpus=10**15)), 1)
+    sent = replace(other.status.workers[0], started_at=None, phase="Pending")
+    other = replace(other, status=replace(other.status, workers=(sent,)))
+    assert build_pools([node("node-0", 4)], (), [other], {}) == (Pool(GPU, (Node("node-0", 4),)),)
+
+
 def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
     job = with_workers(a_job(template=template(gpus=2)), 1)
     nodes = [
