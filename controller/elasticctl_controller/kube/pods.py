@@ -401,7 +401,7 @@ def is_placed(pod: Manifest) -> bool:
 def is_worker(pod: Manifest, job: Manifest | None) -> bool:
     """True for a worker of the job that the pod is labelled with: anybody can give a pod labels and owners."""
     metadata, owned = pod["metadata"], as_mapping((job or {}).get("metadata"))
-    owner = next((ref for ref in metadata["ownerReferences"] if ref.get("controller") is True), {})
+    owner: Manifest = next((ref for ref in metadata["ownerReferences"] if ref.get("controller") is True), {})
     is_owner = bool(owned.get("uid")) and owner.get("uid") == owned["uid"]
     return is_owner and worker_index(owned.get("name", ""), metadata.get("name", "")) is not None
 
