@@ -73,7 +73,9 @@ class Stranger:
     def close(self, *, known: bool = False) -> None:
         """Stop reading, and close the connection unless it is `known` now."""
         self._deadline.cancel()
-        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fileno())
+        loop.remove_writer(self._socket.fileno())
         self._listener.forget(self, known=known)
         if not known:
             self._socket.close()
@@ -105,16 +107,27 @@ class Stranger:
 
     def _answer(self, answer: bytes) -> None:
         """Answer, and close a little later, so that a client that still sends a small body gets to read the answer."""
-        try:
-            self._socket.send(answer)
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            self.close()
-            return
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket.fileno())
         self._deadline.cancel()
         self._deadline = loop.call_later(LINGER_S, self.close)
+        self._send(memoryview(answer))
+
+    def _send(self, rest: memoryview) -> None:
+        """Send the rest of an answer as the client reads it: the buffer of a socket may be smaller."""
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(self._socket.fileno())
+        try:
+            rest = rest[self._socket.send(rest) :]
+            if not rest:
+                self._socket.shutdown(socket.SHUT_WR)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.close()
+            return
+        if rest:
+            loop.add_writer(self._socket.fileno(), self._send, rest)
 
 
 class Connection(asyncio.Protocol):
@@ -202,8 +215,8 @@ async def _note_request(request: web.Request, handler: Handler) -> web.StreamRes
 class Listener:
     """Serves an application until `cleanup`; with a `guard`, only to callers that it recognizes.
 
-    With `pages`, it serves those instead, to anybody: a path's function returns the whole `response`, which fits into
-    the buffer of a socket. One page is served on a connection.
+    With `pages`, it serves those instead, to anybody: a path's function returns the whole `response`. One page is
+    served on a connection.
     """
 
     def __init__(

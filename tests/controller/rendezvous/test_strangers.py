@@ -211,6 +211,10 @@ def test_other_jobs_join_as_before_under_every_attack() -> None:
     assert slow == {}
 
 
+LARGE = bytes(16 << 20)
+"""More than the buffers of two sockets hold."""
+
+
 def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_S", QUICK_S)
     read = [0]
@@ -227,7 +231,8 @@ def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.Monk
         return said.partition(b" ")[2]
 
     async def story() -> None:
-        served, listening = listener.Listener(pages={"/metrics": metrics}), socket.create_server(("127.0.0.1", 0))
+        pages = {"/metrics": metrics, "/large": lambda: listener.response(200, "text/plain", LARGE)}
+        served, listening = listener.Listener(pages=pages), socket.create_server(("127.0.0.1", 0))
         await served.open(listening)
         port = listening.getsockname()[1]
         monkeypatch.setattr(admission, "STRANGERS_PER_ADDRESS", 20)
@@ -240,6 +245,7 @@ def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.Monk
             assert await asyncio.wait_for(reader.read(), 10) == b""
             writer.close()
         assert (await ask(port, "/metrics")).endswith(b"read 2")
+        assert (await ask(port, "/large")).endswith(b"\r\n\r\n" + LARGE)
         await served.cleanup()
 
     asyncio.run(story())
