@@ -19,7 +19,7 @@ from typing import Any
 
 from elasticctl_controller.core.group import group_states
 from elasticctl_controller.local import lifecycle
-from elasticctl_launcher import states as launcher_states
+from elasticctl_launcher import launcher_states as launcher_states
 
 PAGE = Path(__file__).parents[2] / "docs" / "state-machines.md"
 IGNORED, REFUSED = "·", "refused"

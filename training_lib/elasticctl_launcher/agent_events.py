@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticctl_launcher.hangs.watch_ranks import Hang
+from elasticctl_launcher.launcher_states import LauncherEvent
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.service.agent_requests import Question
-from elasticctl_launcher.states import LauncherEvent
 
 
 @dataclass(frozen=True, slots=True)

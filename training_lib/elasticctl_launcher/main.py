@@ -24,13 +24,13 @@ from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.bootstrap import imports_that_stay
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
 from elasticctl_launcher.hangs.show_stacks import POD_VARIABLE, look_at_ranks
+from elasticctl_launcher.launcher_states import LauncherState
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.drain import DEFAULT_GRACE_S, Limits
 from elasticctl_launcher.ranks.setup_command import set_up
 from elasticctl_launcher.ranks.warm_spares import RankStarter, shared_environment
 from elasticctl_launcher.service.client import ServiceClient, client_from_environment
 from elasticctl_launcher.service.heartbeat import Heartbeat
-from elasticctl_launcher.states import LauncherState
 from elasticctl_launcher.system import OrphanReaper, raise_file_limit
 from elasticctl_launcher.usage.measure_usage import UsageWatch
 from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput

@@ -1,8 +1,8 @@
 """Run the ranks of one worker, and restart them whenever the group of workers changes.
 
-`Agent` is a torch.distributed.elastic agent with its own loop, which goes through the states in `states.py`. torch's
-loop polls for changes, counts the loss of peers against its restart budget, and stops ranks with a fixed grace period
-of 30 s. This loop waits for events, and the rendezvous service decides what a failure means for the group.
+`Agent` is a torch.distributed.elastic agent with its own loop, which goes through the states in `launcher_states`.
+torch's loop polls for changes, counts the loss of peers against its restart budget, and stops ranks with a fixed grace
+period of 30 s. This loop waits for events, and the rendezvous service decides what a failure means for the group.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from elasticctl_launcher.agent_events import (
 )
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, TERMINATED, WorkerFailure
 from elasticctl_launcher.hangs.watch_ranks import Hang
+from elasticctl_launcher.launcher_states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.drain import Limits
 from elasticctl_launcher.ranks.local_ranks import LocalRanks
@@ -39,11 +40,10 @@ from elasticctl_launcher.ranks.torch_agent import TorchAgent
 from elasticctl_launcher.ranks.warm_spares import WARM_S, RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S, Inquiries, Question
+from elasticctl_launcher.service.failure_verdicts import Verdicts
 from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.service.termination import BY_SIGNAL, Termination
-from elasticctl_launcher.service.verdicts import Verdicts
 from elasticctl_launcher.spot_notice import SpotNotice
-from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.worker_output import WorkerOutput
 
 SPARE_DELAY_S = 2.0

@@ -33,8 +33,8 @@ from elasticctl_train.inplace.run_in_place import InPlace
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
-from elasticctl_train.start import STORAGE_VARIABLE
-from elasticctl_train.unsaved import Unsaved
+from elasticctl_train.start_state import STORAGE_VARIABLE
+from elasticctl_train.unsaved_state import Unsaved
 
 log = logging.getLogger("elasticctl_train")
 

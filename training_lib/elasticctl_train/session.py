@@ -30,7 +30,7 @@ from elasticctl_train.interruptions import Hazard, Interruptions, this_machine, 
 from elasticctl_train.non_finite_loss import LossGuard
 from elasticctl_train.progress import Notice, Progress, Reporter
 from elasticctl_train.save_policy import Cadence, SavePolicy
-from elasticctl_train.start import STORAGE_VARIABLE, Start, find_start
+from elasticctl_train.start_state import STORAGE_VARIABLE, Start, find_start
 from elasticctl_train.wait_reports import WaitReporter
 
 log = logging.getLogger("elasticctl_train")

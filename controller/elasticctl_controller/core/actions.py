@@ -17,7 +17,7 @@ from elasticctl.api.status import (
     TokenStatus,
 )
 from elasticctl.api.usage import JobUsage
-from elasticctl_controller.core.group.tokens import EVERY_S
+from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from elasticctl_controller.core.interruption_notices import Notice
 
 

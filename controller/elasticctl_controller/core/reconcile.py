@@ -20,7 +20,7 @@ from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.goal.goals import plan_workers
 from elasticctl_controller.core.goal.pool_order import follow_order
-from elasticctl_controller.core.group.tokens import due_times, keep_newest, rotate
+from elasticctl_controller.core.group.worker_tokens import due_times, keep_newest, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
 from elasticctl_controller.core.phase import (

@@ -35,7 +35,7 @@ from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.features import ALL, Feature, left_out
 from elasticctl.kubeapi.watch import Reflector, object_key
 from elasticctl_controller.core.gangs import build_gang, gang_name, group_of
-from elasticctl_controller.core.group.tokens import derive_peer_key, derive_token
+from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,

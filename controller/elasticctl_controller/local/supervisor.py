@@ -33,7 +33,7 @@ from elasticctl.cluster.local.capacity import SETTLE_S, discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.cluster.local.private_paths import storage_error
 from elasticctl.cluster.local.secrets import Secrets
-from elasticctl_controller.core.group.tokens import derive_token
+from elasticctl_controller.core.group.worker_tokens import derive_token
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.local.http_api import SupervisorApi

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from elasticctl.api.codec import from_json
 from elasticctl.api.objects import as_mapping, as_text
 from elasticctl.api.status import Phase, TokenStatus
-from elasticctl_controller.core.group.tokens import accepted_numbers, expired_numbers
+from elasticctl_controller.core.group.worker_tokens import accepted_numbers, expired_numbers
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.requests import Caller, Refused
 

@@ -36,7 +36,7 @@ from elasticctl.api.status import (
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.tokens import EVERY_S
+from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from elasticctl_controller.core.interruption_notices import Leaving, Notice
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections

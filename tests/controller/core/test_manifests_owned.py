@@ -7,7 +7,7 @@ import pytest
 from elasticctl.api.objects import selects
 from elasticctl.api.spec import PodGroups, Sharing
 from elasticctl.api.status import JobStatus, TokenStatus
-from elasticctl_controller.core.group.tokens import derive_peer_key, derive_token
+from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,

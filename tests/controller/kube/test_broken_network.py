@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_controller.core.group.tokens import derive_token
+from elasticctl_controller.core.group.worker_tokens import derive_token
 from elasticctl_controller.kube.manager import read_key
 from tests.support.broken_network import BrokenNetwork
 from tests.support.control import ControlApi

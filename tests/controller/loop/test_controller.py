@@ -18,7 +18,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus, TokenStatus
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.core.group.group_states import Member
-from elasticctl_controller.core.group.tokens import EVERY_S, OVERLAP_S
+from elasticctl_controller.core.group.worker_tokens import EVERY_S, OVERLAP_S
 from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store

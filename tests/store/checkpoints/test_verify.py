@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_store.checkpoints import verify
-from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.pieces import Piece
 from elasticctl_store.checkpoints.reader import read_contents
+from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label

@@ -18,7 +18,7 @@ from elasticctl_store.checkpoints.commits import read_entries
 from elasticctl_store.checkpoints.entries import Commit, Generation, Retention
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.errors import TrainError
-from elasticctl_train.checkpoint import saving, shares
+from elasticctl_train.checkpoint import rank_shares, saving
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support import servers
@@ -129,9 +129,9 @@ def ranks_save(world: World) -> None:
             share = make_share(state_of(step, number, number), local_of(step, rank), rank, size)
             share = dataclasses.replace(share, label=repair.label(step, 0, {}, time.time()))
             share.write(storage, entries.share_key(folder, rank, size))
-            shares.check_stored(storage, entries.share_key(folder, rank, size))
+            rank_shares.check_stored(storage, entries.share_key(folder, rank, size))
         if written == size and world.dice.random() < 0.8:
-            found = shares.gather(storage, folder, size, threading.Event())
+            found = rank_shares.gather(storage, folder, size, threading.Event())
             commit = Commit(0, mine.generation, 0, step, 0, found.refs, found.size_bytes, time.time())
             commit = writer.append(dataclasses.replace(commit, bases=found.bases))
             world.acknowledge(commit)

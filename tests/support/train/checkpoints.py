@@ -14,7 +14,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.storage import Storage
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import plans, shares
+from elasticctl_train.checkpoint import plans, rank_shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers
 from elasticctl_train.checkpoint.memory.copying import Copier
@@ -61,13 +61,13 @@ def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:
 
 def make_share(
     state: Mapping[str, Any], local: dict[str, Any], rank: int, world_size: int, **options: Any
-) -> shares.Share:
+) -> rank_shares.Share:
     """One rank's share of a state, copied and ready to be written."""
     flat = plans.flatten(state, local)
     plan = plans.plan(flat, rank, world_size, **options)
     buffer = buffers.Buffer(0, torch.empty(plan.size_bytes, dtype=torch.uint8), in_tier=False)
     plan.fill(buffer, flat, Copier())
-    return shares.Share(plan, buffer, flat.state, flat.local)
+    return rank_shares.Share(plan, buffer, flat.state, flat.local)
 
 
 def write_shares(storage: Storage, state: Mapping[str, Any], locals_: list[dict[str, Any]], **options: Any) -> None:
@@ -79,5 +79,5 @@ def write_shares(storage: Storage, state: Mapping[str, Any], locals_: list[dict[
 
 def gather_shares(storage: Storage, world_size: int) -> Commit:
     """The commit of what `write_shares` has written; it is not in any journal."""
-    found = shares.gather(storage, FOLDER, world_size, threading.Event())
+    found = rank_shares.gather(storage, FOLDER, world_size, threading.Event())
     return Commit(2, 1, 1, 5, 0, found.refs, found.size_bytes)

@@ -29,7 +29,7 @@ from elasticctl_store.errors import SaveError, StorageError
 from elasticctl_store.storage import Storage, cloud, s3
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import parts, shares
+from elasticctl_train.checkpoint import parts, rank_shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.incremental import tables, unchanged
 from elasticctl_train.dist import join
@@ -183,16 +183,16 @@ def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
 
     It ends after 20 steps, or as many more as a slow disk takes for three saves to be begun.
     """
-    write, saves = shares.Share.write, 0
+    write, saves = rank_shares.Share.write, 0
 
-    def failing_write(share: shares.Share, *arguments: Any) -> ObjectRef:
+    def failing_write(share: rank_shares.Share, *arguments: Any) -> ObjectRef:
         nonlocal saves
         saves += 1
         if saves in failing and os.environ["RANK"] == "1":
             raise StorageError("the disk is full")
         return write(share, *arguments)
 
-    shares.Share.write = failing_write  # type: ignore[method-assign]
+    rank_shares.Share.write = failing_write  # type: ignore[method-assign]
     run = Run(url, model=torch.nn.Linear(2, 2), save=SavePolicy(every_steps=1))
     checkpoints = run._session._checkpoints
     assert checkpoints is not None

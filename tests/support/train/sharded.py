@@ -23,7 +23,7 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DataError, FencedError, SaveError, StateError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint import rank_shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.incremental import tables, unchanged
 from elasticctl_train.checkpoint.memory import buffers, local_tier
@@ -345,15 +345,15 @@ def outlive(url: str, outcome: str) -> None:
     """Save on ranks of which the last one's share is swept by a newer run; each notes how that ends."""
     world = join()
     checkpoints = Checkpointer(storage.open(url), world)
-    write = shares.Share.write
+    write = rank_shares.Share.write
 
-    def write_unless_swept(share: shares.Share, *arguments: Any) -> Any:
+    def write_unless_swept(share: rank_shares.Share, *arguments: Any) -> Any:
         if world.rank < world.size - 1:
             return write(share, *arguments)
         Checkpointer(storage.open(url))  # takes the URL over
         return None
 
-    shares.Share.write = write_unless_swept  # type: ignore[method-assign]
+    rank_shares.Share.write = write_unless_swept  # type: ignore[method-assign]
     checkpoints.save(large_state(), Label(1))
     try:
         checkpoints.settle()

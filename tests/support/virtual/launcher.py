@@ -1,7 +1,7 @@
 """The launcher of one worker in virtual time: the real states and events, and what the launcher does in each of them.
 
-`elasticctl_launcher.states.transition` is the real one. What `restart_ranks`, `rendezvous` and the heartbeats do with
-threads, sockets and processes is told here with timers, messages and `script.Training`.
+`elasticctl_launcher.launcher_states.transition` is the real one. What `restart_ranks`, `rendezvous` and the heartbeats
+do with threads, sockets and processes is told here with timers, messages and `script.Training`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from elasticctl_launcher.launcher_states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S
-from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.cluster import Cluster, Pod
 from tests.support.virtual.network import Answer, Call, Network

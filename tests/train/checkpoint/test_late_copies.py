@@ -16,7 +16,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import SaveError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import restore, shares
+from elasticctl_train.checkpoint import rank_shares, restore
 from elasticctl_train.checkpoint.snapshots import Snapshots
 from elasticctl_train.dist import World
 from tests.support.train.states import same
@@ -155,7 +155,7 @@ def stir(optimizer: torch.optim.Optimizer) -> None:
 
 def content(share: Any) -> bytes:
     """The tensor file as it stands."""
-    assert isinstance(share, shares.Share)
+    assert isinstance(share, rank_shares.Share)
     return bytes(share.buffer.data.numpy().data[: share.plan.size_bytes])
 
 
@@ -178,7 +178,7 @@ def test_a_state_that_is_written_to_outside_of_a_step_is_not_saved(tmp_path: Pat
     optimizer, state = adam()
     snapshots = Snapshots(World(), None)
     share = snapshots.take(state, {}, (), {"optimizer"})
-    assert isinstance(share, shares.Share)
+    assert isinstance(share, rank_shares.Share)
     for entry in optimizer.state.values():
         entry["exp_avg"].zero_()
     with pytest.raises(SaveError, match="outside of its step"):

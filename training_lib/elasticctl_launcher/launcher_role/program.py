@@ -24,12 +24,12 @@ from elasticctl_launcher.agent_events import (
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
 from elasticctl_launcher.launcher_role.commands import CommandServer
 from elasticctl_launcher.launcher_role.hosts import HostFiles
+from elasticctl_launcher.launcher_states import LauncherEvent
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.agent_requests import DONE, EXIT, Inquiries, Question
 from elasticctl_launcher.service.heartbeat import Doing
-from elasticctl_launcher.states import LauncherEvent
 from elasticctl_launcher.worker_output import WorkerOutput
 
 log = logging.getLogger(__name__)

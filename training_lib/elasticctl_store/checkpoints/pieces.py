@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl_store.checkpoints import bitmaps, entries, state_trees, tensor_files
-from elasticctl_store.checkpoints.boxes import Box, whole
 from elasticctl_store.checkpoints.entries import ObjectRef
+from elasticctl_store.checkpoints.tensor_boxes import Box, whole
 from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
 from elasticctl_store.errors import DamagedError
 

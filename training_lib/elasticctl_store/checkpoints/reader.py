@@ -38,9 +38,9 @@ from typing import Any, TypeVar
 
 from elasticctl_store import checksums
 from elasticctl_store.checkpoints import entries, state_trees, tensor_files
-from elasticctl_store.checkpoints.boxes import Box, are_disjoint
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.pieces import OWN, ShareContents, parse_bases, parse_file, parse_pieces
+from elasticctl_store.checkpoints.tensor_boxes import Box, are_disjoint
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, FormatError
 from elasticctl_store.parallel import each

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.distributed import device_mesh
 
-from elasticctl_store.checkpoints import boxes
-from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.checkpoints import tensor_boxes
+from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.errors import StateError
 
 _MODULE = "torch.distributed.tensor"
@@ -136,7 +136,7 @@ def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, placements = tensor.device_mesh, tensor.placements
-    stride = tuple(boxes.contiguous_strides(tensor.shape))
+    stride = tuple(tensor_boxes.contiguous_strides(tensor.shape))
     device = tensor.device
     spread = DTensor.from_local(part.to(device), mesh, placements, run_check=False, shape=tensor.shape, stride=stride)
     return spread
@@ -177,7 +177,7 @@ def stand_in(parameter: Any, shape: Sequence[int], dtype: torch.dtype, dims: Seq
     here = mesh.get_coordinate()
     part = (0,) * len(shape) if here is None else _box_at(shape, places, mesh.shape, here).shape
     local = torch.zeros((), dtype=dtype, device=parameter.device).expand(part)
-    stride = tuple(boxes.contiguous_strides(shape))
+    stride = tuple(tensor_boxes.contiguous_strides(shape))
     return DTensor.from_local(local, mesh, places, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
@@ -195,4 +195,4 @@ def _box_at(shape: Sequence[int], placements: Sequence[Any], mesh: Sequence[int]
         if not placement.is_replicate():
             place = 0 if type(placement) is Shard else len(splits)
             splits.insert(place, (placement.dim % len(shape), count, index))
-    return boxes.shard(shape, splits)
+    return tensor_boxes.shard(shape, splits)

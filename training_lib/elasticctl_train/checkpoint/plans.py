@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from elasticctl_store.checkpoints import boxes, tensor_files
-from elasticctl_store.checkpoints.boxes import Box, Holding
+from elasticctl_store.checkpoints import tensor_boxes, tensor_files
 from elasticctl_store.checkpoints.pieces import OWN, Piece
+from elasticctl_store.checkpoints.tensor_boxes import Box, Holding
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory.buffers import Buffer
@@ -192,16 +192,16 @@ def plan(
             held = dtensor.holders(tensor)
         else:
             alone = name in rank_0_only or name.split("/", 1)[0] in rank_0_only
-            held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
+            held = [(tensor_boxes.whole(tensor.shape), (0,) if alone else everyone)]
         holdings += [Holding(name, box, box.elements * tensor.dtype.itemsize, ranks) for box, ranks in held]
-    mine = boxes.share_out(holdings, world_size)[rank]
+    mine = tensor_boxes.share_out(holdings, world_size)[rank]
     changing: list[tuple[str, torch.Tensor, Box]] = []
     fixed: list[tuple[str, torch.Tensor, Box]] = []
     tables: list[tuple[str, torch.Tensor, Box]] = []
     for name, box in mine:
         part = fixed if (name, box) in apart.unchanged else tables if (name, box) in apart.tables else changing
         part.append((name, flat.shared[name], box))
-    changing += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
+    changing += [(name, tensor, tensor_boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
     own, sources = _plan_file(changing, 0)
     end = own.start + own.size_bytes
     others: list[PlannedFile | None] = []
@@ -261,7 +261,7 @@ def rows_of(pieces: Sequence[Piece]) -> list[list[Any]]:
 
 def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
     """Return how a box is cut out of what this rank holds: (dimension, first row, rows); None if it is all of it."""
-    held = dtensor.box_of(tensor) if dtensor.is_sharded(tensor) else boxes.whole(tensor.shape)
+    held = dtensor.box_of(tensor) if dtensor.is_sharded(tensor) else tensor_boxes.whole(tensor.shape)
     inner = box.within(held)
     if inner.shape == held.shape:
         return None

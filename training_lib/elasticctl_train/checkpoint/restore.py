@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from elasticctl_store.checkpoints import boxes
-from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.checkpoints import tensor_boxes
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.pieces import Piece, ShareContents
 from elasticctl_store.checkpoints.reader import Contents, check_bytes, check_header, read_contents, retry_damaged
 from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
@@ -100,7 +100,7 @@ class Filling:
 
     def _tensor(self, name: str, kind: TensorType) -> torch.Tensor:
         if name not in self._filled:  # it has no elements, on this rank or at all
-            box = dtensor.box_of(self._alike[name]) if name in self._alike else boxes.whole(kind.shape)
+            box = dtensor.box_of(self._alike[name]) if name in self._alike else tensor_boxes.whole(kind.shape)
             self._filled[name] = torch.empty(box.shape, dtype=tree.DTYPES[kind.dtype])
         if name in self._alike and not dtensor.is_sharded(self._filled[name]):
             self._filled[name] = dtensor.spread_like(self._alike[name], self._filled[name])
@@ -109,7 +109,7 @@ class Filling:
     def _target(self, piece: Piece, rank: int) -> Box | None:
         """Return what a rank needs of the tensor that a piece belongs to; None if nothing."""
         if piece.name not in self._alike:
-            return piece.box if piece.is_own else boxes.whole(self._contents.tensors[piece.name].shape)
+            return piece.box if piece.is_own else tensor_boxes.whole(self._contents.tensors[piece.name].shape)
         if piece.name not in self._spread:
             self._spread[piece.name] = dtensor.boxes_by_rank(self._alike[piece.name])
         return self._spread[piece.name].get(rank)
@@ -119,7 +119,7 @@ class Filling:
         if piece.is_own and index != (self._own_of if rank == self._world.rank else rank):
             return None
         target = self._target(piece, rank)
-        return None if target is None else boxes.overlap(piece.box, target)
+        return None if target is None else tensor_boxes.overlap(piece.box, target)
 
     def _put(self, piece: Piece, box: Box, source: torch.Tensor) -> None:
         target = self._target(piece, self._world.rank)
@@ -168,7 +168,7 @@ def _slice(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 def _cut_up(box: Box, itemsize: int) -> Iterator[Box]:
     """Yield a box in parts of at most about one parcel."""
     while True:
-        parts = boxes.cut_at(box, box.elements * itemsize, PARCEL_BYTES)
+        parts = tensor_boxes.cut_at(box, box.elements * itemsize, PARCEL_BYTES)
         if parts is None:
             yield box
             return

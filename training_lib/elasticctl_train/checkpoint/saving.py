@@ -17,7 +17,7 @@ from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.checkpoints.retention import Keeper
 from elasticctl_store.errors import FencedError, FullError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint import rank_shares
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.checkpoint.memory.copying import Background
 from elasticctl_train.checkpoint.snapshots import Snapshots
@@ -78,7 +78,7 @@ class Committer:
 
     def gather(self, folder: str, world_size: int, label: Label, abandon: threading.Event) -> Commit:
         """Wait for the shares of all ranks; return what is to be committed. Raises StorageError."""
-        found = shares.gather(self._storage, folder, world_size, abandon, self.writer.check_fence)
+        found = rank_shares.gather(self._storage, folder, world_size, abandon, self.writer.check_fence)
         return Commit(
             position=0,
             generation=self.writer.generation.generation,
@@ -165,7 +165,7 @@ class Saves:
         """Wait until nothing is in flight, or for `timeout_s` seconds."""
         self._background.join(timeout_s)
 
-    def begin(self, share: shares.Share | NoMemoryError, label: Label, started_s: float) -> None:
+    def begin(self, share: rank_shares.Share | NoMemoryError, label: Label, started_s: float) -> None:
         """Store the share, in the background. The save before must be over."""
         self.number += 1
         generation, run_id = self._run
@@ -174,7 +174,7 @@ class Saves:
         self._is_copying = False
         self._background.start(lambda: self._write(share, folder, label, started_s))
 
-    def copy(self, share: shares.Share | NoMemoryError, label: Label, copies: Copies) -> None:
+    def copy(self, share: rank_shares.Share | NoMemoryError, label: Label, copies: Copies) -> None:
         """Keep the share in memory, in the background, without storing it. The save before must be over."""
         generation, run_id = self._run
         folder = copies.next_folder(generation, label.step, run_id)
@@ -208,7 +208,7 @@ class Saves:
             self._background.join()
             self._background.start(self._snapshots.keep)
 
-    def _write(self, share: shares.Share | NoMemoryError, folder: str, label: Label, started_s: float) -> None:
+    def _write(self, share: rank_shares.Share | NoMemoryError, folder: str, label: Label, started_s: float) -> None:
         """Write the share; on rank 0, then gather, commit and retire. Runs in the background thread."""
         try:
             if isinstance(share, NoMemoryError):
@@ -218,7 +218,7 @@ class Saves:
             key = entries.share_key(folder, self._world.rank, self._world.size)
             unchanged = self._snapshots.unchanged
             files = self._with_room(share, partial(share.write, self._storage, key, label.parameters, unchanged))
-            shares.check_stored(self._storage, key)
+            rank_shares.check_stored(self._storage, key)
             self._snapshots.stored(share, files)
             if self._committer is not None:
                 gathered = self._committer.gather(folder, self._world.size, label, self._abandon)
@@ -245,7 +245,7 @@ class Saves:
                 return self._committer.younger_run()
         return error if isinstance(error, FencedError) else None
 
-    def _with_room(self, share: shares.Share, write: Callable[[], tuple[ObjectRef, ...]]) -> tuple[ObjectRef, ...]:
+    def _with_room(self, share: rank_shares.Share, write: Callable[[], tuple[ObjectRef, ...]]) -> tuple[ObjectRef, ...]:
         """Return what `write` returns; retry while the storage is full and something can be deleted. Rank 0 makes the
         room."""
         needed_bytes = self._world.size * (self._snapshots.unchanged.to_write_bytes(share) + _DOCUMENT_BYTES)

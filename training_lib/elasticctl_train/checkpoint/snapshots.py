@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.errors import NoMemoryError
-from elasticctl_train.checkpoint import plans, shares
+from elasticctl_train.checkpoint import plans, rank_shares
 from elasticctl_train.checkpoint.incremental.unchanged import Unchanged
 from elasticctl_train.checkpoint.memory.buffers import Buffers
 from elasticctl_train.checkpoint.memory.copying import Copier, LateCopy
@@ -37,7 +37,7 @@ class Snapshots:
         self._plan: plans.Plan | None = None
         self._buffers: Buffers | None = None
         self._late: LateCopy | None = None
-        self._stored: shares.Share | None = None
+        self._stored: rank_shares.Share | None = None
         self._may_wait, self._heeds_steps = True, False
 
     def prepare(self, state: State, local: State, rank_0_only: Collection[str]) -> None:
@@ -47,7 +47,7 @@ class Snapshots:
 
     def take(
         self, state: State, local: State, rank_0_only: Collection[str], until_step: Collection[str] = ()
-    ) -> shares.Share | NoMemoryError:
+    ) -> rank_shares.Share | NoMemoryError:
         """Return this rank's share, copied, or the reason why there is none. From here on, training may change the
         state.
 
@@ -70,7 +70,7 @@ class Snapshots:
             self._late = next((copy for copy in copied if isinstance(copy, LateCopy)), None)
             if self._late is not None:
                 self._heed_steps()
-            return shares.Share(plan, buffer, flat.state, flat.local, copied)
+            return rank_shares.Share(plan, buffer, flat.state, flat.local, copied)
 
     def finish(self) -> None:
         """Finish the late copies. Called by the thread that writes the share."""
@@ -88,7 +88,7 @@ class Snapshots:
         if self._late is not None:
             self._late.confirm()
 
-    def stored(self, share: shares.Share, files: Sequence[ObjectRef]) -> None:
+    def stored(self, share: rank_shares.Share, files: Sequence[ObjectRef]) -> None:
         """Record that the share is stored as these files, so the tier may offer them once they are also committed."""
         self._stored = share
         if self.tier is not None and share.buffer.in_tier:

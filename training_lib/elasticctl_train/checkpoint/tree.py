@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from elasticctl_store.checkpoints import boxes, tensor_files
+from elasticctl_store.checkpoints import tensor_boxes, tensor_files
 from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, MAX_TENSOR_BYTES
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import StateError
@@ -226,7 +226,7 @@ def _note_specials(reference: dict[str, Any], tensor: torch.Tensor) -> None:
         reference["parameter"] = True
     if tensor.is_contiguous() and 1 not in tensor.shape:  # the stride of a dimension of length 1 is arbitrary
         return
-    usual = boxes.contiguous_strides(tensor.shape)
+    usual = tensor_boxes.contiguous_strides(tensor.shape)
     if tensor.numel() and tensor.stride() != usual:
         dense = torch.empty_like(tensor, device="meta").stride()
         if dense != usual:

@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints import boxes, entries, repair
-from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.checkpoints import entries, repair, tensor_boxes
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import ObjectRef, Retention
 from elasticctl_store.checkpoints.reader import read_contents, seal
 from elasticctl_store.checkpoints.retention import take_over
+from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, SaveError, StateError, StorageError
 from elasticctl_store.storage import Storage
@@ -271,11 +271,11 @@ class ElasticWriter(StorageWriter):
                 raise
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             kind = TensorType("uint8", (len(content),))
-            share.add(name, kind, boxes.whole(kind.shape), raw)
+            share.add(name, kind, tensor_boxes.whole(kind.shape), raw)
             return len(content), Written("uint8", _reference(name, kind), is_raw=True)
         for inner, tensor in tensors.items():
             kind = TensorType(tree.NAMES[tensor.dtype], tuple(tensor.shape))
-            share.add(inner, kind, boxes.whole(kind.shape), tensor.detach())
+            share.add(inner, kind, tensor_boxes.whole(kind.shape), tensor.detach())
         return len(content), Written(content=encoded)
 
 

@@ -19,7 +19,7 @@ from torch.futures import Future
 from elasticctl_store.errors import TrainError
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish, finish_on_gpu
-from elasticctl_train.inplace import releases
+from elasticctl_train.inplace import torch_releases
 from elasticctl_train.inplace.example_inputs import ExampleInputs
 from elasticctl_train.inplace.gradient_waits import ReduceWaits
 
@@ -125,7 +125,7 @@ class ElasticDataParallel(ResumableDataParallel):
         self.__dict__["_watch"] = watch  # Module.__setattr__ would refuse before its constructor
         if "_shared" not in self.__dict__:
             self.__dict__["_shared"] = frozenset(name for name, _ in module.named_buffers())
-        with releases.construction(init_sync=init_sync) as options:
+        with torch_releases.construction(init_sync=init_sync) as options:
             super().__init__(module, process_group=watch.group, **options)
         if init_sync and watch.size > 1 and next(module.parameters()).is_cuda:
             finish_on_gpu(watch.channel)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import bitmaps, boxes
+from elasticctl_store.checkpoints import bitmaps, tensor_boxes
 from elasticctl_store.checkpoints.pieces import PatchedRows, Piece
 from elasticctl_train.checkpoint import tree
 from elasticctl_train.checkpoint.incremental import rows
@@ -29,7 +29,7 @@ def test_a_change_of_one_bit_is_noticed_in_its_row_alone(
 ) -> None:
     torch.manual_seed(seed)
     item_bytes = tree.DTYPES[dtype].itemsize
-    piece = Piece("a", dtype, boxes.whole((length, items)), item_bytes * data.draw(st.integers(0, 9)))
+    piece = Piece("a", dtype, tensor_boxes.whole((length, items)), item_bytes * data.draw(st.integers(0, 9)))
     file = torch.randint(256, (piece.start + piece.size_bytes + 3,), dtype=torch.uint8)
     keys = rows.draw_keys(64 * 9)
     before = rows.digest(rows.view(file, piece), keys)
@@ -68,7 +68,7 @@ def test_rows_are_replaced_and_nothing_else() -> None:
     newer = torch.randn(3, 3)
     patch = torch.cat([torch.zeros(16, dtype=torch.uint8), newer.view(-1).view(torch.uint8)])
     text = bitmaps.to_text(rows.to_bitmap(mask))
-    rows.apply(PatchedRows(Piece("a", "float32", boxes.whole((10, 3)), 8), text, 16), patch, file)
+    rows.apply(PatchedRows(Piece("a", "float32", tensor_boxes.whole((10, 3)), 8), text, 16), patch, file)
     table[mask] = newer
     assert torch.equal(file[8:128], table.view(-1).view(torch.uint8))
     assert not file[:8].any()

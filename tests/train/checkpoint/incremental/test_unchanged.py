@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from elasticctl_store.checkpoints import boxes, entries, verify
+from elasticctl_store.checkpoints import entries, tensor_boxes, verify
 from elasticctl_store.checkpoints.commits import delete_commit, read_commits
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
@@ -278,7 +278,7 @@ def test_what_is_stored_in_two_files_is_restored_from_memory_alone(
 
 def test_a_copy_for_memory_has_all_in_one_file(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    fixed = frozenset((f"model/layer.{index}", boxes.whole((50, 40))) for index in range(10))
+    fixed = frozenset((f"model/layer.{index}", tensor_boxes.whole((50, 40))) for index in range(10))
     share = make_share(frozen_state(1), {"own": torch.ones(3)}, 0, 1, apart=unchanged.Apart(fixed))
     assert share.plan.base is not None
     (file,) = share.write(storage, entries.share_key(FOLDER, 0, 1))

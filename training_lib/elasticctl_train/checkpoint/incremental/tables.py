@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from elasticctl_store.checkpoints import bitmaps, entries, tensor_files
-from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.checkpoints.pieces import Piece
+from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint.incremental import rows

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl_store.checkpoints import entries
-from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.entries import ObjectRef
+from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint.incremental.tables import StoredBase, Tables
 from elasticctl_train.checkpoint.plans import Apart, FilledPlan, Name, PlannedFile

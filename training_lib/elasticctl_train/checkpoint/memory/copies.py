@@ -30,7 +30,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.memory.copying import LateCopy
 from elasticctl_train.checkpoint.memory.local_tier import VARIABLE as TIER_VARIABLE
 from elasticctl_train.checkpoint.memory.local_tier import Offer
-from elasticctl_train.checkpoint.shares import Share
+from elasticctl_train.checkpoint.rank_shares import Share
 from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
+from elasticctl_launcher.launcher_states import LauncherEvent
 from elasticctl_launcher.service.agent_requests import DONE, EXCUSED, EXIT, REJOIN, Inquiries, Question
-from elasticctl_launcher.states import LauncherEvent
 
 _EVENTS: Mapping[str, LauncherEvent] = {
     REJOIN: LauncherEvent.TOLD_TO_REJOIN,

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import boxes, entries
+from elasticctl_store.checkpoints import entries, tensor_boxes
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import plans, restore, shares
+from elasticctl_train.checkpoint import plans, rank_shares, restore
 from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, write_shares
 from tests.support.train.states import same, trees
 
@@ -78,7 +78,7 @@ def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
     abandon = threading.Event()
     abandon.set()
     with pytest.raises(SaveError, match="given up: the share of rank 1"):
-        shares.gather(storage, FOLDER, 3, abandon)
+        rank_shares.gather(storage, FOLDER, 3, abandon)
 
 
 def fenced() -> None:
@@ -88,16 +88,16 @@ def fenced() -> None:
 def test_a_share_that_the_storage_has_lost_is_no_share(storage: Storage) -> None:
     key = entries.share_key(FOLDER, 1, 2)
     make_share({"model": {}}, {}, 1, 2).write(storage, key)
-    shares.check_stored(storage, key)
+    rank_shares.check_stored(storage, key)
     storage.delete([key])
     with pytest.raises(MissingError, match=r"has lost .*share-00001-of-00002\.json"):
-        shares.check_stored(storage, key)
+        rank_shares.check_stored(storage, key)
 
 
 def test_who_waits_for_shares_that_a_younger_run_has_swept_ends_fenced(storage: Storage) -> None:
     make_share({}, {}, 0, 2).write(storage, entries.share_key(FOLDER, 0, 2))
     with pytest.raises(FencedError):
-        shares.gather(storage, FOLDER, 2, threading.Event(), fenced)
+        rank_shares.gather(storage, FOLDER, 2, threading.Event(), fenced)
 
 
 @pytest.mark.parametrize(("check_fence", "raised"), [(fenced, FencedError), (lambda: None, SaveError)])
@@ -118,7 +118,7 @@ def test_a_share_that_is_deleted_meanwhile_ends_the_save(
 
     monkeypatch.setattr(storage, "get", get_and_sweep)
     with pytest.raises((raised, MissingError) if raised is SaveError else raised):
-        shares.gather(storage, FOLDER, 2, threading.Event(), check_fence)
+        rank_shares.gather(storage, FOLDER, 2, threading.Event(), check_fence)
 
 
 def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
@@ -132,7 +132,7 @@ def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
 
 
 def test_a_large_tensor_is_written_by_all_and_read_as_one(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxes, "CUT_BYTES", 100)
+    monkeypatch.setattr(tensor_boxes, "CUT_BYTES", 100)
     state = {"model": {"embedding": torch.randn(1, 90, 4).half(), "bias": torch.randn(7).t()}}
     write_shares(storage, state, [{}, {}, {}])
     sizes = [len(storage.get(key)) for key in all_keys(storage, FOLDER) if key.endswith(".safetensors")]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
+from elasticctl_launcher.launcher_states import LauncherEvent
 from elasticctl_launcher.service.agent_requests import Inquiries, Question
 from elasticctl_launcher.service.client import ServiceClient
-from elasticctl_launcher.service.verdicts import Verdicts
-from elasticctl_launcher.states import LauncherEvent
+from elasticctl_launcher.service.failure_verdicts import Verdicts
 
 LOST_PEERS = WorkerFailure.of_lost_peers("w0", 3, "connection reset")
 OWN = WorkerFailure(APPLICATION, "w0", 3, 1, error="ValueError: the bug")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticctl_launcher.states import (
+from elasticctl_launcher.launcher_states import (
     FINAL_STATES,
     ImpossibleLauncherEvent,
     LauncherEvent,

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ReduceLROnPla
 from torch.optim.swa_utils import AveragedModel
 
 from elasticctl_train import Run
-from elasticctl_train.unsaved import Unsaved
+from elasticctl_train.unsaved_state import Unsaved
 
 
 class Net(torch.nn.Linear):

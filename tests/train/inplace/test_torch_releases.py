@@ -20,10 +20,10 @@ from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
 from elasticctl_launcher.ranks.torch_agent import TorchAgent
-from elasticctl_train.inplace import releases
+from elasticctl_train.inplace import torch_releases
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 
-LIBRARY = Path(releases.__file__).parents[2]
+LIBRARY = Path(torch_releases.__file__).parents[2]
 HOMES: dict[Any, set[str]] = {
     torch: {"_C", "_utils", "_foreach_copy_"},
     torch.Tensor: {"_version"},
@@ -129,9 +129,9 @@ def test_every_private_name_of_torch_is_known_and_there() -> None:
 def test_torch_2_6_has_to_be_kept_from_exchanging_parameters(
     monkeypatch: pytest.MonkeyPatch, init_sync: bool, takes_it: bool
 ) -> None:
-    monkeypatch.setattr(releases, "TAKES_INIT_SYNC", takes_it)
+    monkeypatch.setattr(torch_releases, "TAKES_INIT_SYNC", takes_it)
     before = dict(vars(distributed))
-    with releases.construction(init_sync=init_sync) as options:
+    with torch_releases.construction(init_sync=init_sync) as options:
         assert options == ({"init_sync": init_sync} if takes_it else {})
         replaced = {name for name, value in vars(distributed).items() if value is not before[name]}
     assert len(replaced) == (0 if takes_it or init_sync else 2)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import boxes
-from elasticctl_store.checkpoints.boxes import Box, Holding
+from elasticctl_store.checkpoints import tensor_boxes
+from elasticctl_store.checkpoints.tensor_boxes import Box, Holding
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 
@@ -33,7 +33,7 @@ def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 @given(st.data(), shapes)
 def test_an_overlap_is_what_both_have(data: st.DataObject, shape: tuple[int, ...]) -> None:
     a, b = data.draw(boxes_of(shape)), data.draw(boxes_of(shape))
-    both = boxes.overlap(a, b)
+    both = tensor_boxes.overlap(a, b)
     assert (cells(both, shape) if both else set()) == cells(a, shape) & cells(b, shape)
     if both:
         inner = both.within(a)
@@ -46,7 +46,7 @@ def test_shards_are_torchs_chunks(shape: tuple[int, ...], first: int, second: in
     found: list[int] = []
     for i in range(first):
         for j in range(second):
-            box = boxes.shard(shape, [(dims[0], first, i), (dims[1], second, j)])
+            box = tensor_boxes.shard(shape, [(dims[0], first, i), (dims[1], second, j)])
             found += cells(box, shape)
             if second == 1:
                 chunks = torch.arange(prod(shape)).reshape(shape).chunk(first, dims[0])
@@ -55,18 +55,18 @@ def test_shards_are_torchs_chunks(shape: tuple[int, ...], first: int, second: in
     assert sorted(found) == list(range(prod(shape)))
 
 
-@given(shapes.filter(lambda shape: boxes.row_dimension(shape) is not None), st.data())
+@given(shapes.filter(lambda shape: tensor_boxes.row_dimension(shape) is not None), st.data())
 def test_cut_boxes_are_contiguous_and_complete(shape: tuple[int, ...], data: st.DataObject) -> None:
-    box = boxes.whole(shape)
-    rows = data.draw(st.integers(1, shape[boxes.row_dimension(shape) or 0] - 1))
-    head, tail = boxes.cut(box, rows)
+    box = tensor_boxes.whole(shape)
+    rows = data.draw(st.integers(1, shape[tensor_boxes.row_dimension(shape) or 0] - 1))
+    head, tail = tensor_boxes.cut(box, rows)
     assert sorted(cells(head, shape)) + sorted(cells(tail, shape)) == list(range(prod(shape)))
 
 
 @pytest.mark.parametrize("rows", [0, 4, 5])
 def test_a_cut_that_leaves_nothing_is_refused(rows: int) -> None:
     with pytest.raises(ValueError, match="rows"):
-        boxes.cut(boxes.whole((1, 4)), rows)
+        tensor_boxes.cut(tensor_boxes.whole((1, 4)), rows)
 
 
 def written(shares: list[list[tuple[str, Box]]], sizes: dict[str, tuple[int, ...]]) -> Counter[tuple[str, int]]:
@@ -81,9 +81,9 @@ def test_every_element_is_written_once_by_a_rank_that_holds_it(
     some_ranks = st.sets(st.integers(0, world_size - 1), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
     holdings = []
     for name, shape in sizes.items():
-        box = boxes.whole(shape)
-        holdings.append(Holding(name, box, box.elements * boxes.CUT_BYTES, data.draw(some_ranks)))
-    shares = boxes.share_out(holdings, world_size)
+        box = tensor_boxes.whole(shape)
+        holdings.append(Holding(name, box, box.elements * tensor_boxes.CUT_BYTES, data.draw(some_ranks)))
+    shares = tensor_boxes.share_out(holdings, world_size)
     held = {holding.name: holding.ranks for holding in holdings}
     assert all(rank in held[name] for rank, share in enumerate(shares) for name, _ in share)
     assert written(shares, sizes) == Counter((n, cell) for n, shape in sizes.items() for cell in range(prod(shape)))
@@ -95,24 +95,24 @@ def test_one_huge_tensor_is_not_one_ranks_work(world_size: int) -> None:
     ranks = tuple(range(world_size))
     rows = 1000
     holdings = [
-        Holding("mean", boxes.whole((10,)), 40, (0,)),
-        Holding("embedding", boxes.whole((1, rows, 16)), rows * (1 << 17), ranks),
-        Holding("bias", boxes.whole((16,)), 64, ranks),
+        Holding("mean", tensor_boxes.whole((10,)), 40, (0,)),
+        Holding("embedding", tensor_boxes.whole((1, rows, 16)), rows * (1 << 17), ranks),
+        Holding("bias", tensor_boxes.whole((16,)), 64, ranks),
     ]
-    shares = boxes.share_out(holdings, world_size)
+    shares = tensor_boxes.share_out(holdings, world_size)
     parts = [sum(box.shape[1] for name, box in share if name == "embedding") for share in shares]
     assert sum(parts) == rows
     assert max(parts) - min(parts) <= world_size
 
 
 def test_small_tensors_stay_whole_and_are_balanced() -> None:
-    holdings = [Holding(str(number), boxes.whole((1000,)), 4000, (0, 1, 2, 3)) for number in range(8)]
-    shares = boxes.share_out(holdings, 4)
+    holdings = [Holding(str(number), tensor_boxes.whole((1000,)), 4000, (0, 1, 2, 3)) for number in range(8)]
+    shares = tensor_boxes.share_out(holdings, 4)
     assert [[box.shape for _, box in share] for share in shares] == [[(1000,), (1000,)]] * 4
 
 
 def test_who_has_more_of_its_own_gets_less_of_what_all_have() -> None:
-    holdings = [Holding("own", boxes.whole((10,)), 10 << 20, (0,))]
-    holdings += [Holding(str(number), boxes.whole((2, 2)), 1 << 20, (0, 1)) for number in range(20)]
-    first, second = boxes.share_out(holdings, 2)
+    holdings = [Holding("own", tensor_boxes.whole((10,)), 10 << 20, (0,))]
+    holdings += [Holding(str(number), tensor_boxes.whole((2, 2)), 1 << 20, (0, 1)) for number in range(20)]
+    first, second = tensor_boxes.share_out(holdings, 2)
     assert (len(first), len(second)) == (1 + 5, 15)

@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.status import JobStatus, Phase, TokenStatus, WorkerStatus
-from elasticctl_controller.core.group.tokens import (
+from elasticctl_controller.core.group.worker_tokens import (
     EVERY_S,
     LATE,
     OVERLAP_S,
