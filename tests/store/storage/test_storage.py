@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elasticctl_store import storage as storages
-from elasticctl_store.errors import ExistsError, StorageError
+from elasticctl_store.errors import DamagedError, ExistsError, StorageError
 from elasticctl_store.storage import Patience, Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.storage_contract import StorageContract
@@ -159,6 +159,13 @@ def test_a_write_that_fails_half_way_leaves_nothing_and_says_what_to_do(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert store.get("k") == b"old"
     assert list(all_keys(store, "")) == ["k"]
+
+
+def test_a_file_that_ends_long_before_says_where(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("k", [b"12345"])
+    with pytest.raises(DamagedError, match="ends at byte 5, 10 were expected"):
+        storage.read_into("k", 9, memoryview(bytearray(1)))
 
 
 @pytest.fixture

@@ -130,17 +130,18 @@ class LocalStorage:
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         path = self._path(key)
 
-        def read() -> int:
+        def read() -> tuple[int, int]:
+            """Return how many bytes were read, and the size of the file."""
             done = 0
             with _open(path) as file:
                 file.seek(start)
                 while done < len(into) and (count := file.readinto(into[done:])):
                     done += count
-            return done
+                return done, file.seek(0, os.SEEK_END)
 
-        done = self._patiently("read", path, read)
+        done, size_bytes = self._patiently("read", path, read)
         if done < len(into):
-            raise DamagedError(f"{path} ends at byte {start + done}, {start + len(into)} were expected")
+            raise DamagedError(f"{path} ends at byte {size_bytes}, {start + len(into)} were expected")
 
     def list(self, prefix: str, *, after: str = "") -> list[str]:
         folder = prefix.rpartition("/")[0]
