@@ -118,18 +118,27 @@ def test_a_worker_that_is_killed_costs_no_step_and_no_process_of_another(digits:
     print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step, {last.steps_redone} steps redone")
 
 
+def resumed_after_a_loss(trainer: Trainer) -> GroupGeneration:
+    """Kill a worker, and return the first generation that has resumed after that; the next may form before one has."""
+    copied = wait_until(lambda: keeps_copies(trainer, 3), 240)
+    assert copied is not None
+    before = copied.generation
+    trainer.kill(1)
+    wait_until(lambda: keeps_copies(trainer, 3, before), 240)
+    made = [item for item in trainer.job().status.generations if item.generation > before]
+    return next(item for item in made if item.resumed_from)
+
+
 def test_sharded_training_goes_on_from_copies_in_memory_on_another_node(api: Connection, replicas: Replicas) -> None:
     trainer = Trainer(api, "sharded")
     trainer.delete()
     try:
         trainer.submit_script([str(SHARDED)], 3, environment={"LAB": "/state"})
-        copied = wait_until(lambda: keeps_copies(trainer, 3), 240)
-        trainer.kill(1)
-        wait_until(lambda: keeps_copies(trainer, 3, copied.generation), 240)
-        made = [item for item in trainer.job().status.generations if item.generation > copied.generation]
-        resumed = [item for item in made if item.resumed_from]  # the next group may form before one has resumed
-        assert resumed[0].resumed_from == "copies", resumed  # once the replacement has joined, the state is stored
-        assert (resumed[0].resumed_step or 0) > 0
+        found = [resumed_after_a_loss(trainer)]
+        while "has to stop" in found[-1].reason and len(found) < 5:  # SIGTERM came first, and the ranks have saved
+            found.append(resumed_after_a_loss(trainer))
+        assert found[-1].resumed_from == "copies", found[-1].resumed_because or found[-1]
+        assert (found[-1].resumed_step or 0) > 0
     finally:
         trainer.delete()
 
