@@ -28,6 +28,7 @@ _ALONE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "torchaud
 """Packages that make no group by themselves. Others may, and then nothing is said."""
 _MOST_FILES = 100
 _MOST_BYTES = 1 << 20
+_UNKNOWN = (OSError, ValueError, RecursionError, MemoryError)  # the last two: nested too deep
 _FIX = (
     "    from elasticctl_train import Run",
     "    with Run(model=model, optimizer=optimizer) as run:",
@@ -42,13 +43,12 @@ def lines_of_bad_syntax(command: Command) -> tuple[str, ...]:
     if script is None:
         return ()
     try:
-        with warnings.catch_warnings(action="ignore"):
-            ast.parse(script.read_bytes())
+        _parse(script)
     except SyntaxError as e:
         python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
         where = script.name if e.lineno is None else f"{script.name}, line {e.lineno}"
         return (f"{where}: {e.msg}, in {python}. FIX: correct it, unless the job has another version of Python",)
-    except (OSError, ValueError, RecursionError, MemoryError):
+    except _UNKNOWN:
         pass
     return ()
 
@@ -122,16 +122,22 @@ def _sources(script: Path) -> list[tuple[str, list[str]]]:
             continue
         seen.add(path)
         try:
-            if path.stat().st_size > _MOST_BYTES:
-                return []
-            text = path.read_text("utf-8-sig")
-            with warnings.catch_warnings(action="ignore"):  # such as those about the script's own escapes
-                names = list(_imported(ast.parse(text)))
-        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
+            data, tree = _parse(path)
+            text, names = data.decode("utf-8-sig"), list(_imported(tree))
+        except (SyntaxError, *_UNKNOWN):
             return []
         found.append((text, names))
         todo += [file for name in names for file in _files_of(name, (path.parent, *roots))]
     return [] if todo else found
+
+
+def _parse(path: Path) -> tuple[bytes, ast.Module]:
+    """The text of a Python file, and its syntax. Raises SyntaxError, or one of `_UNKNOWN` if it cannot be examined."""
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError("too large")
+    data = path.read_bytes()
+    with warnings.catch_warnings(action="ignore"):  # such as those about the script's own escapes
+        return data, ast.parse(data)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
