@@ -20,7 +20,7 @@ def output_of(code: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", ["main", "states"])
+@pytest.mark.parametrize("module", ["main", "launcher_states"])
 def test_torch_is_imported_only_when_ranks_are_to_be_started(module: str) -> None:
     assert output_of(f"import sys, elasticctl_launcher.{module}; print('torch' in sys.modules)") == "False\n"
 
