@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import ElasticJob
-from elasticctl_controller.core.gangs import GANG_API, is_gang, join_gang
+from elasticctl_controller.core.gangs import GANG_API, is_gang
 from elasticctl_controller.kube.limited_api import LimitedApi
 
 RECHECK_S = 600.0
@@ -28,9 +27,9 @@ class Gangs:
         self._lock = threading.Lock()
         self._served, self._look_at = False, 0.0
 
-    def finish_pod(self, job: ElasticJob, pod: Manifest, others: Iterable[Mapping[str, Any]]) -> Manifest:
-        """Return the pod, in its job's gang if it is to be; `others` are the pods that the job has."""
-        return join_gang(job, pod) if self._is_served() and is_gang(job, others) else pod
+    def takes(self, job: ElasticJob, pods: Iterable[Mapping[str, Any]]) -> bool:
+        """True if new pods of the job, which has these `pods`, join its gang."""
+        return self._is_served() and is_gang(job, pods)
 
     def _is_served(self) -> bool:
         with self._lock:

@@ -34,7 +34,7 @@ from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.features import ALL, Feature, left_out
 from elasticctl.kubeapi.watch import Reflector, object_key
-from elasticctl_controller.core.gangs import build_gang, gang_name, group_of
+from elasticctl_controller.core.gangs import build_gang, gang_name, group_of, join_gang
 from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
@@ -149,7 +149,7 @@ class Manager:
             flags.rendezvous_url, self._host, flags.node_grace_s, flags.watch_namespace, flags.has(Feature.NODES)
         )
         counted = (self._metrics.observe_replacement, self._metrics.observe_status)
-        return KubeWorkload(api, settings, owned, self._finish_pod, *counted)
+        return KubeWorkload(api, settings, owned, self._finisher, *counted)
 
     def _build_allocator(self, capacity: KubeCapacity) -> Allocator:
         settings = SharingSettings(True, SharingRules(), self._flags.capacity)
@@ -223,9 +223,10 @@ class Manager:
         self._election.stop()
         self._connection.close()
 
-    def _finish_pod(self, job: ElasticJob, pod: Manifest, others: list[Manifest]) -> Manifest:
-        finished = finish_pod(job, pod)
-        return finished if self._gangs is None else self._gangs.finish_pod(job, finished, others)
+    def _finisher(self, job: ElasticJob, pods: list[Manifest]) -> Callable[[Manifest], Manifest]:
+        if self._gangs is not None and self._gangs.takes(job, pods):
+            return lambda pod: join_gang(job, finish_pod(job, pod))
+        return functools.partial(finish_pod, job)
 
     def _scheduling(self) -> Scheduling:
         kueue = KueueQueueing(self._kueue, self._workload.patch_job)

@@ -26,7 +26,6 @@ from elasticctl.api.errors import (
     TooLargeError,
 )
 from elasticctl.api.objects import as_mapping
-from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAGED, MANAGER, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
@@ -34,7 +33,7 @@ from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.core.workers import worker_index
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pruning import is_accepted, prune_pod
-from elasticctl_controller.loop.apply_actions import NameTakenError
+from elasticctl_controller.loop.apply_actions import NameTakenError, PodCreator
 
 TRUST_S = 600.0
 """How long an object that was created is assumed to exist. After that it is looked for again, because somebody may have
@@ -58,9 +57,8 @@ _PLURALS = {
 _MUTABLE = ("PodDisruptionBudget", "PodGroup")
 """Kinds that are patched when the job's bounds change."""
 
-FinishPod = Callable[[ElasticJob, Manifest, list[Manifest]], Manifest]
-"""Completes the pod that the controller wants for a job with these pods into the one that is created on this
-cluster."""
+PodFinisher = Callable[[ElasticJob, list[Manifest]], Callable[[Manifest], Manifest]]
+"""Returns what completes new pods of a job that has these pods into those that are created on this cluster."""
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ log = logging.getLogger(__name__)
 class KubePods:
     """The pods of all jobs, as a watch sees them, and how they are created and deleted; thread-safe.
 
-    `finish_pod` completes a pod before it is created, and `owned` creates the other objects that it needs.
+    `finisher` gives what completes pods before they are created, and `owned` creates the other objects that it needs.
     `on_replaced(seconds)` is called with the time it took to replace each lost pod. `namespace` limits the pods to one
     namespace ("": all).
     """
@@ -77,11 +75,11 @@ class KubePods:
         self,
         api: LimitedApi,
         owned: OwnedObjects,
-        finish_pod: FinishPod,
+        finisher: PodFinisher,
         on_replaced: Callable[[float], None],
         namespace: str = "",
     ) -> None:
-        self._api, self._owned, self._finish_pod = api, owned, finish_pod
+        self._api, self._owned, self._finisher = api, owned, finisher
         self._replacements = ReplacementTimer(on_replaced)
         self.cache = ObjectStore(prune_pod, index_of=job_key_of)
         workers = Resource(resource_path("v1", namespace or None, "pods"), f"{LABEL_GROUP}={GROUP}")
@@ -91,11 +89,16 @@ class KubePods:
         """Return the pods with the job's label, whoever owns them, except for those that are about to vanish."""
         return [pod for pod in self.cache.group(job.key) if not is_vanishing(pod)]
 
-    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job, after the objects that it needs. Raises ConflictError if its name is taken, and
-        NameTakenError if the pod that has it is not in the cache, so that no event would say when it is gone.
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        """Return what creates pods of the job, after the objects that they need.
+
+        It raises ConflictError if a pod's name is taken, and NameTakenError if the pod that has it is not in the cache,
+        so that no event would say when it is gone.
         """
-        pod = self._finish_pod(job, dict(manifest), self.list_pods(job))
+        finish = self._finisher(job, self.list_pods(job))
+        return lambda manifest: self._create(job, finish(manifest))
+
+    def _create(self, job: ElasticJob, pod: Manifest) -> None:
         self._owned.ensure(job, pod)
         try:
             with self._replacements.measure(_replacement_key(pod)):
@@ -400,10 +403,9 @@ def is_placed(pod: Manifest) -> bool:
 
 def is_worker(pod: Manifest, job: Manifest | None) -> bool:
     """True for a worker of the job that the pod is labelled with: anybody can give a pod labels and owners."""
-    metadata, owned = pod["metadata"], as_mapping((job or {}).get("metadata"))
-    owner: Manifest = next((ref for ref in metadata["ownerReferences"] if ref.get("controller") is True), {})
-    is_owner = bool(owned.get("uid")) and owner.get("uid") == owned["uid"]
-    return is_owner and worker_index(owned.get("name", ""), metadata.get("name", "")) is not None
+    owned = as_mapping((job or {}).get("metadata"))
+    is_owner = bool(owned.get("uid")) and _owner_uid(pod) == owned["uid"]
+    return is_owner and worker_index(owned.get("name", ""), pod["metadata"].get("name", "")) is not None
 
 
 def job_key_of(pod: Manifest) -> str:
@@ -414,5 +416,10 @@ def job_key_of(pod: Manifest) -> str:
 
 def _replacement_key(manifest: Mapping[str, Any]) -> str:
     """Return a key that a pod shares with its replacement, but not with a later job's pod of the same name."""
-    pod = Pod.from_manifest(manifest)
-    return f"{pod.owner_uid}/{pod.name}"
+    return f"{_owner_uid(manifest)}/{manifest['metadata']['name']}"
+
+
+def _owner_uid(pod: Mapping[str, Any]) -> str:
+    """The uid of what controls the pod, as it was written or as the cache keeps it."""
+    owners = pod["metadata"].get("ownerReferences", ())
+    return next((str(ref["uid"]) for ref in owners if ref.get("controller") is True), "")

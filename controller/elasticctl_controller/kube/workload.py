@@ -24,8 +24,9 @@ from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.kube.event_recorder import EventRecorder
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
-from elasticctl_controller.kube.pods import FinishPod, KubePods, OwnedObjects, delete_options, job_key_of
+from elasticctl_controller.kube.pods import KubePods, OwnedObjects, PodFinisher, delete_options, job_key_of
 from elasticctl_controller.kube.pruning import prune_job, prune_node, unfold_job
+from elasticctl_controller.loop.apply_actions import PodCreator
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Settings:
 
 
 class KubeWorkload:
-    """See the module's docstring; for `finish_pod`, `owned` and `on_replaced` see `KubePods`.
+    """See the module's docstring; for `finisher`, `owned` and `on_replaced` see `KubePods`.
 
     `on_status` is called with the former and the new status of a job once it is stored.
     """
@@ -65,7 +66,7 @@ class KubeWorkload:
         api: LimitedApi,
         settings: Settings,
         owned: OwnedObjects,
-        finish_pod: FinishPod,
+        finisher: PodFinisher,
         on_replaced: Callable[[float], None] = lambda seconds: None,
         on_status: Callable[[JobStatus, JobStatus], None] = lambda before, after: None,
     ) -> None:
@@ -74,7 +75,7 @@ class KubeWorkload:
         self._events = EventRecorder(api.with_own_rate(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health, self._notices = NodeHealth(settings.node_grace_s), NodeNotices()
         self.jobs = ObjectStore(prune_job)
-        self.pods = KubePods(api, owned, finish_pod, on_replaced, settings.namespace)
+        self.pods = KubePods(api, owned, finisher, on_replaced, settings.namespace)
         self.nodes = ObjectStore(prune_node)
         self._watches_nodes = settings.watch_nodes
         jobs = Resource(resource_path(API_VERSION, settings.namespace or None, PLURAL))
@@ -158,9 +159,9 @@ class KubeWorkload:
         """Return False where pods that name nodes to avoid would get no machine."""
         return self._notices.may_be_named()
 
-    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """See `KubePods.create_pod`."""
-        self.pods.create_pod(job, manifest)
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        """See `KubePods.pod_creator`."""
+        return self.pods.pod_creator(job)
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """See `KubePods.delete_pod`."""

@@ -25,6 +25,7 @@ from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.local.command import PEER_KEY_NAME, TOKEN_NAME
 from elasticctl_controller.local.objects import owner_uid
 from elasticctl_controller.local.store import Store, StoreChange
+from elasticctl_controller.loop.apply_actions import PodCreator
 
 
 class LocalWorkload:
@@ -108,9 +109,13 @@ class LocalWorkload:
         """Return a project's ElasticQuota; None if it has none."""
         return next((quota for quota in self.quotas() if quota["metadata"]["name"] == project), None)
 
-    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job; ConflictError when its name is taken."""
-        self._store.create_pod(manifest, job.uid)
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        """Return what creates the job's pods; it raises ConflictError when a name is taken."""
+
+        def create_pod(manifest: Manifest) -> None:
+            self._store.create_pod(manifest, job.uid)
+
+        return create_pod
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Delete this very pod, without its grace period when forced; a pod that is gone is no error."""

@@ -51,6 +51,8 @@ PARALLEL_CALLS = 16
 
 T = TypeVar("T")
 
+PodCreator = Callable[[Manifest], None]
+
 log = logging.getLogger(__name__)
 
 
@@ -82,9 +84,9 @@ class Workload(Protocol):
     def nodes_may_be_named(self) -> bool:
         """Return False where pods that name nodes to avoid would get no machine."""
 
-    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job. Raises ConflictError if a pod that `list_pods` returns, or will return, has its
-        name, and NameTakenError if any other pod does.
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        """Return what creates the job's pods in this pass. It raises ConflictError if a pod that `list_pods` returns,
+        or will return, has the new pod's name, and NameTakenError if any other pod does. Thread-safe.
         """
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
@@ -136,11 +138,12 @@ def apply_actions(workload: Workload, calls: Executor, job: ElasticJob, decision
 def _create_workers(workload: Workload, calls: Executor, job: ElasticJob, creations: list[CreateWorker]) -> Outcome:
     created: list[str] = []
     taken: list[str] = []
+    create_pod = workload.pod_creator(job)
 
     def create(action: CreateWorker) -> None:
         worker = worker_name(job.name, action.index)
         try:
-            workload.create_pod(job, _pod_of(job, action, workload.rendezvous_endpoint))
+            create_pod(_pod_of(job, action, workload.rendezvous_endpoint))
         except NameTakenError:
             taken.append(worker)
             return

@@ -22,7 +22,7 @@ from elasticctl.api.status import JobStatus
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.core.notifications import Notification
-from elasticctl_controller.loop.apply_actions import Workload
+from elasticctl_controller.loop.apply_actions import PodCreator, Workload
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox
 
 WAITS_LONG_S = 900.0
@@ -101,8 +101,8 @@ class NotifyingWorkload:
     def lost_nodes(self) -> frozenset[str]:
         return self._inner.lost_nodes()
 
-    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        self._inner.create_pod(job, manifest)
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        return self._inner.pod_creator(job)
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         self._inner.delete_pod(job, name, uid, force=force)

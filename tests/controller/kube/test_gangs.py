@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from elasticctl.api.codec import Manifest
+from elasticctl.api.spec import ElasticJob
+from elasticctl_controller.core.gangs import join_gang
 from elasticctl_controller.core.manifests import build_budget, build_pod
 from elasticctl_controller.kube.gangs import RECHECK_S, Gangs
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
@@ -21,17 +25,16 @@ def test_whether_there_are_gangs_is_asked_once_and_again_after_a_while(control: 
     now = [0.0]
     gangs = Gangs(LimitedApi(control.connection(), TokenBucket(10_000, 10_000)), lambda: now[0])
     job = a_job(min=2)
-    pod = build_pod(job, 0, "http://x")
     for _ in range(3):
-        assert gangs.finish_pod(job, pod, []) == pod
+        assert not gangs.takes(job, [])
     assert control.asked("GET", DISCOVERY) == 1
     control.served.add(DISCOVERY)
     now[0] = RECHECK_S
-    assert gangs.finish_pod(job, pod, []) == pod, "the API group is there, and PodGroups are not"
+    assert not gangs.takes(job, []), "the API group is there, and PodGroups are not"
     control.resources[DISCOVERY] = [{"name": "podgroups"}]
     now[0] = 2 * RECHECK_S
     for _ in range(2):
-        assert "schedulingGroup" in gangs.finish_pod(job, pod, [])["spec"]
+        assert gangs.takes(job, [])
     assert control.asked("GET", DISCOVERY) == 3
 
 
@@ -41,9 +44,18 @@ def test_the_group_is_there_before_its_pods_and_follows_the_minimum(control: Con
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
     owned = OwnedObjects(api, ObjectBuilders(partial(build_companions, b"k" * 32), build_budget, build_named_group))
     gangs = Gangs(api)
-    pods = KubePods(api, owned, gangs.finish_pod, lambda seconds: None)
+    asked: list[int] = []
+
+    def finisher(job: ElasticJob, pods: list[Manifest]) -> Callable[[Manifest], Manifest]:
+        asked.append(len(pods))
+        return partial(join_gang, job) if gangs.takes(job, pods) else lambda pod: pod
+
+    pods = KubePods(api, owned, finisher, lambda seconds: None)
     job = a_job(min=3, namespace="default")
-    pods.create_pod(job, build_pod(job, 0, "http://x"))
+    create_pod = pods.pod_creator(job)
+    for index in range(3):
+        create_pod(build_pod(job, index, "http://x"))
+    assert asked == [0], "whether pods join the gang is decided once for all that a pass creates"
     [group] = control.names(GROUPS)
     posts = [request.path for request in control.requests if request.method == "POST"]
     assert posts.index(GROUPS) < posts.index(PODS)

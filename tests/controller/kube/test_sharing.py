@@ -103,7 +103,7 @@ def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeQuotas, KubeCapacit
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
     nothing = ObjectBuilders(lambda job, pod: [], lambda job: {})
     workload = KubeWorkload(
-        api, Settings("", "me", node_grace_s=0.1), OwnedObjects(api, nothing), lambda job, pod, pods: pod
+        api, Settings("", "me", node_grace_s=0.1), OwnedObjects(api, nothing), lambda job, pods: lambda pod: pod
     )
     quotas = KubeQuotas(api)
     return workload, quotas, KubeCapacity(api, workload, quotas)

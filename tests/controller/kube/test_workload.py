@@ -324,7 +324,7 @@ def test_the_pods_of_a_deleted_node_are_called_for_at_once(bench: Bench) -> None
     job = bench.submit()
     bench.place(bench.create(job), "n1")
     other = bench.submit("other")
-    bench.workload.create_pod(other, build_pod(other, 0, ""))
+    bench.workload.pod_creator(other)(build_pod(other, 0, ""))
     bench.place(bench.pods(other)[0], "n2")
     wait_until(lambda: all(pod.node for pod in [*bench.pods(job), *bench.pods(other)]))
     bench.keys.clear()

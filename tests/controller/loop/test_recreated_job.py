@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elasticctl.api.codec import Timestamp, from_json
+from elasticctl.api.codec import Manifest, Timestamp, from_json
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus
@@ -24,6 +24,7 @@ from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
+from elasticctl_controller.loop.apply_actions import PodCreator
 from elasticctl_controller.loop.controller import Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
@@ -61,9 +62,14 @@ class ChangingHands(LocalWorkload):
         super().write_status(job, status)
         self._count()
 
-    def create_pod(self, job: ElasticJob, manifest: Any) -> None:
-        self._count()
-        super().create_pod(job, manifest)
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        create_pod = super().pod_creator(job)
+
+        def count_and_create(manifest: Manifest) -> None:
+            self._count()
+            create_pod(manifest)
+
+        return count_and_create
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         self._count()

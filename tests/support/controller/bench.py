@@ -42,7 +42,7 @@ class Bench:
             api,
             Settings("http://rendezvous:7777", "me", node_grace_s=0.1),
             OwnedObjects(api, makers),
-            lambda job, pod, others: pod,
+            lambda job, pods: lambda pod: pod,
             self.replaced.append,
         )
 
@@ -61,7 +61,7 @@ class Bench:
         return ElasticJob.from_manifest(self.workload.get_job(f"default/{name}") or {})
 
     def create(self, job: ElasticJob, index: int = 0) -> Pod:
-        self.workload.create_pod(job, build_pod(job, index, self.workload.rendezvous_endpoint))
+        self.workload.pod_creator(job)(build_pod(job, index, self.workload.rendezvous_endpoint))
         return next(pod for pod in self.pods(job) if pod.index == index)
 
     def pods(self, job: ElasticJob) -> list[Pod]:

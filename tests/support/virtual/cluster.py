@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from elasticctl.api.errors import ConflictError, UnreachableError
 from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.loop.apply_actions import PodCreator
 from tests.support.virtual.clock import EPOCH, VirtualLoop
 
 Manifest = dict[str, Any]
@@ -120,6 +122,9 @@ class Cluster:
 
     def lost_nodes(self) -> frozenset[str]:
         return self._seen_lost
+
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        return functools.partial(self.create_pod, job)
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         self._check_answers()
