@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
-from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
+from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
+from elasticctl_controller.core.manifests import build_pod, harden
 from elasticctl_controller.kube.pruning import prune_pod
 
 T = TypeVar("T")
@@ -99,13 +100,7 @@ class Load:
 
     def create_ours(self, name: str, workers: int, most: int | None = None, **pod: Any) -> None:
         """Create an ElasticJob of `workers` workers, at most `most`; further keywords are fields of their pods."""
-        spec = {
-            "minReplicas": 1,
-            "maxReplicas": most or workers,
-            "replicaSpecs": {
-                "Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": _template(**pod)}
-            },
-        }
+        spec = _elastic_job(workers, most or workers, _template(**pod))
         self._create(resource_path(API_VERSION, NAMESPACE, PLURAL), API_VERSION, KIND, name, spec)
 
     def grow(self, name: str, workers: int, steps: int) -> None:
@@ -120,8 +115,17 @@ class Load:
             until(lambda: self.pods.running() == target, 300, f"{target} running workers")  # noqa: B023
 
     def create_theirs(self, name: str, workers: int, **pod: Any) -> None:
-        """Create a Job of `workers` pods at once; further keywords are fields of its pods."""
-        template = _template(**pod)
+        """Create a Job of `workers` bare pods at once; further keywords are fields of its pods."""
+        self._create_job(name, workers, _template(**pod))
+
+    def create_theirs_alike(self, name: str, workers: int, **pod: Any) -> None:
+        """Create a Job of `workers` pods that have the environment, volumes and security settings of our workers."""
+        made = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": _elastic_job(1, 1, _template(**pod))}
+        worker = harden(build_pod(ElasticJob.from_manifest(made), 0, "http://10.88.0.1:7777"))
+        spec = {key: value for key, value in worker["spec"].items() if key not in ("hostname", "subdomain")}
+        self._create_job(name, workers, {"spec": spec})
+
+    def _create_job(self, name: str, workers: int, template: Manifest) -> None:
         template["spec"]["restartPolicy"] = "Never"
         spec = {"parallelism": workers, "completions": workers, "template": template}
         self._create(resource_path("batch/v1", NAMESPACE, "jobs"), "batch/v1", "Job", name, spec)
@@ -164,6 +168,11 @@ def until(condition: Callable[[], T | None], limit_s: float, what: str) -> T:
 def names(prefix: str, count: int) -> Iterable[str]:
     """Yield `prefix-0`, `prefix-1`, …"""
     return (f"{prefix}-{number}" for number in range(count))
+
+
+def _elastic_job(workers: int, most: int, template: Manifest) -> Manifest:
+    worker = {"replicas": workers, "restartPolicy": "OnFailure", "template": template}
+    return {"minReplicas": 1, "maxReplicas": most, "replicaSpecs": {"Worker": worker}}
 
 
 def _template(**pod: Any) -> Manifest:

@@ -75,6 +75,18 @@ def test_ours_and_theirs_are_the_same_pods(control: ControlApi) -> None:
     assert (worker["replicas"], theirs["spec"]["parallelism"], theirs["spec"]["completions"]) == (7, 7, 7)
 
 
+def test_theirs_can_be_as_large_as_our_workers(control: ControlApi) -> None:
+    load = Load(control.connection())
+    load.create_theirs_alike("theirs", 7, schedulerName="nobody")
+    (theirs,) = (item for path, item in control.objects.items() if path.endswith("jobs/theirs"))
+    spec = theirs["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert "ELASTICCTL_WORKER" in {item["name"] for item in container["env"]}
+    assert len(spec["volumes"]) == len(container["volumeMounts"]) == 3
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert (spec["restartPolicy"], spec["schedulerName"], "hostname" in spec) == ("Never", "nobody", False)
+
+
 def test_what_is_not_there_in_time_is_said() -> None:
     with pytest.raises(Missing, match="not within 0 s: a miracle"):
         until(lambda: False, 0.0, "a miracle")
