@@ -249,12 +249,13 @@ def recovered(digits: Trainer, uids: dict[str, str]) -> list[Interruption]:
 
 
 @pytest.mark.usefixtures("cli_home")
-def test_training_goes_on_while_the_api_server_says_nothing(digits: Trainer, replicas: Replicas) -> None:
+@pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
+def test_training_goes_on_while_the_control_plane_says_nothing(digits: Trainer, replicas: Replicas, part: str) -> None:
     need_lab()
     digits.wait_training(3)
     digits.wait_steady()
     before, uids, leader = digits.job().status, digits.uids(), replicas.leader()
-    with frozen():
+    with frozen(part):
         until = time.monotonic() + OUTAGE_S
         listed = elasticctl("list")
         assert (listed.code, listed.out, listed.err.count("\n")) == (3, "", 1), listed
