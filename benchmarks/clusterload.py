@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
-from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER, ElasticJob
+from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
-from elasticctl_controller.core.manifests import build_pod, harden
 from elasticctl_controller.kube.pruning import prune_pod
 
 T = TypeVar("T")
@@ -75,7 +74,7 @@ class Pods:
 
 
 class Load:
-    """Creates and removes jobs; ours are ElasticJobs, theirs are Kubernetes' own."""
+    """Creates ElasticJobs, and removes jobs."""
 
     def __init__(self, api: Connection) -> None:
         self._api = api
@@ -100,7 +99,7 @@ class Load:
 
     def create_ours(self, name: str, workers: int, most: int | None = None, **pod: Any) -> None:
         """Create an ElasticJob of `workers` workers, at most `most`; further keywords are fields of their pods."""
-        spec = _elastic_job(workers, most or workers, _template(**pod))
+        spec = elastic_job(workers, most or workers, template(**pod))
         self._create(resource_path(API_VERSION, NAMESPACE, PLURAL), API_VERSION, KIND, name, spec)
 
     def grow(self, name: str, workers: int, steps: int) -> None:
@@ -114,27 +113,9 @@ class Load:
             self._api.request("PATCH", path, patch, content_type=MERGE_PATCH)
             until(lambda: self.pods.running() == target, 300, f"{target} running workers")  # noqa: B023
 
-    def create_theirs(self, name: str, workers: int, **pod: Any) -> None:
-        """Create a Job of `workers` bare pods at once; further keywords are fields of its pods."""
-        self._create_job(name, workers, _template(**pod))
-
-    def create_theirs_alike(self, name: str, workers: int, **pod: Any) -> None:
-        """Create a Job of `workers` pods that have the environment, volumes and security settings of our workers."""
-        made = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": _elastic_job(1, 1, _template(**pod))}
-        worker = harden(build_pod(ElasticJob.from_manifest(made), 0, "http://10.88.0.1:7777"))
-        spec = {key: value for key, value in worker["spec"].items() if key not in ("hostname", "subdomain")}
-        self._create_job(name, workers, {"spec": spec})
-
-    def _create_job(self, name: str, workers: int, template: Manifest) -> None:
-        template["spec"]["restartPolicy"] = "Never"
-        spec = {"parallelism": workers, "completions": workers, "template": template}
-        self._create(resource_path("batch/v1", NAMESPACE, "jobs"), "batch/v1", "Job", name, spec)
-
-    def clear(self) -> None:
-        """Remove all jobs, and wait until nothing is left of them."""
-        options = {"propagationPolicy": "Background"}
-        for path in (resource_path(API_VERSION, NAMESPACE, PLURAL), resource_path("batch/v1", NAMESPACE, "jobs")):
-            self._api.request("DELETE", path, options, timeout_s=60)
+    def clear(self, path: str = resource_path(API_VERSION, NAMESPACE, PLURAL)) -> None:
+        """Remove all objects of a kind, ElasticJobs by default, and wait until nothing is left of them."""
+        self._api.request("DELETE", path, {"propagationPolicy": "Background"}, timeout_s=60)
         services = resource_path("v1", NAMESPACE, "services")
         until(lambda: not len(self.pods), 600, "the end of all pods")
         until(lambda: not self._api.request("GET", services)["items"], 600, "the end of all services")
@@ -170,12 +151,14 @@ def names(prefix: str, count: int) -> Iterable[str]:
     return (f"{prefix}-{number}" for number in range(count))
 
 
-def _elastic_job(workers: int, most: int, template: Manifest) -> Manifest:
-    worker = {"replicas": workers, "restartPolicy": "OnFailure", "template": template}
+def elastic_job(workers: int, most: int, pod: Manifest) -> Manifest:
+    """The spec of an ElasticJob of `workers` workers, at most `most`."""
+    worker = {"replicas": workers, "restartPolicy": "OnFailure", "template": pod}
     return {"minReplicas": 1, "maxReplicas": most, "replicaSpecs": {"Worker": worker}}
 
 
-def _template(**pod: Any) -> Manifest:
+def template(**pod: Any) -> Manifest:
+    """The template of a bare pod; keywords are further fields of its spec."""
     worker = {"name": WORKER_CONTAINER, "image": "lab/base:dev", "command": ["sleep", "infinity"]}
     where = {} if "schedulerName" in pod else {"nodeSelector": HOLLOW}
     # No grace: a deleted pod is gone at once, as if its machine had failed.

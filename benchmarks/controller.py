@@ -20,7 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,12 +33,12 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.clusterload import NOBODY, Load, Missing, names, until
 from benchmarks.commandline import count, end_as_by_ctrl_c
+from benchmarks.pod_controllers import JOB_CONTROLLER, OURS, compare
 from benchmarks.replicas import Replica, Replicas, prepare
 from benchmarks.results import percentile
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.kubeapi.connection import Connection, connect
 
-CREATED_LIMIT_S = 300.0
 QUIET_S, REST_S = 10.0, 60.0
 SMALL_JOBS, SMALL_WORKERS = 50, 20
 LOSS_PAUSE_S = 0.1
@@ -94,36 +94,21 @@ class Session:
         self.say.print(f"{what}: {shown} {unit}", markup=False, soft_wrap=True)
 
 
-def creation(session: Session, workers: int, repeats: int) -> None:
-    """Measure how fast all pods of one large job, and of many small ones, are created: ours and theirs, in turns.
-
-    Theirs are bare pods, and then pods that are as large as ours, of which the API server takes longer to create one.
-    """
-    load = session.load
-    makers: dict[str, Callable[..., None]] = {
-        "ours": load.create_ours,
-        "theirs": load.create_theirs,
-        "theirs-alike": load.create_theirs_alike,
-    }
-    shapes = {f"1 job x {workers}": (1, workers), f"{SMALL_JOBS} jobs x {SMALL_WORKERS}": (SMALL_JOBS, SMALL_WORKERS)}
-    took_s: dict[tuple[str, str], list[float]] = {(shape, who): [] for shape in shapes for who in makers}
-    for number in range(repeats):
-        for shape, (jobs, each) in shapes.items():
-            for who in sorted(makers, reverse=number % 2 == 1):  # alternate who is first
-                began = time.monotonic()
-                for name in names(who, jobs):
-                    makers[who](name, each, schedulerName=NOBODY)
-                until(lambda total=jobs * each: len(load.pods) == total, CREATED_LIMIT_S, f"{shape} of {who}")
-                took_s[shape, who].append(load.pods.last_created_at - began)
-                session.tell(f"{number + 1} of {repeats}: {shape}, {who}", took_s[shape, who][-1:], "s")
-                load.clear()
-    for shape in shapes:
-        theirs = sorted(took_s[shape, "theirs"])
-        session.found(f"{shape}: all pods created by the Job controller", "s", theirs)
-        alike = took_s[shape, "theirs-alike"]
-        session.found(f"{shape}: all pods like ours created by the Job controller", "s", alike)
-        aim = percentile(theirs, 0.5)
-        session.found(f"{shape}: all pods created by elasticctl", "s", took_s[shape, "ours"], aim, 0.5)
+def comparison(session: Session, workers: int, repeats: int) -> None:
+    """Measure how fast pods of one large job, and of many small ones, are created and replaced: ours and others'."""
+    shapes = [(1, workers), (SMALL_JOBS, SMALL_WORKERS)]
+    found = compare(
+        session.load,
+        session.api,
+        shapes,
+        repeats,
+        lambda timing: session.tell(f"{timing.work}, {timing.who}", [timing.took_s], "s"),
+    )
+    for work, by_whom in found.items():
+        others = [sorted(values) for who, values in by_whom.items() if who == JOB_CONTROLLER]
+        aim = percentile(others[0], 0.5) if others else None
+        for who, values in by_whom.items():
+            session.found(f"{work}: {who}", "s", values, aim if who == OURS else None, 0.5)
 
 
 def losses(session: Session, workers: int, samples: int) -> None:
@@ -250,7 +235,7 @@ def session_of(lab_home: Path, say: Console) -> Iterator[Session]:
 
 def measure(session: Session, args: argparse.Namespace) -> None:
     """Measure everything, in an order in which each part leaves the state that the next one needs."""
-    creation(session, args.workers, args.repeats)
+    comparison(session, args.workers, args.repeats)
     load = session.load
     load.create_ours("large", 1, most=args.workers)
     load.grow("large", args.workers, GROWTH)

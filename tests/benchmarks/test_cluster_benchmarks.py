@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks import controller, pod_recovery, replicas
-from benchmarks.clusterload import HOLLOW, NAMESPACE, Load, Missing, Pods, until
+from benchmarks.clusterload import NAMESPACE, NOBODY, Load, Missing, Pods, until
 from benchmarks.controller import Figure, as_json, table
+from benchmarks.pod_controllers import contenders
 from benchmarks.pod_recovery import Loss
 from benchmarks.recoveries.timeline import Outcome
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
@@ -62,29 +63,21 @@ def test_the_watch_tells_when_a_pod_has_been_created_again(control: ControlApi, 
     assert pods.last_created_at == at
 
 
-def test_ours_and_theirs_are_the_same_pods(control: ControlApi) -> None:
-    load = Load(control.connection())
-    load.create_ours("ours", 7)
-    load.create_theirs("theirs", 7)
-    (ours,) = (item for path, item in control.objects.items() if path.endswith("elasticjobs/ours"))
-    (theirs,) = (item for path, item in control.objects.items() if path.endswith("jobs/theirs"))
+def test_ours_and_bare_pods_of_theirs_are_the_same_pods(control: ControlApi) -> None:
+    api = control.connection()
+    for contender in contenders(Load(api), api):
+        contender.create(contender.name.replace(",", "").replace(" ", "-").lower(), 7)
+    (ours,) = (item for path, item in control.objects.items() if path.endswith("elasticjobs/elasticctl"))
+    bare, alike = (item for path, item in sorted(control.objects.items()) if "/jobs/" in path)
     worker = ours["spec"]["replicaSpecs"]["Worker"]
-    pod_of_theirs = theirs["spec"]["template"]["spec"]
-    assert worker["template"]["spec"] | {"restartPolicy": "Never"} == pod_of_theirs
-    assert pod_of_theirs["nodeSelector"] == HOLLOW
-    assert (worker["replicas"], theirs["spec"]["parallelism"], theirs["spec"]["completions"]) == (7, 7, 7)
-
-
-def test_theirs_can_be_as_large_as_our_workers(control: ControlApi) -> None:
-    load = Load(control.connection())
-    load.create_theirs_alike("theirs", 7, schedulerName="nobody")
-    (theirs,) = (item for path, item in control.objects.items() if path.endswith("jobs/theirs"))
-    spec = theirs["spec"]["template"]["spec"]
+    assert worker["template"]["spec"] | {"restartPolicy": "Never"} == bare["spec"]["template"]["spec"]
+    assert (worker["replicas"], bare["spec"]["parallelism"], alike["spec"]["parallelism"]) == (7, 7, 7)
+    spec = alike["spec"]["template"]["spec"]
     [container] = spec["containers"]
     assert "ELASTICCTL_WORKER" in {item["name"] for item in container["env"]}
     assert len(spec["volumes"]) == len(container["volumeMounts"]) == 3
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert (spec["restartPolicy"], spec["schedulerName"], "hostname" in spec) == ("Never", "nobody", False)
+    assert (spec["restartPolicy"], spec["schedulerName"], "hostname" in spec) == ("Never", NOBODY, False)
 
 
 def test_what_is_not_there_in_time_is_said() -> None:

@@ -1,0 +1,207 @@
+"""Controllers that keep many pods of one object alive: ours, the Job controller and JobSet, at the same work.
+
+`compare` measures each in turns. Their pods wait for a scheduler that does not exist.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.clusterload import NAMESPACE, NOBODY, Load, elastic_job, names, template, until
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import NotFoundError
+from elasticctl.api.objects import at
+from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
+from elasticctl_controller.core.manifests import build_pod, harden
+
+LIMIT_S = 300.0
+OURS, JOB_CONTROLLER = "elasticctl", "the Job controller"
+JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+_JOBS = resource_path("batch/v1", NAMESPACE, "jobs")
+_JOBSETS = resource_path(JOBSET_API, NAMESPACE, "jobsets")
+_OURS = resource_path(API_VERSION, NAMESPACE, PLURAL)
+
+
+class PodController(Protocol):
+    """One contender, and its objects in the benchmark's namespace."""
+
+    name: str
+    objects: str
+    """The path of its objects on the API server."""
+    backs_off: bool
+    """Whether deleted pods count as failures, after which it waits 10 s, then 20 s, up to 10 minutes."""
+
+    def create(self, name: str, pods: int) -> None:
+        """Create an object that wants this number of pods."""
+
+    def scale(self, name: str, pods: int) -> bool:
+        """Have it want another number; False if such objects cannot be scaled."""
+
+    def reported(self, name: str) -> int:
+        """The number of its pods according to its status."""
+
+
+class Ours:
+    """ElasticJobs."""
+
+    name, objects, backs_off = OURS, _OURS, False
+
+    def __init__(self, load: Load, api: Connection) -> None:
+        self._load, self._api = load, api
+
+    def create(self, name: str, pods: int) -> None:
+        """See `PodController`."""
+        self._load.create_ours(name, pods, most=2 * pods, schedulerName=NOBODY)
+
+    def scale(self, name: str, pods: int) -> bool:
+        """See `PodController`."""
+        patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": pods}}}}
+        self._api.request("PATCH", f"{_OURS}/{name}", patch, content_type=MERGE_PATCH)
+        return True
+
+    def reported(self, name: str) -> int:
+        """See `PodController`."""
+        return int(at(self._api.request("GET", f"{_OURS}/{name}"), "status", "replicas") or 0)
+
+
+class Jobs:
+    """Kubernetes' Jobs, with bare pods, or with pods that are as large as our workers (`alike`)."""
+
+    objects, backs_off = _JOBS, True
+
+    def __init__(self, api: Connection, *, alike: bool) -> None:
+        self._api, self._alike = api, alike
+        self.name = JOB_CONTROLLER + (", pods like ours" if alike else "")
+
+    def create(self, name: str, pods: int) -> None:
+        """See `PodController`."""
+        metadata = {"name": name, "namespace": NAMESPACE}
+        body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job_spec(pods, self._alike)}
+        self._api.request("POST", _JOBS, body)
+
+    def scale(self, name: str, pods: int) -> bool:
+        """See `PodController`."""
+        self._api.request("PATCH", f"{_JOBS}/{name}", {"spec": {"parallelism": pods}}, content_type=MERGE_PATCH)
+        return True
+
+    def reported(self, name: str) -> int:
+        """See `PodController`."""
+        return int(at(self._api.request("GET", f"{_JOBS}/{name}"), "status", "active") or 0)
+
+
+class JobSets:
+    """JobSets of one Job, with pods that are as large as our workers."""
+
+    name, objects, backs_off = "JobSet, pods like ours", _JOBSETS, True
+
+    def __init__(self, api: Connection) -> None:
+        self._api = api
+
+    def create(self, name: str, pods: int) -> None:
+        """See `PodController`."""
+        spec = {"replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job_spec(pods, True)}}]}
+        metadata = {"name": name, "namespace": NAMESPACE}
+        self._api.request(
+            "POST", _JOBSETS, {"apiVersion": JOBSET_API, "kind": "JobSet", "metadata": metadata, "spec": spec}
+        )
+
+    def scale(self, name: str, pods: int) -> bool:
+        """See `PodController`."""
+        return False
+
+    def reported(self, name: str) -> int:
+        """The number of pods according to the Job's status: that of the JobSet counts Jobs."""
+        return int(at(self._api.request("GET", f"{_JOBS}/{name}-workers-0"), "status", "active") or 0)
+
+
+def job_spec(pods: int, alike: bool) -> Manifest:
+    """The spec of a Job of so many pods at once, which can be scaled to twice as many."""
+    pod = template(schedulerName=NOBODY)["spec"]
+    if alike:
+        made = {"metadata": {"name": "alike", "namespace": NAMESPACE}, "spec": elastic_job(1, 1, {"spec": pod})}
+        worker = harden(build_pod(ElasticJob.from_manifest(made), 0, "http://10.88.0.1:7777"))
+        pod = {key: value for key, value in worker["spec"].items() if key not in ("hostname", "subdomain")}
+    made_of = {"spec": {**pod, "restartPolicy": "Never"}}
+    return {"parallelism": pods, "completions": 2 * pods, "template": made_of}
+
+
+def contenders(load: Load, api: Connection) -> list[PodController]:
+    """Ours, the Job controller with either kind of pods, and JobSet where it is installed."""
+    found: list[PodController] = [Ours(load, api), Jobs(api, alike=False), Jobs(api, alike=True)]
+    with suppress(NotFoundError):
+        api.request("GET", _JOBSETS)
+        found.append(JobSets(api))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a contender took for one piece of work, in seconds."""
+
+    work: str
+    who: str
+    took_s: float
+
+
+def time_each(
+    load: Load, api: Connection, who: PodController, jobs: int, each: int, tell: Callable[[Timing], None]
+) -> list[Timing]:
+    """Have one contender create pods, report them, replace a tenth of them at once if it does, and create some more."""
+    found: list[Timing] = []
+    wanted, title = list(names("contest", jobs)), f"{jobs} x {each}"
+
+    def note(work: str, began: float, ended: float) -> None:
+        found.append(Timing(f"{title}: {work}", who.name, ended - began))
+        tell(found[-1])
+
+    began = time.monotonic()
+    for name in wanted:
+        who.create(name, each)
+    until(lambda: len(load.pods) == jobs * each, LIMIT_S, f"the pods of {title}, {who.name}")
+    note("all pods created", began, load.pods.last_created_at)
+    until(lambda: all(who.reported(name) == each for name in wanted), LIMIT_S, f"the status of {title}, {who.name}")
+    note("the status says so", began, time.monotonic())
+    if not who.backs_off:
+        began = time.monotonic()
+        gone = _delete_tenth(load)
+        until(lambda: _are_back(load, jobs * each, gone), LIMIT_S, f"the lost pods of {title}, {who.name}")
+        note("a tenth deleted, all created again", began, load.pods.last_created_at)
+    began, more = time.monotonic(), each + each // 10
+    if all(who.scale(name, more) for name in wanted):
+        until(lambda: len(load.pods) == jobs * more, LIMIT_S, f"more pods of {title}, {who.name}")
+        note("scaled up by a tenth", began, load.pods.last_created_at)
+    load.clear(who.objects)
+    return found
+
+
+def _delete_tenth(load: Load) -> set[str]:
+    former = load.pods.uids()
+    lost = sorted(former)[::10]
+    with ThreadPoolExecutor(16) as calls:
+        list(calls.map(load.delete_pod, lost))
+    return {former[name] for name in lost}
+
+
+def _are_back(load: Load, count: int, gone: set[str]) -> bool:
+    uids = load.pods.uids().values()
+    return len(uids) == count and gone.isdisjoint(uids)
+
+
+def compare(
+    load: Load, api: Connection, shapes: Sequence[tuple[int, int]], repeats: int, tell: Callable[[Timing], None]
+) -> dict[str, dict[str, list[float]]]:
+    """Measure all contenders in turns; return piece of work -> contender -> seconds of each round."""
+    found: dict[str, dict[str, list[float]]] = {}
+    everybody = contenders(load, api)
+    for number in range(repeats):
+        for jobs, each in shapes:
+            for who in everybody[:: -1 if number % 2 else 1]:  # alternate who is first
+                for timing in time_each(load, api, who, jobs, each, tell):
+                    found.setdefault(timing.work, {}).setdefault(timing.who, []).append(timing.took_s)
+    return found
