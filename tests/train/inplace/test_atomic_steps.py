@@ -231,6 +231,7 @@ def test_a_step_that_a_loss_in_its_closure_interrupts_is_undone(bench: Bench) ->
 
     def closure() -> torch.Tensor:
         calls.append(len(calls))
+        assert not gate.is_made
         if len(calls) == 2:
             bench.lose()
         bench.optimizer.zero_grad()
@@ -239,7 +240,9 @@ def test_a_step_that_a_loss_in_its_closure_interrupts_is_undone(bench: Bench) ->
         return loss
 
     bench.optimizer.step(closure)
-    assert len(calls) > 1
+    assert len(calls) > 2, "it has gone on, and changed parameters, after the loss"
+    assert gate.is_made
+    assert bench.last.restore(gate.undone)
     assert gate.undo()
     assert all(map(torch.equal, before, bench.model.parameters()))
     assert not any(bench.optimizer.state.values())

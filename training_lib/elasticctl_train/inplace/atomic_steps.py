@@ -47,6 +47,7 @@ class StepGate:
     ) -> None:
         self._watch, self._on_first = watch, on_first
         self._made = self._most = 0
+        self._is_within = False
         self._kept: dict[torch.optim.Optimizer, KeptOptimizer] = {}
         self._is_torn = self.has_skipped = False
         for optimizer in optimizers:
@@ -55,7 +56,12 @@ class StepGate:
     @property
     def is_made(self) -> bool:
         """True if the optimizers have made as many steps as in any step of the script so far."""
-        return 0 < self._made >= self._most
+        return 0 < self._made >= self._most and not self._is_within
+
+    @property
+    def undone(self) -> list[torch.Tensor]:
+        """The parameters that `undo` restores."""
+        return [parameter for kept in self._kept.values() for parameter in kept.parameters]
 
     def mark(self) -> None:
         """Record the end of the script's step."""
@@ -86,7 +92,11 @@ class StepGate:
             if (takes_closure or self._made < self._most) and optimizer not in self._kept and not self._is_torn:
                 self._kept[optimizer] = KeptOptimizer(optimizer)
             self._is_torn |= optimizer not in self._kept
-            return make_step(*args, **kwargs)
+            self._is_within = True
+            try:
+                return make_step(*args, **kwargs)
+            finally:
+                self._is_within = False
 
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
@@ -96,14 +106,14 @@ class KeptOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._parameters = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._copies = [parameter.detach().clone() for parameter in self.parameters]
         self._state = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
 
     def put_back(self) -> None:
         """Undo what has changed since."""
         with torch.no_grad():
-            for parameter, before in self._parameters:
+            for parameter, before in zip(self.parameters, self._copies, strict=True):
                 parameter.copy_(before)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
@@ -167,18 +177,22 @@ class LastStep:
     def look(self) -> None:
         """Check for early changes, just before an optimizer makes its step."""
         if self._first_samples is not None:
-            self.changes_early |= not _same(self._first_samples, self._sample())
+            self.changes_early |= not all(map(torch.equal, self._first_samples, self._sample()))
             self._first_samples = None
 
     def end(self) -> None:
         """Record that the step has been made."""
         self._is_begun, self._rng, self._kept, self._kept_groups, self._samples = False, {}, {}, [], None
 
-    def restore(self) -> bool:
-        """Return to the beginning of the step; return False if the script has changed state that cannot be restored."""
+    def restore(self, undone: Sequence[torch.Tensor] = ()) -> bool:
+        """Return to the beginning of the step; return False if the script has changed state that cannot be restored.
+
+        The gate restores the parameters in `undone`, whatever has changed them: an optimizer with a closure continues
+        after the loss.
+        """
         if not self._is_begun:
             return True
-        is_whole = not self._is_early and _same(self._samples, self._sample())
+        is_whole = not self._is_early and self._is_as_kept(frozenset(undone))
         with torch.no_grad():
             self._put_buffers_back()
             for parameter in self._parameters:
@@ -193,6 +207,13 @@ class LastStep:
                 group.update(settings)
         self.end()
         return is_whole
+
+    def _is_as_kept(self, undone: frozenset[torch.Tensor]) -> bool:
+        """Return whether all parameters but the `undone` ones are as they were when the loss was noticed."""
+        if self._samples is None:
+            return True
+        now = zip(self._parameters, self._samples, self._sample(), strict=True)
+        return all(parameter in undone or torch.equal(before, sample) for parameter, before, sample in now)
 
     def _keep_buffers(self) -> None:
         """Copy the buffers, and remember their tensors, because a pass may replace them."""
@@ -221,10 +242,6 @@ class LastStep:
     def _sample(self) -> list[torch.Tensor]:
         """The first elements of each parameter, as bytes."""
         return [parameter.detach().reshape(-1)[:_SAMPLED].clone().view(torch.uint8) for parameter in self._parameters]
-
-
-def _same(before: Sequence[torch.Tensor] | None, now: Sequence[torch.Tensor]) -> bool:
-    return before is None or all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
 
 
 def _call_closure(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> Any:

@@ -168,7 +168,7 @@ class InPlace:
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
-        is_whole = self.last_step.restore() & self._gate.undo() and not is_uneven
+        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
