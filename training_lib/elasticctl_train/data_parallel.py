@@ -88,12 +88,6 @@ class ResumableDataParallel(DistributedDataParallel):
             "batches: run.loader gives all ranks the same number. FIX: remove it"
         )
 
-    def reduced(self) -> list[torch.nn.Parameter]:
-        """Return the parameters whose gradients are reduced, in the order in which buckets number them."""
-        found, _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
-        parameters: list[torch.nn.Parameter] = found
-        return parameters
-
     def _ddp_init_helper(self, parameters: Sequence[torch.nn.Parameter], *args: Any, **kwargs: Any) -> None:
         """Start with the known buckets, which DistributedDataParallel offers no parameter for."""
         module: Any = dist

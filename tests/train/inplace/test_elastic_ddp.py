@@ -74,9 +74,16 @@ def lose_a_peer(port: int, how: str, survives: bool) -> None:
     watch.survives = survives
     layers = [torch.nn.Linear(400, 400) for _ in range(6)]
     model = ElasticDataParallel(torch.nn.Sequential(*layers), watch, init_sync=True)
-    for _ in range(3):
+    model(torch.ones(2, 400)).sum().backward()
+    model.rebuild_buckets()
+    numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
+    buckets = [
+        [numbers[each] for each in bucket.parameters()] for bucket in model.reducer._get_zeros_like_grad_buckets()
+    ]
+    assert watch.buckets == buckets, "they are known before the next pass"
+    assert len(buckets) > 1
+    for _ in range(2):
         model(torch.ones(2, 400)).sum().backward()
-    assert len(watch.buckets or ()) > 1
     assert (watch.lost, told) == (False, [])
     if dist.get_rank() == 1:
         store.set("ready", str(os.getpid()))

@@ -109,7 +109,7 @@ def test_a_worker_that_has_to_go_is_missed_by_nobody(lab: Lab) -> None:
 def test_the_same_number_of_ranks_computes_the_very_same(lab: Lab, another_lab: Lab) -> None:
     """With a group that waits for its replacement, the losses are those of a run that nothing has disturbed."""
     lab.minimum = 3
-    workers = Workers(lab, 3, 3, FAULTS="backward:7:w1 after:12:w0 forward:20:w2")
+    workers = Workers(lab, 3, 3, FAULTS="after:0:w0 backward:7:w1 forward:20:w2")
     disturbed = workers.finish()
     losses = workers.ledger().losses()
     again = Workers(another_lab, 3, 3)

@@ -27,8 +27,9 @@ LIBRARY = Path(torch_releases.__file__).parents[2]
 HOMES: dict[Any, set[str]] = {
     torch: {"_C", "_utils", "_foreach_copy_"},
     torch.Tensor: {"_version"},
-    _C: {"_distributed_c10d"},
+    _C: {"_current_graph_task_id", "_distributed_c10d"},
     _C.StorageBase: {"_cdata"},
+    _C._distributed_c10d.Reducer: {"_rebuild_buckets", "_set_ddp_runtime_logging_sample_rate"},
     _C._distributed_c10d.ProcessGroup: {"_get_backend", "_get_sequence_number_for_group"},
     _dynamo.eval_frame: {"_orig_mod", "_torchdynamo_orig_callable"},
     _utils: {"_flatten_dense_tensors", "_unflatten_dense_tensors"},

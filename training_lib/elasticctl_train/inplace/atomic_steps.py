@@ -38,14 +38,19 @@ Buffers = dict[str, torch.Tensor | None]
 class StepGate:
     """Skips the steps of optimizers while a peer is lost; calls `on_first()` before the first one in each step.
 
-    If more will follow in the same step, as a GAN's do, a loss may come between them. What an optimizer changes is then
-    copied before, unless its step is the last one. `has_skipped`: it has skipped one since the end of the last step.
+    `prepare()` is called before each of them, and may notice a loss. If more will follow in the same step, as a GAN's
+    do, a loss may come between them. What an optimizer changes is then copied before, unless its step is the last one.
+    `has_skipped`: it has skipped one since the end of the last step.
     """
 
     def __init__(
-        self, watch: PeerWatch, optimizers: Sequence[torch.optim.Optimizer], on_first: Callable[[], None]
+        self,
+        watch: PeerWatch,
+        optimizers: Sequence[torch.optim.Optimizer],
+        on_first: Callable[[], None],
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        self._watch, self._on_first = watch, on_first
+        self._watch, self._on_first, self._prepare = watch, on_first, prepare
         self._made = self._most = 0
         self._is_within = False
         self._kept: dict[torch.optim.Optimizer, KeptOptimizer] = {}
@@ -82,6 +87,7 @@ class StepGate:
         @functools.wraps(getattr(make_step, "__func__", make_step))  # keeps a scheduler's marks
         def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             self._watch.finish_on_gpu()
+            self._prepare()
             if self._watch.lost:
                 self.has_skipped = True
                 return _call_closure(*args, **kwargs)

@@ -1,13 +1,13 @@
 """DistributedDataParallel that survives the loss of a peer: the step fails, but the script does not.
 
 Every error that a lost peer causes in a forward or backward pass is caught here, below the script's loop. The pass then
-continues on this rank alone. Its result is not used, because the optimizer's step is skipped (`steps`).
+continues on this rank alone. Its result is not used, because the optimizer's step is skipped (`atomic_steps`).
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +29,10 @@ torch's about a DataLoader worker that has died, which its handler of SIGCHLD ra
 """
 _OWN_CODES = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError")
 """NCCL's names for such errors. It refuses two ranks on one GPU with the first."""
+_NO_BACKWARD = -1
+"""What torch says instead of the number of the backward pass that this thread is in."""
+_USUAL_SAMPLE_RATE = 100
+"""Of so many iterations, DistributedDataParallel measures one unless it is told otherwise."""
 
 
 def is_own(error: BaseException) -> bool:
@@ -48,8 +52,8 @@ class PeerWatch:
     group may be under way by then. Gradients go through the training group of `channel`, which has `size` ranks.
 
     `survives`: errors are caught, because the process may stay for the next group. `buckets` are the gradient buckets
-    that the ranks have settled on, and `recorded` those that have been seen so far. `waits` measures how long this rank
-    waits for gradients. `is_on_gpu`: a GPU has been told to reduce gradients, and the result has not been checked.
+    that the ranks have settled on. `waits` measures how long this rank waits for gradients. `is_on_gpu`: a GPU has been
+    told to reduce gradients, and the result has not been checked.
     """
 
     def __init__(self, size: int, on_loss: OnLoss, channel: Channel | None = None) -> None:
@@ -60,7 +64,6 @@ class PeerWatch:
         self.lost = False
         self.survives = True
         self.buckets: Buckets | None = None
-        self.recorded: dict[int, list[int]] | None = None
         self.is_on_gpu = False
 
     @property
@@ -96,16 +99,8 @@ class PeerWatch:
     def reset(self, size: int, on_loss: OnLoss) -> None:
         """Start with a new group of `size` ranks."""
         with self._lock:
-            self.size, self.lost, self.recorded, self._on_loss = size, False, None, on_loss
+            self.size, self.lost, self._on_loss = size, False, on_loss
             self.is_on_gpu = False
-
-    def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
-        """Record one of the buckets, if they are being recorded."""
-        if self.recorded is None:
-            return
-        self.recorded[index] = parameters
-        if is_last:
-            self.buckets, self.recorded = [self.recorded[key] for key in sorted(self.recorded)], None
 
 
 class ElasticDataParallel(ResumableDataParallel):
@@ -129,8 +124,7 @@ class ElasticDataParallel(ResumableDataParallel):
             super().__init__(module, process_group=watch.group, **options)
         if init_sync and watch.size > 1 and next(module.parameters()).is_cuda:
             finish_on_gpu(watch.channel)
-        numbers: dict[torch.Tensor, int] = {each: number for number, each in enumerate(self.reduced())}
-        super().register_comm_hook(Means(watch, numbers), Means.hand_in)
+        super().register_comm_hook(Means(watch), Means.hand_in)
 
     @property
     def known_buckets(self) -> Buckets | None:  # type: ignore[override]
@@ -138,7 +132,7 @@ class ElasticDataParallel(ResumableDataParallel):
         return self._watch.buckets
 
     def buckets(self) -> Buckets | None:
-        """Return the buckets as they were recorded."""
+        """Return the buckets that the ranks have settled on."""
         return self._watch.buckets
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> NoReturn:
@@ -162,8 +156,26 @@ class ElasticDataParallel(ResumableDataParallel):
 
     def settle(self) -> None:
         """Rebuild the buckets for the parameters as they are now. All ranks must call this."""
-        self._watch.buckets = self._watch.recorded = None
+        self._watch.buckets = None
         self.reform()
+
+    def rebuild_buckets(self) -> None:
+        """Rebuild the buckets now if the next pass would. All ranks must call this, after a backward pass.
+
+        Parameters are not changed before it, so a step that counts is never without the buckets of the next one, which
+        decide how gradients are summed up.
+        """
+        if self._has_rebuilt_buckets or self._watch.lost or torch._C._current_graph_task_id() != _NO_BACKWARD:
+            return
+        try:
+            if self.reducer._rebuild_buckets():
+                self._has_rebuilt_buckets = True
+                self._note_buckets()
+                self._watch.is_on_gpu = self._watch.size > 1 and next(self.module.parameters()).is_cuda
+        except RuntimeError as error:
+            if not is_own(error):  # the next pass raises such an error, and says what to do
+                self._watch.note(error)
+        self._watch.finish_on_gpu()
 
     def reduce_waits_s(self) -> float:
         """Return for how many seconds this rank has waited for gradients of other ranks."""
@@ -174,6 +186,14 @@ class ElasticDataParallel(ResumableDataParallel):
         if self.broadcast_buffers and self.modules_buffers and self._watch.size > 1:
             self._sync_buffers()  # type: ignore[no-untyped-call]
             self._has_buffers_of_rank_0 = True
+
+    def _note_buckets(self) -> None:
+        """Record the buckets, which have just been rebuilt. torch describes them only in iterations that it samples."""
+        logger: Any = self.logger
+        self.reducer._set_ddp_runtime_logging_sample_rate(1)
+        logger.set_runtime_stats_and_log()
+        self.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
+        self._watch.buckets = super().buckets()
 
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
@@ -215,7 +235,7 @@ class ElasticDataParallel(ResumableDataParallel):
             try:
                 passed = super()._pre_forward(*inputs, **kwargs)
                 if self._has_rebuilt_buckets and not had_settled:
-                    self._watch.recorded = {}
+                    self._note_buckets()
                 return passed
             except RuntimeError as error:
                 self._watch.note(error)
@@ -237,21 +257,17 @@ class Means:
     So it needs no other thread, which would compete for the interpreter.
     """
 
-    def __init__(self, watch: PeerWatch, numbers: Mapping[torch.Tensor, int]) -> None:
-        self._watch, self._numbers = watch, numbers
+    def __init__(self, watch: PeerWatch) -> None:
+        self._watch = watch
         self._begun: deque[tuple[Any, torch.Tensor, Future[torch.Tensor]]] = deque()
 
     def hand_in(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Return the mean of a bucket; its content is arbitrary once a peer is lost."""
-        watch, index, is_last = self._watch, bucket.index(), bucket.is_last()
-        if watch.recorded is not None:
-            of_bucket = [self._numbers[parameter] for parameter in bucket.parameters()]
-            watch.record(index, of_bucket, is_last=is_last)
-        buffer = bucket.buffer()
+        watch, is_last, buffer = self._watch, bucket.is_last(), bucket.buffer()
         mean: Future[torch.Tensor] = Future()
         if buffer.is_cuda and watch.size > 1 and not watch.lost:
             return self._on_gpu(buffer, mean, is_last=is_last)
-        if index == 0:
+        if bucket.index() == 0:
             self._begun.clear()  # left over from a pass that the script has abandoned
         self._settle(only_ended=True)
         self._begun.append((self._begin(buffer), buffer, mean))

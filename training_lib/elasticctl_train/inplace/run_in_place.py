@@ -79,7 +79,7 @@ class InPlace:
             if part is not model and not isinstance(part, torch.optim.Optimizer)
         }
         self.last_step = LastStep(model, optimizers, others)
-        self._gate = StepGate(group.watch, optimizers, self.last_step.look)
+        self._gate = StepGate(group.watch, optimizers, self.last_step.look, self._rebuild_buckets)
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
         self._own = OwnCollectives()
@@ -204,6 +204,10 @@ class InPlace:
             self.group.watch.note(error)
             return False
         return not self.group.is_over
+
+    def _rebuild_buckets(self) -> None:
+        if self._model is not None:
+            self._model.rebuild_buckets()
 
     def _note(self, agreement: Agreement) -> None:
         self._own.enter_group()
