@@ -100,11 +100,36 @@ def test_only_the_first_steps_of_a_group_are_looked_at() -> None:
     """Whatever their numbers: a step of several accumulated batches counts as several."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    applied, looked = AppliedGradients({"optimizer": optimizer}), len(optimizer._optimizer_step_pre_hooks)
+    applied, looked = AppliedGradients({"optimizer": optimizer}), len(optimizer._optimizer_step_post_hooks)
     for _ in range(2):
         applied.begin()
-        assert len(optimizer._optimizer_step_pre_hooks) == looked + 1
+        assert len(optimizer._optimizer_step_post_hooks) == looked + 1
         for _ in range(3):
             optimizer.step()
             applied.compare(World())
-        assert len(optimizer._optimizer_step_pre_hooks) == looked
+        assert len(optimizer._optimizer_step_post_hooks) == looked
+
+
+def test_what_counts_are_the_gradients_that_a_closure_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.grad = torch.full((1, 1), 100.0)  # left over on one of the ranks
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = 3 * model(torch.ones(1, 1)).sum()
+        loss.backward()
+        return loss
+
+    seen: list[object] = []
+
+    def gather(_: World, value: object) -> list[object]:
+        seen.append(value)
+        return [value]
+
+    monkeypatch.setattr(World, "gather", gather)
+    applied = AppliedGradients({"optimizer": optimizer})
+    applied.begin()
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    applied.compare(World())
+    assert seen == [{"optimizer": [3.0]}]

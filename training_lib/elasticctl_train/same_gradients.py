@@ -125,7 +125,8 @@ class AppliedGradients:
             return
         for name, optimizer in self._optimizers.items():
             with suppress(AttributeError):  # what wraps an optimizer may take no hooks
-                self._hooks.append(optimizer.register_step_pre_hook(self._look(name)))
+                # After the step, because a closure computes the gradients within it.
+                self._hooks.append(optimizer.register_step_post_hook(self._look(name)))
 
     def compare(self, world: World) -> None:
         """A step has been made. All ranks must call. Raises RuntimeError if a peer is lost."""
