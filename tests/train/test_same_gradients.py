@@ -117,8 +117,8 @@ def test_what_counts_are_the_gradients_that_a_closure_computes(monkeypatch: pyte
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = 3 * model(torch.ones(1, 1)).sum()
-        loss.backward()
+        loss: torch.Tensor = 3 * model(torch.ones(1, 1)).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     seen: list[object] = []
