@@ -1,6 +1,6 @@
 """How the controller on Kubernetes performs with a thousand workers and more, compared with the Job controller.
 
-    export KUBECONFIG=…        # kubelab with ten hollow nodes
+    export KUBECONFIG=…        # kubelab with ten hollow nodes, and JobSet if it is to be compared
     python benchmarks/controller.py [--workers 1000] [--held 5000] [--repeats 3] [--json FILE]
 
 Two controllers run as processes beside the cluster, as in its tests. How fast pods are created is measured with pods
