@@ -23,7 +23,13 @@ from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
-from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, NameTakenError, call_all, slow_start
+from elasticctl_controller.loop.apply_actions import (
+    PARALLEL_CALLS,
+    NameTakenError,
+    PodCreator,
+    call_all,
+    slow_start,
+)
 from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
@@ -67,9 +73,14 @@ class Failing(LocalWorkload):
         if self.errors.get(call):
             raise self.errors[call].pop(0)
 
-    def create_pod(self, job: ElasticJob, manifest: Any) -> None:
-        self._note("create")
-        super().create_pod(job, manifest)
+    def pod_creator(self, job: ElasticJob) -> PodCreator:
+        create_pod = super().pod_creator(job)
+
+        def note_and_create(manifest: Manifest) -> None:
+            self._note("create")
+            create_pod(manifest)
+
+        return note_and_create
 
     def deliver_token(self, job: ElasticJob) -> None:
         self._note("deliver")
