@@ -22,6 +22,8 @@ HOLLOW = {"kubelab/hollow": "true"}
 NOBODY = "nobody"
 """The name of a scheduler that does not exist: pods that request it are never started."""
 POLL_S = 0.02
+ELASTIC_JOBS = resource_path(API_VERSION, NAMESPACE, PLURAL)
+"""The path of ElasticJobs on the API server."""
 
 
 class Missing(Exception):
@@ -100,20 +102,23 @@ class Load:
     def create_ours(self, name: str, workers: int, most: int | None = None, **pod: Any) -> None:
         """Create an ElasticJob of `workers` workers, at most `most`; further keywords are fields of their pods."""
         spec = elastic_job(workers, most or workers, template(**pod))
-        self._create(resource_path(API_VERSION, NAMESPACE, PLURAL), API_VERSION, KIND, name, spec)
+        self.create(ELASTIC_JOBS, API_VERSION, KIND, name, spec)
 
     def grow(self, name: str, workers: int, steps: int) -> None:
         """Scale one of our jobs up, `steps` workers at a time, each time once the workers before run.
 
         The kubelets of kubemark in this release crash when too many pods start at once (concurrent map writes).
         """
-        path = resource_path(API_VERSION, NAMESPACE, PLURAL, name)
         for target in (*range(steps, workers, steps), workers):
-            patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": target}}}}
-            self._api.request("PATCH", path, patch, content_type=MERGE_PATCH)
+            self.scale(name, target)
             until(lambda: self.pods.running() == target, 300, f"{target} running workers")  # noqa: B023
 
-    def clear(self, path: str = resource_path(API_VERSION, NAMESPACE, PLURAL)) -> None:
+    def scale(self, name: str, workers: int) -> None:
+        """Have one of our jobs want this number of workers."""
+        patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}}
+        self._api.request("PATCH", f"{ELASTIC_JOBS}/{name}", patch, content_type=MERGE_PATCH)
+
+    def clear(self, path: str = ELASTIC_JOBS) -> None:
         """Remove all objects of a kind, ElasticJobs by default, and wait until nothing is left of them."""
         self._api.request("DELETE", path, {"propagationPolicy": "Background"}, timeout_s=60)
         services = resource_path("v1", NAMESPACE, "services")
@@ -124,7 +129,8 @@ class Load:
         """Delete a pod without grace."""
         self._api.request("DELETE", resource_path("v1", NAMESPACE, "pods", name), {"gracePeriodSeconds": 0})
 
-    def _create(self, path: str, version: str, kind: str, name: str, spec: Manifest) -> None:
+    def create(self, path: str, version: str, kind: str, name: str, spec: Manifest) -> None:
+        """Create an object of any kind."""
         metadata = {"name": name, "namespace": NAMESPACE}
         self._api.request("POST", path, {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
 

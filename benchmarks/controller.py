@@ -105,8 +105,8 @@ def comparison(session: Session, workers: int, repeats: int) -> None:
         lambda timing: session.tell(f"{timing.work}, {timing.who}", [timing.took_s], "s"),
     )
     for work, by_whom in found.items():
-        others = [sorted(values) for who, values in by_whom.items() if who == JOB_CONTROLLER]
-        aim = percentile(others[0], 0.5) if others else None
+        theirs = sorted(by_whom.get(JOB_CONTROLLER, ()))
+        aim = percentile(theirs, 0.5) if theirs else None
         for who, values in by_whom.items():
             session.found(f"{work}: {who}", "s", values, aim if who == OURS else None, 0.5)
 

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.clusterload import NAMESPACE, NOBODY, Load, elastic_job, names, template, until
+from benchmarks.clusterload import ELASTIC_JOBS, NAMESPACE, NOBODY, Load, elastic_job, names, template, until
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.objects import at
-from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
+from elasticctl.api.spec import ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl_controller.core.manifests import build_pod, harden
 
@@ -25,7 +25,6 @@ OURS, JOB_CONTROLLER = "elasticctl", "the Job controller"
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 _JOBS = resource_path("batch/v1", NAMESPACE, "jobs")
 _JOBSETS = resource_path(JOBSET_API, NAMESPACE, "jobsets")
-_OURS = resource_path(API_VERSION, NAMESPACE, PLURAL)
 
 
 class PodController(Protocol):
@@ -50,7 +49,7 @@ class PodController(Protocol):
 class Ours:
     """ElasticJobs."""
 
-    name, objects, backs_off = OURS, _OURS, False
+    name, objects, backs_off = OURS, ELASTIC_JOBS, False
 
     def __init__(self, load: Load, api: Connection) -> None:
         self._load, self._api = load, api
@@ -61,13 +60,12 @@ class Ours:
 
     def scale(self, name: str, pods: int) -> bool:
         """See `PodController`."""
-        patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": pods}}}}
-        self._api.request("PATCH", f"{_OURS}/{name}", patch, content_type=MERGE_PATCH)
+        self._load.scale(name, pods)
         return True
 
     def reported(self, name: str) -> int:
         """See `PodController`."""
-        return int(at(self._api.request("GET", f"{_OURS}/{name}"), "status", "replicas") or 0)
+        return int(at(self._api.request("GET", f"{ELASTIC_JOBS}/{name}"), "status", "replicas") or 0)
 
 
 class Jobs:
@@ -75,15 +73,13 @@ class Jobs:
 
     objects, backs_off = _JOBS, True
 
-    def __init__(self, api: Connection, *, alike: bool) -> None:
-        self._api, self._alike = api, alike
+    def __init__(self, load: Load, api: Connection, *, alike: bool) -> None:
+        self._load, self._api, self._alike = load, api, alike
         self.name = JOB_CONTROLLER + (", pods like ours" if alike else "")
 
     def create(self, name: str, pods: int) -> None:
         """See `PodController`."""
-        metadata = {"name": name, "namespace": NAMESPACE}
-        body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job_spec(pods, self._alike)}
-        self._api.request("POST", _JOBS, body)
+        self._load.create(_JOBS, "batch/v1", "Job", name, job_spec(pods, self._alike))
 
     def scale(self, name: str, pods: int) -> bool:
         """See `PodController`."""
@@ -100,16 +96,13 @@ class JobSets:
 
     name, objects, backs_off = "JobSet, pods like ours", _JOBSETS, True
 
-    def __init__(self, api: Connection) -> None:
-        self._api = api
+    def __init__(self, load: Load, api: Connection) -> None:
+        self._load, self._api = load, api
 
     def create(self, name: str, pods: int) -> None:
         """See `PodController`."""
         spec = {"replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job_spec(pods, True)}}]}
-        metadata = {"name": name, "namespace": NAMESPACE}
-        self._api.request(
-            "POST", _JOBSETS, {"apiVersion": JOBSET_API, "kind": "JobSet", "metadata": metadata, "spec": spec}
-        )
+        self._load.create(_JOBSETS, JOBSET_API, "JobSet", name, spec)
 
     def scale(self, name: str, pods: int) -> bool:
         """See `PodController`."""
@@ -133,10 +126,10 @@ def job_spec(pods: int, alike: bool) -> Manifest:
 
 def contenders(load: Load, api: Connection) -> list[PodController]:
     """Ours, the Job controller with either kind of pods, and JobSet where it is installed."""
-    found: list[PodController] = [Ours(load, api), Jobs(api, alike=False), Jobs(api, alike=True)]
+    found: list[PodController] = [Ours(load, api), Jobs(load, api, alike=False), Jobs(load, api, alike=True)]
     with suppress(NotFoundError):
         api.request("GET", _JOBSETS)
-        found.append(JobSets(api))
+        found.append(JobSets(load, api))
     return found
 
 
