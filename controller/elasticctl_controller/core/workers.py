@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.workers import TERMINATING, Pod
@@ -74,6 +75,12 @@ def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
         for pod in pods
         if pod.uid and pod.owner_uid and pod.owner_uid == job.uid and worker_index(job.name, pod.name) is not None
     }
+
+
+def owner_uid(pod: Mapping[str, Any]) -> str:
+    """The uid of what controls a pod, such as its job, from a manifest of ours; "" if nothing does."""
+    owners = pod["metadata"].get("ownerReferences", ())
+    return next((str(ref["uid"]) for ref in owners if ref.get("controller") is True), "")
 
 
 def worker_index(job: str, pod: str) -> int | None:

@@ -30,7 +30,7 @@ from elasticctl.api.podtemplate import covering_budgets
 from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, LABEL_MANAGED, MANAGER, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
-from elasticctl_controller.core.workers import worker_index
+from elasticctl_controller.core.workers import owner_uid, worker_index
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pruning import is_accepted, prune_pod
 from elasticctl_controller.loop.apply_actions import NameTakenError, PodCreator
@@ -404,7 +404,7 @@ def is_placed(pod: Manifest) -> bool:
 def is_worker(pod: Manifest, job: Manifest | None) -> bool:
     """True for a worker of the job that the pod is labelled with: anybody can give a pod labels and owners."""
     owned = as_mapping((job or {}).get("metadata"))
-    is_owner = bool(owned.get("uid")) and _owner_uid(pod) == owned["uid"]
+    is_owner = bool(owned.get("uid")) and owner_uid(pod) == owned["uid"]
     return is_owner and worker_index(owned.get("name", ""), pod["metadata"].get("name", "")) is not None
 
 
@@ -416,10 +416,4 @@ def job_key_of(pod: Manifest) -> str:
 
 def _replacement_key(manifest: Mapping[str, Any]) -> str:
     """Return a key that a pod shares with its replacement, but not with a later job's pod of the same name."""
-    return f"{_owner_uid(manifest)}/{manifest['metadata']['name']}"
-
-
-def _owner_uid(pod: Mapping[str, Any]) -> str:
-    """The uid of what controls the pod, as it was written or as the cache keeps it."""
-    owners = pod["metadata"].get("ownerReferences", ())
-    return next((str(ref["uid"]) for ref in owners if ref.get("controller") is True), "")
+    return f"{owner_uid(manifest)}/{manifest['metadata']['name']}"

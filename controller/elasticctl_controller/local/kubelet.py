@@ -27,6 +27,7 @@ from elasticctl.cluster.local.capacity import choose_gpus, cpu_slots_of
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.private_paths import make_private, storage_error
 from elasticctl.cluster.local.secrets import Secrets
+from elasticctl_controller.core.workers import owner_uid
 from elasticctl_controller.local import objects, processes
 from elasticctl_controller.local.command import (
     ReadSecret,
@@ -38,7 +39,7 @@ from elasticctl_controller.local.command import (
     pinned_environment,
 )
 from elasticctl_controller.local.lifecycle import KubeletEvent, KubeletState, recovered_state, transition
-from elasticctl_controller.local.objects import grace_s_of, owner_uid
+from elasticctl_controller.local.objects import grace_s_of
 from elasticctl_controller.local.processes import ExitWatcher, WorkerProcess
 from elasticctl_controller.local.shim import START_ERROR_EXIT_CODE
 from elasticctl_controller.local.store import Store, StoreChange

@@ -180,9 +180,3 @@ def gpus_of(pod: Mapping[str, Any]) -> tuple[str, ...]:
 def _annotate(pod: Manifest, annotations: Mapping[str, str]) -> Manifest:
     metadata = pod["metadata"]
     return {**pod, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), **annotations}}}
-
-
-def owner_uid(pod: Mapping[str, Any]) -> str:
-    """The uid of the job that a pod belongs to."""
-    owners = pod["metadata"].get("ownerReferences", [])
-    return next((str(ref["uid"]) for ref in owners if ref.get("controller")), "")

@@ -22,8 +22,8 @@ from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
 from elasticctl.cluster.local.capacity import LocalSharing, build_node
 from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.workers import owner_uid
 from elasticctl_controller.local.command import PEER_KEY_NAME, TOKEN_NAME
-from elasticctl_controller.local.objects import owner_uid
 from elasticctl_controller.local.store import Store, StoreChange
 from elasticctl_controller.loop.apply_actions import PodCreator
 
