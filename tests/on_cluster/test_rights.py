@@ -250,10 +250,26 @@ def priority_classes(api: Connection) -> Iterator[None]:
     for path, (version, kind) in paths.items():
         api.request("POST", path, {"apiVersion": version, "kind": kind, "metadata": {"name": QUEUE}, "value": 7})
     try:
+        wait_until(lambda: accepts_pods_of_class(api), PATIENCE_S)
         yield
     finally:
         for path in paths:
             api.request("DELETE", f"{path}/{QUEUE}")
+
+
+def accepts_pods_of_class(api: Connection) -> bool:
+    """Whether the API server, which refuses pods of a class that it does not know, has heard of the new one."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": QUEUE},
+        "spec": {"priorityClassName": QUEUE, "containers": [{"name": "main", "image": IMAGE}]},
+    }
+    try:
+        api.request("POST", resource_path("v1", "default", "pods"), pod, {"dryRun": "All"})
+    except ForbiddenError:
+        return False
+    return True
 
 
 PARTS: dict[Feature, Callable[[Life], None]] = {
