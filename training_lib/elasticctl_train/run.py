@@ -30,6 +30,7 @@ from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 from elasticctl_train.inplace.launcher_link import is_taken
 from elasticctl_train.inplace.rest_of_epoch import RestOfEpoch
 from elasticctl_train.inplace.run_in_place import InPlace
+from elasticctl_train.own_count import OwnCount
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
@@ -102,6 +103,7 @@ class Run:
         self._feed = Feed(world.rank, world.size)
         self._rest = RestOfEpoch(self._feed, None if self._stay is None else self._stay.last_step)
         self._accumulated = 0  # calls of `step` since an optimizer was called
+        self._own_count = OwnCount()
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         self._connect_feed()
         self._begin_training(handed)
@@ -154,6 +156,8 @@ class Run:
         self._session.begin(cursor)
         self._applied.begin()
         self._calls.begin(is_compared=handed is not None)
+        self._own_count.begin(self._steps)
+        self._start_again_if_told()
 
     @property
     def rank(self) -> int:
@@ -173,7 +177,8 @@ class Run:
     @property
     def steps_done(self) -> int:
         """The number of calls of `step` so far, including those before restarts, but not those that were lost."""
-        return self._session.cursor.step + self._accumulated
+        self._own_count.ask()
+        return self._steps
 
     @property
     def own_samples(self) -> int:
@@ -195,14 +200,14 @@ class Run:
         self._session.progress.total_epochs = total
         warned = False
         while self._session.cursor.epoch < total:
-            epoch, steps = self._session.cursor.epoch, self.steps_done
+            epoch, steps = self._session.cursor.epoch, self._steps
             self._feed.is_done = False
             self._feed.begun += 1
             yield epoch
             if self._is_rest_left():
                 self._go_back_to_rest()
                 continue
-            if self._feed.take() and self.steps_done == steps and self.is_main and not warned:
+            if self._feed.take() and self._steps == steps and self.is_main and not warned:
                 warned = True
                 log.warning(
                     "epoch %d had batches but no run.step(): its steps are not counted, and nothing is saved before the"
@@ -212,6 +217,7 @@ class Run:
             self._feed.mark = self._mark = self._begun = None
             self._feed.repeated = 0
             self._session.cursor = self._session.cursor.next_epoch()
+        self._own_count.ask()
 
     def loader(
         self,
@@ -260,6 +266,7 @@ class Run:
         ranks then commit the same step and wait to be stopped. Raises FencedError if a newer run has taken over the
         storage URL.
         """
+        self._own_count.call()
         has_skipped = self._stay is not None and self._stay.has_skipped
         if self._feed.pending and not has_skipped and self._calls.are_awaited():
             self._accumulated += 1
@@ -288,14 +295,16 @@ class Run:
     def finish(self) -> None:
         """Save the final state, wait until it is committed, and leave the group.
 
-        Every rank must call it. A second call does nothing. Raises SaveError if the final state could not be committed.
+        Every rank must call it. A second call does nothing. If the script counts steps itself, and has counted some
+        twice because they were repeated, the call does not return: all ranks start again from here to make those that
+        are left. Raises SaveError if the final state could not be committed.
         """
         if self.is_main and self._is_rest_left():
             self._rest.warn()
         if self._stay is None:
             self._session.finish()
             return
-        while not self._stay.complete(self._session.finish):
+        while not self._stay.complete(self._end_training):
             self._move()
 
     def __enter__(self) -> Run:
@@ -321,6 +330,25 @@ class Run:
             "Run was given no optimizer of some of the model's parameters": not parts.all_stepped(self._parts),
         }
         return next((words for words, is_so in obstacles.items() if is_so), "")
+
+    @property
+    def _steps(self) -> int:
+        return self._session.cursor.step + self._accumulated
+
+    def _end_training(self) -> None:
+        ahead = 0 if self._feed.is_done else self._own_count.ahead(self._steps)
+        if ahead and self._stay is not None and self._session.url:
+            self._stay.end_early(
+                f"the script counts steps itself, and has counted {ahead} of them twice, which were repeated because a "
+                f"worker was lost; all ranks start again from step {self._steps} to make those that are left. FIX: "
+                "end the loop by run.steps_done"
+            )
+        self._session.finish()
+
+    def _start_again_if_told(self) -> None:
+        while self._stay is not None and self._stay.ends_early:
+            if not self._stay.complete(self._session.start_again):
+                self._move()
 
     def _complete(self, taken: TakenStep, loss: torch.Tensor | float | None) -> None:
         """End a step that was made."""
@@ -379,6 +407,7 @@ class Run:
         self._session.move(world, self._stay.group.generation)
         self._applied.begin()
         self._calls.begin(is_compared=self._stay.group.has_state)
+        self._start_again_if_told()
 
     def _begin_step(self, is_first: bool) -> None:
         if self._stay is not None:

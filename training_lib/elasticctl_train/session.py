@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, NoReturn
@@ -228,11 +229,7 @@ class Session:
             return
         self.losses.go_back_if_lost(self.world, self.cursor, self._open)
         self.losses.look(self.cursor)
-        kept = self._open()
-        if kept is not None and not self._commit_here(kept):
-            if kept.has_given_up:
-                self._wait_to_be_stopped()
-            raise kept.failure()
+        self._commit_surely()
         self._note_end()
         self._wait_reporter.stop()
         self.progress.send(self.cursor)
@@ -245,6 +242,17 @@ class Session:
         self._reporter.close()
         self._checkpoints = None
         dist.leave(self.world)
+
+    def start_again(self) -> NoReturn:
+        """Commit this step, and have the launcher start all ranks again from it. Call it on all ranks of a group whose
+        processes stay. Raises SaveError."""
+        self._commit_surely()
+        self._note_end()
+        with suppress(RuntimeError):  # a barrier, which a rank that has passed it may break
+            self.world.highest(0)
+        if self._group is not None:
+            self._group.decline(f"training goes on from step {self.cursor.step}")
+        raise dist.GroupOver
 
     def warn_of_unsaved(self) -> None:
         """Say which steps are not saved, because the script exits in the middle of training as if it had succeeded.
@@ -424,6 +432,14 @@ class Session:
         self._reporter.send_surely("drained", step=self.cursor.step)
         while True:
             time.sleep(_LONG_S)
+
+    def _commit_surely(self) -> None:
+        """Commit this very step on all ranks. Does not return if it was given up after notice. Raises SaveError."""
+        kept = self._open()
+        if kept is not None and not self._commit_here(kept):
+            if kept.has_given_up:
+                self._wait_to_be_stopped()
+            raise kept.failure()
 
     def _commit_here(self, checkpoints: Checkpointer) -> bool:
         """Commit this very step on all ranks; return False if that failed, or was given up after notice.

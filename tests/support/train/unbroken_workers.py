@@ -28,8 +28,8 @@ from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish
 
-SCRIPT, EVERY_KIND, IN_STAGES, COMPILED = (
-    Path(__file__).with_name(name) for name in ("unbroken.py", "every_kind.py", "in_stages.py", "compiled.py")
+SCRIPT, EVERY_KIND, IN_STAGES, COMPILED, BY_NUMBER = (
+    Path(__file__).with_name(f"{name}.py") for name in ("unbroken", "every_kind", "in_stages", "compiled", "by_number")
 )
 SAMPLES = {SCRIPT: 240, EVERY_KIND: 250, COMPILED: 240}
 ENDLESS = 100_000

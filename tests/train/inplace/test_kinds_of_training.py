@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher_lab import Lab
-from tests.support.train.unbroken_workers import ENDLESS, EVERY_KIND, ROOT, Workers
+from tests.support.train.unbroken_workers import BY_NUMBER, ENDLESS, EVERY_KIND, ROOT, Workers
 
 
 @pytest.mark.timeout(900)
@@ -55,6 +55,25 @@ def test_loops_that_count_their_batches_miss_none_after_a_step_was_repeated(lab:
     workers.check_samples()
     assert steps == 40
     assert len(workers.ledger().pids) <= 5, "those that were lost, and nobody else, started again"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("faults", ["forward:7:w1", "backward:7:w1 forward:12:w2 forward:23:w0"])
+def test_a_loop_that_counts_steps_itself_makes_all_of_them(lab: Lab, another_lab: Lab, faults: str) -> None:
+    """Ranks that have repeated a step count it twice, those that have joined since do not."""
+    lab.minimum = 3
+    disturbed = Workers(lab, 3, 0, BY_NUMBER, STEPS="25", FAULTS=faults)
+    found = disturbed.finish()
+    assert found[0] == 25
+    assert Workers(another_lab, 3, 0, BY_NUMBER, STEPS="25").finish() == found
+
+
+@pytest.mark.timeout(900)
+def test_a_decision_to_stop_in_a_step_that_is_lost_ends_no_rank_alone(lab: Lab) -> None:
+    lab.minimum = 3
+    workers = Workers(lab, 3, 0, BY_NUMBER, STEPS="1000", STOP_AT="12", FAULTS="backward:12:w1")
+    steps, *_ = workers.finish()
+    assert steps >= 13
 
 
 @pytest.mark.timeout(900)

@@ -83,6 +83,8 @@ class RankLinks:
                 self._lock.notify_all()
         elif "lost" in message:
             self._on_lost(int(message["lost"]), str(message["why"]))
+        elif "regroup" in message:
+            self._on_declined(int(message["regroup"]), str(message["why"]))
         elif "decline" in message:
             self._detach(line)
             self._on_declined(int(message["decline"]), str(message["why"]))

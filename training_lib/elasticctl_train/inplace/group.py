@@ -120,6 +120,11 @@ class ElasticGroup:
         while True:
             time.sleep(_LONG_S)
 
+    def regroup(self, why: str) -> NoReturn:
+        """Have all ranks meet in a new group. Raises GroupOver."""
+        self._link.regroup(why)
+        raise dist.GroupOver(why)
+
     def close(self) -> None:
         """Let this process end with its generation from now on."""
         self.watch.survives = False

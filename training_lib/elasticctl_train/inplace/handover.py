@@ -30,7 +30,7 @@ def agree(world: World, mine: Standing) -> Agreement:
 
     Raises RuntimeError if a peer is lost.
     """
-    found = world.gather([mine.step, mine.epoch, mine.has_state, mine.buckets_bytes])
+    found = world.gather([mine.step, mine.epoch, mine.has_state, mine.buckets_bytes, mine.restarts])
     return decide(tuple(Standing(*each) for each in found))
 
 

@@ -1,8 +1,8 @@
 """A rank's connection to its launcher, by which it learns that its group has ended, and its place in the next one.
 
 The messages are lines of JSON on a Unix socket. The rank sends `attach` once, `lost` when it can no longer reach its
-peers, and `decline` when it cannot continue in this process. The launcher sends `over` when a generation has ended, and
-`place` with the environment for the next one.
+peers, `regroup` when the ranks have to meet in a new group, and `decline` when it cannot continue in this process. The
+launcher sends `over` when a generation has ended, and `place` with the environment for the next one.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Link:
         """Report that this rank has lost its peers in that generation, unless the generation is over."""
         if self._over < generation:
             self._say(lost=generation, why=why)
+
+    def regroup(self, why: str) -> None:
+        """Ask for the end of this rank's generation, so that its ranks meet in the next one."""
+        self._say(regroup=self.generation, why=why)
 
     def decline(self, why: str) -> None:
         """Report that this process cannot continue: the launcher has to replace it, in the next group too."""

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 class Standing:
     """What a rank brings to a new group: how far it is, and whether its state in memory is complete (`has_state`).
 
-    `buckets_bytes` is the length of its description of the gradient buckets.
+    `buckets_bytes` is the length of its description of the gradient buckets. `restarts`: from here, all ranks have to
+    start again (see `own_count`).
     """
 
     step: int = 0
     epoch: int = 0
     has_state: bool = False
     buckets_bytes: int = 0
+    restarts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Agreement:
         if self.source is None:
             raise ValueError("no rank has a state")
         return self.standings[self.source]
+
+    @property
+    def restarts(self) -> bool:
+        """True if a rank says that all have to start again."""
+        return any(each.restarts for each in self.standings)
 
 
 def decide(standings: Sequence[Standing]) -> Agreement:

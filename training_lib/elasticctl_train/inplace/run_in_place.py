@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -67,7 +67,10 @@ class OwnCollectives:
 
 
 class InPlace:
-    """The group of a run, the model that survives the loss of peers, and the way back to the end of `last_step`."""
+    """The group of a run, the model that survives the loss of peers, and the way back to the end of `last_step`.
+
+    `ends_early`: the script of a rank has ended before all steps were made, so all ranks have to start again.
+    """
 
     def __init__(self, group: ElasticGroup, run_parts: Mapping[str, Stateful]) -> None:
         self.group = group
@@ -82,6 +85,7 @@ class InPlace:
         self._gate = StepGate(group.watch, optimizers, self.last_step.look, self._rebuild_buckets)
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
+        self.ends_early = False
         self._own = OwnCollectives()
         self.collectives = ScriptCollectives(group, lambda: self._gate.is_made)
         if group.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
@@ -169,7 +173,7 @@ class InPlace:
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
         is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven
-        mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
+        mine = Standing(cursor.step, cursor.epoch, has_state=is_whole, restarts=self.ends_early)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
             self.group.decline("no rank has the state of a whole step")
@@ -180,6 +184,14 @@ class InPlace:
         if self._model is not None:
             self._model.reform()
         return taken
+
+    def end_early(self, why: str) -> NoReturn:
+        """Have all ranks start again from this step, those that wait for this one in the next step too.
+
+        Raises GroupOver: the ranks have to meet in another group first.
+        """
+        self.ends_early = True
+        self.group.regroup(why)
 
     def share_buffers(self) -> None:
         """Take over rank 0's buffers at the end of a step, on all ranks. Raises RuntimeError if a peer is lost."""
@@ -213,4 +225,5 @@ class InPlace:
         self._own.enter_group()
         self.examples.enter_group()
         self.group.has_state = agreement.source is not None
+        self.ends_early |= agreement.restarts
         self._is_equal |= self.group.has_state

@@ -1,0 +1,39 @@
+"""Has a script ended training by a count of its own?"""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl_train.own_count import OwnCount
+
+
+def train(steps: int, repeated: int, *, begin: int = 0, asks_first: bool = True, asks_last: bool = False) -> OwnCount:
+    """A loop that runs so often, of which some times were for nothing."""
+    count = OwnCount()
+    count.begin(begin)
+    if asks_first:
+        count.ask()
+    for _ in range(steps + repeated):
+        count.call()
+    if asks_last:
+        count.ask()
+    return count
+
+
+@pytest.mark.parametrize("begin", [0, 100])
+@pytest.mark.parametrize("repeated", [0, 1, 3])
+def test_a_loop_over_a_range_is_ahead_by_what_was_repeated(begin: int, repeated: int) -> None:
+    assert train(20, repeated, begin=begin).ahead(begin + 20) == repeated
+
+
+def test_who_asks_behind_the_last_step_goes_by_the_steps_that_count() -> None:
+    assert train(20, 3, asks_last=True).ahead(20) == 0
+
+
+def test_who_never_asks_would_begin_anew() -> None:
+    assert train(20, 3, asks_first=False).ahead(20) == 0
+
+
+def test_a_state_that_was_taken_over_is_no_repetition() -> None:
+    """Another rank has made more steps than this one has called for."""
+    assert train(20, 0).ahead(21) == 0
