@@ -1,8 +1,8 @@
-"""Tells whether a script has ended training by a count of its own, in which repeated steps count twice.
+"""Tells whether a script goes by a count of its own, in which repeated steps count twice.
 
 `for step in range(run.steps_done, 1000)` counts how often its body runs. After the loss of a worker, the body runs
 once more for the step that was lost, so such a loop ends a step early, on the ranks that were there. A rank that has
-joined since counts on from `run.steps_done`, and would wait for them. A script that looks at `run.steps_done` behind
+joined since counts on from `run.steps_done`, and would wait for them. A script that asks for `run.steps_done` behind
 its last step, or whose loop `Run` has ended, goes by the steps that count.
 """
 
@@ -28,10 +28,13 @@ class OwnCount:
         """Record that the script has learned from `Run` how far training is."""
         self._asked_at = self._calls
 
-    def ahead(self, steps_done: int) -> int:
-        """Return how many steps the script has counted twice, if it ends here by its own count; otherwise 0.
+    @property
+    def leads(self) -> bool:
+        """True in a call of `Run.step` if the script has not asked since the one before. One that never asks would
+        begin at step 0 if it started again, so its count leads nowhere."""
+        return self._asked_at is not None and self._asked_at < self._calls - 1
 
-        A script that has never asked would begin at step 0 again.
-        """
+    def is_ahead(self, steps_done: int) -> bool:
+        """Return whether the script has counted a step twice, and has not asked since its last call of `Run.step`."""
         goes_by_own = self._asked_at is not None and self._asked_at < self._calls
-        return max(0, self._calls - (steps_done - self._begun_at)) if goes_by_own else 0
+        return goes_by_own and self._calls > steps_done - self._begun_at

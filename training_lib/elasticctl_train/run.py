@@ -296,7 +296,7 @@ class Run:
         """Save the final state, wait until it is committed, and leave the group.
 
         Every rank must call it. A second call does nothing. If the script counts steps itself, and has counted some
-        twice because they were repeated, the call does not return: all ranks start again from here to make those that
+        twice because they were repeated, the call does not return: all ranks start again from here, to make those that
         are left. Raises SaveError if the final state could not be committed.
         """
         if self.is_main and self._is_rest_left():
@@ -336,17 +336,21 @@ class Run:
         return self._session.cursor.step + self._accumulated
 
     def _end_training(self) -> None:
-        ahead = 0 if self._feed.is_done else self._own_count.ahead(self._steps)
-        if ahead and self._stay is not None and self._session.url:
-            self._stay.end_early(
-                f"the script counts steps itself, and has counted {ahead} of them twice, which were repeated because a "
-                f"worker was lost; all ranks start again from step {self._steps} to make those that are left. FIX: "
-                "end the loop by run.steps_done"
-            )
+        is_early = not self._feed.is_done and self._own_count.is_ahead(self._steps)
+        if is_early and self._stay is not None and self._session.url:
+            self._stay.end_early()
         self._session.finish()
 
+    def _would_skip_batches(self, lost: TakenStep) -> bool:
+        """Return whether this rank would not make the batch of a lost step again, because its script counts that step.
+
+        Then batches, and probably learning rates, go by the script's own count, not by `loader` or `epochs`.
+        """
+        makes_batches = not lost.batches and not self._feed.begun
+        return makes_batches and self._own_count.leads and bool(self._session.url)
+
     def _start_again_if_told(self) -> None:
-        while self._stay is not None and self._stay.ends_early:
+        while self._stay is not None and self._stay.restarts:
             if not self._stay.complete(self._session.start_again):
                 self._move()
 
@@ -396,7 +400,9 @@ class Run:
         """Go on in the next group, from the end of the last step that any of its ranks has made."""
         if self._stay is None:
             raise RuntimeError("this process does not stay when its group changes")
-        self._feed.repeated += 0 if lost is None else lost.batches
+        if lost is not None:
+            self._feed.repeated += lost.batches
+            self._stay.restarts |= self._would_skip_batches(lost)
         is_uneven = lost is not None and lost.is_uneven
         handed = self._stay.enter_next(self._session.cursor, self._to_hand_over, is_uneven=is_uneven)
         if handed is not None:

@@ -251,7 +251,10 @@ class Session:
         with suppress(RuntimeError):  # a barrier, which a rank that has passed it may break
             self.world.highest(0)
         if self._group is not None:
-            self._group.decline(f"training goes on from step {self.cursor.step}")
+            self._group.decline(
+                f"the script counts steps itself, and would count those twice that are repeated because a worker was "
+                f"lost: all ranks start again from step {self.cursor.step}. FIX: go by run.steps_done"
+            )
         raise dist.GroupOver
 
     def warn_of_unsaved(self) -> None:

@@ -1,6 +1,7 @@
 """A training script that counts its steps itself: to `$STEPS`, from `run.steps_done`. Faults are those of `unbroken`.
 
-`$STOP_AT`: at this step, rank 0 decides that training ends, and tells the others by a collective of the step.
+`$OWN_BATCHES`: it makes its batches itself, by the number of the step, and its learning rates. `$STOP_AT`: at this
+step, rank 0 decides that training ends, and tells the others by a collective of the step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ def batches_of(run: Run, dataset: TensorDataset) -> Iterator[Any]:
             yield epoch, batch
 
 
+def own_batch(run: Run, dataset: TensorDataset, step: int) -> Any:
+    """This rank's samples of a step."""
+    first = BATCH * step + run.rank
+    return dataset[[number % SAMPLES for number in range(first, first + BATCH, run.world_size)]]
+
+
 def main() -> None:
     """Train."""
     torch.manual_seed(0)
@@ -44,7 +51,11 @@ def main() -> None:
         batches = batches_of(run, dataset)
         for step in range(run.steps_done, int(E["STEPS"])):
             NOW[0] = step
-            epoch, (batch, targets) = next(batches)
+            if "OWN_BATCHES" in E:
+                epoch, (batch, targets) = 0, own_batch(run, dataset, step)
+                optimizer.param_groups[0]["lr"] = 1e-3 / (1 + step)
+            else:
+                epoch, (batch, targets) = next(batches)
             loss = nn.functional.mse_loss(run.model(batch), targets)
             run.scale_loss(loss).backward()
             optimizer.step()

@@ -58,14 +58,16 @@ def test_loops_that_count_their_batches_miss_none_after_a_step_was_repeated(lab:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("faults", ["forward:7:w1", "backward:7:w1 forward:12:w2 forward:23:w0"])
-def test_a_loop_that_counts_steps_itself_makes_all_of_them(lab: Lab, another_lab: Lab, faults: str) -> None:
+@pytest.mark.parametrize("habit", [{}, {"OWN_BATCHES": ""}])
+def test_a_loop_that_counts_steps_itself_makes_each_of_them_once(
+    lab: Lab, another_lab: Lab, habit: dict[str, str]
+) -> None:
     """Ranks that have repeated a step count it twice, those that have joined since do not."""
     lab.minimum = 3
-    disturbed = Workers(lab, 3, 0, BY_NUMBER, STEPS="25", FAULTS=faults)
-    found = disturbed.finish()
+    faults = "backward:7:w1 forward:12:w2 forward:23:w0"
+    found = Workers(lab, 3, 0, BY_NUMBER, STEPS="25", FAULTS=faults, **habit).finish()
     assert found[0] == 25
-    assert Workers(another_lab, 3, 0, BY_NUMBER, STEPS="25").finish() == found
+    assert Workers(another_lab, 3, 0, BY_NUMBER, STEPS="25", **habit).finish() == found
 
 
 @pytest.mark.timeout(900)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Standing:
     """What a rank brings to a new group: how far it is, and whether its state in memory is complete (`has_state`).
 
-    `buckets_bytes` is the length of its description of the gradient buckets. `restarts`: from here, all ranks have to
-    start again (see `own_count`).
+    `buckets_bytes` is the length of its description of the gradient buckets. `restarts`: all ranks have to start
+    again if no rank is further (see `own_count`).
     """
 
     step: int = 0
@@ -42,8 +42,10 @@ class Agreement:
 
     @property
     def restarts(self) -> bool:
-        """True if a rank says that all have to start again."""
-        return any(each.restarts for each in self.standings)
+        """True if all ranks have to start again."""
+        return self.source is not None and any(
+            each.restarts and each.step == self.newest.step for each in self.standings
+        )
 
 
 def decide(standings: Sequence[Standing]) -> Agreement:

@@ -69,7 +69,7 @@ class OwnCollectives:
 class InPlace:
     """The group of a run, the model that survives the loss of peers, and the way back to the end of `last_step`.
 
-    `ends_early`: the script of a rank has ended before all steps were made, so all ranks have to start again.
+    `restarts`: from this step, all ranks have to start again, because a script's own count is ahead (see `own_count`).
     """
 
     def __init__(self, group: ElasticGroup, run_parts: Mapping[str, Stateful]) -> None:
@@ -85,7 +85,7 @@ class InPlace:
         self._gate = StepGate(group.watch, optimizers, self.last_step.look, self._rebuild_buckets)
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
-        self.ends_early = False
+        self.restarts = False
         self._own = OwnCollectives()
         self.collectives = ScriptCollectives(group, lambda: self._gate.is_made)
         if group.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
@@ -173,7 +173,7 @@ class InPlace:
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
         is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven
-        mine = Standing(cursor.step, cursor.epoch, has_state=is_whole, restarts=self.ends_early)
+        mine = Standing(cursor.step, cursor.epoch, has_state=is_whole, restarts=self.restarts)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
             self.group.decline("no rank has the state of a whole step")
@@ -185,13 +185,13 @@ class InPlace:
             self._model.reform()
         return taken
 
-    def end_early(self, why: str) -> NoReturn:
+    def end_early(self) -> NoReturn:
         """Have all ranks start again from this step, those that wait for this one in the next step too.
 
         Raises GroupOver: the ranks have to meet in another group first.
         """
-        self.ends_early = True
-        self.group.regroup(why)
+        self.restarts = True
+        self.group.regroup("the script counts steps itself, and has ended before all are made")
 
     def share_buffers(self) -> None:
         """Take over rank 0's buffers at the end of a step, on all ranks. Raises RuntimeError if a peer is lost."""
@@ -225,5 +225,5 @@ class InPlace:
         self._own.enter_group()
         self.examples.enter_group()
         self.group.has_state = agreement.source is not None
-        self.ends_early |= agreement.restarts
+        self.restarts = agreement.restarts
         self._is_equal |= self.group.has_state
