@@ -28,9 +28,9 @@ from elasticctl_train.data.streams import StreamLoader, StreamPlan
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 from elasticctl_train.inplace.launcher_link import is_taken
+from elasticctl_train.inplace.own_count import OwnCount
 from elasticctl_train.inplace.rest_of_epoch import RestOfEpoch
 from elasticctl_train.inplace.run_in_place import InPlace
-from elasticctl_train.own_count import OwnCount
 from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot

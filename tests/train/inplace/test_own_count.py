@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_train.own_count import OwnCount
+from elasticctl_train.inplace.own_count import OwnCount
 
 
 def train(steps: int, repeated: int, *, begin: int = 0, asks_first: bool = True, asks_last: bool = False) -> OwnCount:
