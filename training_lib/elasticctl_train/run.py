@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
-from functools import cached_property, partial
+from dataclasses import asdict
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -21,10 +20,10 @@ from elasticctl_train.checkpoint import compatibility, dtensor, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data import loaders, streams
-from elasticctl_train.data import sample_order as data
-from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
-from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed, TakenStep
-from elasticctl_train.data.streams import StreamLoader, StreamPlan
+from elasticctl_train.data.loaders import ElasticLoader
+from elasticctl_train.data.run_loaders import RunLoaders
+from elasticctl_train.data.sample_order import Cursor, Feed, TakenStep
+from elasticctl_train.data.streams import StreamLoader
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 from elasticctl_train.inplace.launcher_link import is_taken
@@ -96,15 +95,13 @@ class Run:
             parts.check_alike(self._parts, world)
         self.device = self._place_model(world.device)
         self._buckets: Buckets | None = None
-        self._mark: Any = None  # the state of a stream behind the last step; `feed` has that behind the last batch
-        self._begun: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
         self._seed = torch.initial_seed()
-        self._rng: dict[str, Any] | None = None
         self._feed = Feed(world.rank, world.size)
         self._rest = RestOfEpoch(self._feed, None if self._stay is None else self._stay.last_step)
         self._accumulated = 0  # calls of `step` since an optimizer was called
         self._own_count = OwnCount()
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
+        self._batches = RunLoaders(self._feed, self._session)
         self._connect_feed()
         self._begin_training(handed)
 
@@ -214,8 +211,7 @@ class Run:
                     " end. FIX: call run.step() after each optimizer.step()",
                     epoch,
                 )
-            self._feed.mark = self._mark = self._begun = None
-            self._feed.repeated = 0
+            self._batches.end_epoch()
             self._session.cursor = self._session.cursor.next_epoch()
         self._own_count.ask()
 
@@ -242,12 +238,14 @@ class Run:
                 "gives each rank its own. FIX: use a DataLoader of your own, divided by the mesh's data-parallel "
                 "dimension"
             )
-        cursor = self._session.cursor
-        if streams.is_stream(dataset):
-            return self._stream(dataset, StreamPlan(global_batch, cursor.epoch, drop_last=drop_last), shuffle, options)
-        plan = EpochPlan(length_of(dataset), global_batch, shuffle, seed, cursor.epoch, drop_last)
-        self._go_on_with(plan)
-        return make_loader(dataset, plan, self._feed, cursor.position, partial(self._begin, plan), options)
+        if not streams.is_stream(dataset):
+            return self._batches.over_samples(dataset, global_batch, shuffle, seed, drop_last, options)
+        if shuffle:
+            name = type(dataset).__name__
+            raise DataError(f"{name} comes in an order of its own: give it a set_epoch to shuffle by, not shuffle=True")
+        if self._stay is not None:
+            self._stop_staying("a stream cannot be divided anew from the step it is at")
+        return self._batches.over_stream(dataset, global_batch, drop_last, options)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Weight a loss that is the mean over this rank's samples, so that gradients are the global batch's mean.
@@ -356,7 +354,7 @@ class Run:
 
     def _complete(self, taken: TakenStep, loss: torch.Tensor | float | None) -> None:
         """End a step that was made."""
-        self._mark = self._feed.mark
+        self._batches.end_step()
         self._calls.end_step()
         cursor = self._session.cursor = self._session.cursor.next_step(taken.samples, 1 + self._accumulated)
         self._accumulated = 0
@@ -454,7 +452,7 @@ class Run:
         self._seed = own["seed"]
         self._frozen.put_back(own.get("frozen", {}))
         self._buckets = own.get("buckets")
-        self._feed.mark = self._mark = own.get("stream")
+        self._batches.put_mark(own.get("stream"))
         return Cursor(**own["cursor"])
 
     def _to_hand_over(self) -> dict[str, Any]:
@@ -471,7 +469,7 @@ class Run:
         cursor = self._take(restored.state, f"{self._session.url}, step {restored.commit.step}")
         if restored.local is not None:
             loaders.restore(self._loaders, restored.local, len(restored.commit.shares), self.world_size)
-            self._rng = restored.local["rng"]
+            self._batches.rng = restored.local["rng"]
             rng.restore(restored.local["rng"])
         else:
             rng.seed_all(self._seed, self._session.generation, self.rank)
@@ -482,58 +480,12 @@ class Run:
         skip_to = self._session.skip_to
         if skip_to is None:
             return cursor
-        self._feed.mark = self._mark = None  # a stream is read from its beginning: nothing has marked this place
+        self._batches.put_mark(None)  # a stream is read from its beginning: nothing has marked this place
         return Cursor(**{**skip_to, "step": cursor.step})
-
-    def _stream(self, dataset: Any, plan: StreamPlan, shuffle: bool, options: Mapping[str, Any]) -> StreamLoader:
-        """The loader of a dataset that cannot be indexed."""
-        if shuffle:
-            name = type(dataset).__name__
-            raise DataError(f"{name} comes in an order of its own: give it a set_epoch to shuffle by, not shuffle=True")
-        if self._stay is not None:
-            self._stop_staying("a stream cannot be divided anew from the step it is at")
-        self._go_on_with(None)
-        if streams.has_state(dataset):
-            parts.check({"dataset": dataset})
-        return streams.make_loader(dataset, plan, self._feed, partial(self._begin, None, dataset), options)
-
-    def _go_on_with(self, plan: EpochPlan | None) -> None:
-        """The epoch continues in this order (None: a stream's). Raises DataError where it was begun in another."""
-        cursor = self._session.cursor
-        if plan is None:
-            data.check_same(cursor, None, False, 0)
-            self._session.cursor = replace(cursor, length=None, shuffle=False, seed=0)
-        else:
-            data.check(plan, cursor)
-            self._session.cursor = replace(cursor, length=plan.length, shuffle=plan.shuffle, seed=plan.seed)
-        self._session.progress.plan = plan
-
-    def _begin(self, plan: EpochPlan | None, stream: Any = None) -> Cursor:
-        """The first batch of a pass is about to be fetched, with a plan or of a stream; returns where training is.
-
-        What was handed over and not trained on comes again. Random numbers that set-up code has drawn since the resume
-        are forgotten.
-        """
-        self._feed.take()
-        self._feed.mark = self._mark
-        self._go_on_with(plan)
-        if self._session.cursor.position == 0 and streams.has_state(stream):
-            self._feed.mark = self._beginning_of(stream)
-        if self._rng is not None:
-            rng.restore(self._rng)
-            self._rng = None
-        return self._session.cursor
-
-    def _beginning_of(self, stream: Any) -> Any:
-        """What to put a stream back to for one more pass from the beginning of the epoch; None for the first pass."""
-        if self._begun is not None and self._begun[0] is stream:
-            return self._begun[1]
-        self._begun = stream, copy.deepcopy(stream.state_dict())
-        return None
 
     def _snapshot(self) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._mark}
+        state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._batches.mark}
         state[parts.OWN] |= {"parts": self._describe(), "frozen": self._frozen.changed()}
         wrapped = self.__dict__.get("model")  # once the script has asked for it
         if isinstance(wrapped, ResumableDataParallel):
