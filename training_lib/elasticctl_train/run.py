@@ -297,10 +297,8 @@ class Run:
         twice because they were repeated, the call does not return: all ranks start again from here, to make those that
         are left. Raises SaveError if the final state could not be committed.
         """
-        if self.is_main and self._is_rest_left():
-            self._rest.warn()
         if self._stay is None:
-            self._session.finish()
+            self._end_training()
             return
         while not self._stay.complete(self._end_training):
             self._move()
@@ -337,6 +335,8 @@ class Run:
         is_early = not self._feed.is_done and self._own_count.is_ahead(self._steps)
         if is_early and self._stay is not None and self._session.url:
             self._stay.end_early()
+        if self.is_main and self._is_rest_left():
+            self._rest.warn()
         self._session.finish()
 
     def _would_skip_batches(self, lost: TakenStep) -> bool:
