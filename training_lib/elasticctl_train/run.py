@@ -44,6 +44,12 @@ _FETCHES_AHEAD = (
     "run.loader itself, and let num_workers and pin_memory fetch ahead"
 )
 
+_COUNTS_DIFFER = (
+    "since a new worker joined, ranks step their optimizers at different times or at different learning rates, so that "
+    "each trains a model of its own: the script goes by a count of its own, which starts from 0 in a new process. FIX: "
+    "go by run.steps_done"
+)
+
 
 class Run:
     """One training run: joins the ranks, resumes from the newest whole checkpoint, saves as it goes.
@@ -100,6 +106,7 @@ class Run:
         self._rest = RestOfEpoch(self._feed, None if self._stay is None else self._stay.last_step)
         self._accumulated = 0  # calls of `step` since an optimizer was called
         self._own_count = OwnCount()
+        self._has_warned_of_counts = False
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         self._batches = RunLoaders(self._feed, self._session)
         self._connect_feed()
@@ -150,6 +157,7 @@ class Run:
             self._session.losses.refuse_rollback("a data loader keeps a position of its own")
         self._session.is_place_shared = not self._loaders
         self._session.calls_digest = lambda: self._calls.digest
+        self._session.on_calls_differ = self._end_different_counts
         self._session.begin(cursor)
         self._applied.begin()
         self._calls.begin(is_compared=handed is not None)
@@ -334,10 +342,18 @@ class Run:
     def _end_training(self) -> None:
         is_early = not self._feed.is_done and self._own_count.is_ahead(self._steps)
         if is_early and self._stay is not None and self._session.url:
-            self._stay.end_early()
+            self._stay.start_again()
         if self.is_main and self._is_rest_left():
             self._rest.warn()
         self._session.finish()
+
+    def _end_different_counts(self) -> None:
+        """Have all ranks start again with rank 0's state: their optimizers have made different steps."""
+        if self._stay is not None and self._session.url:
+            self._stay.start_again(has_state=self.is_main)
+        if self.is_main and not self._has_warned_of_counts:
+            self._has_warned_of_counts = True
+            log.warning(_COUNTS_DIFFER)
 
     def _would_skip_batches(self, lost: TakenStep) -> bool:
         """Return whether this rank would not make the batch of a lost step again, because its script counts that step.

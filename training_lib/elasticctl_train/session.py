@@ -62,7 +62,7 @@ class Session:
 
     `cursor` is how far training is; the user sets it. `losses` watches for losses that are not finite.
     `is_place_shared`: after a step, all ranks must be at the same position in the data; otherwise the script is wrong.
-    `calls_digest()` must be the same on all ranks, too.
+    `calls_digest()` must be the same on all ranks, too: if not, `on_calls_differ()` is called on all of them.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Session:
         self._is_open = False
         self.is_place_shared = False
         self.calls_digest: Callable[[], int] = lambda: 0
-        self._has_warned_of_calls = False
+        self.on_calls_differ: Callable[[], None] = lambda: None
         self.losses = LossGuard(self.progress)
         if group is None or not group.has_state:
             with self._wait_reporter.standing_still(nothing_to_save=True):
@@ -252,8 +252,8 @@ class Session:
             self.world.highest(0)
         if self._group is not None:
             self._group.decline(
-                f"the script counts steps itself, and would count those twice that are repeated because a worker was "
-                f"lost: all ranks start again from step {self.cursor.step}. FIX: go by run.steps_done"
+                "the script goes by a count of its own, which differs between ranks once a step was repeated or a "
+                f"worker has joined: all ranks start again from step {self.cursor.step}. FIX: go by run.steps_done"
             )
         raise dist.GroupOver
 
@@ -359,7 +359,7 @@ class Session:
     def _compare_places(self) -> None:
         """Raise TrainError, on all ranks, if some have left a loop over batches that others are still in.
 
-        Warn, once, if their optimizers have made different steps since a new rank joined them.
+        Call `on_calls_differ` if their optimizers have made different steps since a new rank joined them.
         """
         here = self.cursor.epoch, self.cursor.position, self.calls_digest()
         last_epoch, last, digest, *lowest = self.world.highest(*here, *(-number for number in here))
@@ -371,13 +371,8 @@ class Session:
                 " all ranks in the same step, by run.steps_done or a value that they share, not by a count of a rank's"
                 " own batches or by its own loss"
             )
-        if digest != other_digest and self.world.rank == 0 and not self._has_warned_of_calls:
-            self._has_warned_of_calls = True
-            log.warning(
-                "since a new worker joined, ranks step their optimizers at different times or at different learning "
-                "rates, so that each trains a model of its own: the script goes by a count of its own, which starts "
-                "from 0 in a new process. FIX: go by run.steps_done"
-            )
+        if digest != other_digest:
+            self.on_calls_differ()
 
     def _copy(self, checkpoints: Checkpointer, copies: Copies) -> None:
         """Copy this step's state to launchers' memory, if it is time; report how far back a loss goes from now on."""

@@ -119,7 +119,7 @@ def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab
 
 
 @pytest.mark.timeout(900)
-def test_a_new_rank_that_counts_otherwise_is_said(lab: Lab) -> None:
+def test_beside_a_new_rank_that_counts_otherwise_all_start_again(lab: Lab) -> None:
     """A scheduler that is stepped by the script's own count: a new rank would train at other learning rates."""
     workers = Workers(lab, 2, ENDLESS, SCHEDULED="20", SAVE_EVERY="5", STEP_S="0.03")
     workers.begin(30)
@@ -127,6 +127,9 @@ def test_a_new_rank_that_counts_otherwise_is_said(lab: Lab) -> None:
     workers.start("w2")
     workers.names.append("w2")
 
+    pids = workers.ledger().pids
     lab.until(lambda: "the script goes by a count of its own" in lab.output("w0") + lab.output("w1"))
+    lab.until(lambda: any(row["of"] == 3 and row["pid"] not in pids for row in workers.ledger().made))
     workers.end_soon()
-    assert {lab.wait(name) for name in workers.names} == {0}
+    workers.finish()
+    workers.check_samples()
