@@ -86,7 +86,7 @@ class InPlace:
         self._model: ElasticDataParallel | None = None
         self._is_equal = self._is_checked = False
         self.restarts = False
-        self._counts = True
+        self._state_counts = True
         self._own = OwnCollectives()
         self.collectives = ScriptCollectives(group, lambda: self._gate.is_made)
         if group.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
@@ -173,7 +173,7 @@ class InPlace:
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
-        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven and self._counts
+        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven and self._state_counts
         mine = Standing(cursor.step, cursor.epoch, has_state=is_whole, restarts=self.restarts)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
@@ -192,7 +192,7 @@ class InPlace:
         `has_state`: false if the state of another rank counts. Raises GroupOver: the ranks have to meet in another
         group first.
         """
-        self.restarts, self._counts = True, has_state
+        self.restarts, self._state_counts = True, has_state
         self.group.regroup("the script goes by a count of its own")
 
     def share_buffers(self) -> None:
@@ -227,5 +227,5 @@ class InPlace:
         self._own.enter_group()
         self.examples.enter_group()
         self.group.has_state = agreement.source is not None
-        self.restarts, self._counts = agreement.restarts, True
+        self.restarts, self._state_counts = agreement.restarts, True
         self._is_equal |= self.group.has_state
