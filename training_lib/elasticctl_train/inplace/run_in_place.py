@@ -173,8 +173,9 @@ class InPlace:
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
-        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven and self._state_counts
-        mine = Standing(cursor.step, cursor.epoch, has_state=is_whole, restarts=self.restarts)
+        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven
+        has_state = is_whole and self._state_counts
+        mine = Standing(cursor.step, cursor.epoch, has_state=has_state, restarts=self.restarts)
         agreement, taken = self.group.enter_next(mine, state)
         if agreement.source is None:
             self.group.decline("no rank has the state of a whole step")
