@@ -105,6 +105,7 @@ class Run:
         self._feed = Feed(world.rank, world.size)
         self._rest = RestOfEpoch(self._feed, None if self._stay is None else self._stay.last_step)
         self._accumulated = 0  # calls of `step` since an optimizer was called
+        self._last_pass: tuple[int, int] | None = None  # in which epoch, and after how many moves
         self._own_count = OwnCount()
         self._has_warned_of_counts = False
         self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
@@ -143,7 +144,9 @@ class Run:
         self._feed.where = lambda: self._session.cursor
         if self._stay is not None:
             self._feed.on_fetch = self._begin_step
-            self._stay.collectives.is_in_step = lambda: self._feed.pending > 0 and not self._feed.is_done
+            # The script may compile run.model.
+            self._stay.on_pass = torch.compiler.disable(self._begin_step_with_pass)  # type: ignore[no-untyped-call]
+            self._stay.collectives.is_in_step = self._is_in_step
 
     def _begin_training(self, handed: Mapping[str, Any] | None) -> None:
         """Start from the state that another rank has `handed` over, from a checkpoint, or from the beginning."""
@@ -417,8 +420,8 @@ class Run:
         if lost is not None:
             self._feed.repeated += lost.batches
             self._stay.restarts |= self._would_skip_batches(lost)
-        is_uneven = lost is not None and lost.is_uneven
-        handed = self._stay.enter_next(self._session.cursor, self._to_hand_over, is_uneven=is_uneven)
+        is_torn = lost is not None and (lost.is_uneven or not self._stay.last_step.is_begun)
+        handed = self._stay.enter_next(self._session.cursor, self._to_hand_over, is_torn=is_torn)
         if handed is not None:
             self._session.cursor = self._take_over(handed)
         world, self._accumulated = self._stay.group.world, 0
@@ -433,6 +436,23 @@ class Run:
         if self._stay is not None:
             self._stay.begin_step(is_first)
             self._keep_for_rest()
+
+    def _begin_step_with_pass(self) -> None:
+        """Begin a step of a script that makes its data itself, or has a loader of its own."""
+        if self._stay is not None and not self._takes_batches:
+            now = self._session.cursor.epoch, self._feed.moves
+            self._stay.begin_step_with_pass(is_first=now != self._last_pass)
+            self._last_pass = now
+
+    def _is_in_step(self) -> bool:
+        if self._takes_batches or self._stay is None:
+            return self._feed.pending > 0 and not self._feed.is_done
+        return self._stay.last_step.is_begun
+
+    @property
+    def _takes_batches(self) -> bool:
+        """True if the script trains on batches of `loader`, as far as is known before its first step."""
+        return self._feed.pending > 0 or self._feed.usual_batches > 0
 
     def _keep_for_rest(self) -> None:
         self._rest.keep(self._session.progress.plan, self._session.cursor)

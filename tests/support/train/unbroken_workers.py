@@ -28,8 +28,9 @@ from tests.support.launcher_lab import Lab
 from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish
 
-SCRIPT, EVERY_KIND, IN_STAGES, COMPILED, BY_NUMBER = (
-    Path(__file__).with_name(f"{name}.py") for name in ("unbroken", "every_kind", "in_stages", "compiled", "by_number")
+SCRIPT, EVERY_KIND, IN_STAGES, COMPILED, BY_NUMBER, WITHOUT_LOADER = (
+    Path(__file__).with_name(f"{name}.py")
+    for name in ("unbroken", "every_kind", "in_stages", "compiled", "by_number", "without_loader")
 )
 SAMPLES = {SCRIPT: 240, EVERY_KIND: 250, COMPILED: 240}
 ENDLESS = 100_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher_lab import Lab
-from tests.support.train.unbroken_workers import BY_NUMBER, ENDLESS, EVERY_KIND, ROOT, Workers
+from tests.support.train.unbroken_workers import BY_NUMBER, ENDLESS, EVERY_KIND, ROOT, WITHOUT_LOADER, Workers
 
 
 @pytest.mark.timeout(900)
@@ -76,6 +76,28 @@ def test_a_decision_to_stop_in_a_step_that_is_lost_ends_no_rank_alone(lab: Lab) 
     workers = Workers(lab, 3, 0, BY_NUMBER, STEPS="1000", STOP_AT="12", FAULTS="backward:12:w1")
     steps, *_ = workers.finish()
     assert steps >= 13
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("habit", ["COMPILED", "VERIFY_EVERY"])
+def test_a_script_that_makes_its_data_itself_goes_on_as_if_nothing_had_happened(
+    lab: Lab, another_lab: Lab, habit: str
+) -> None:
+    lab.minimum = 3
+    faults = "backward:0:w1 optimizer:7:w2 backward:10:w0"
+    disturbed = Workers(lab, 3, 0, WITHOUT_LOADER, STEPS="15", FAULTS=faults, **{habit: "1"})
+    found = disturbed.finish()
+    assert len(disturbed.ledger().pids) <= 3 + 2, "those that were lost, unless in their first step, and nobody else"
+    assert Workers(another_lab, 3, 0, WITHOUT_LOADER, STEPS="15", **{habit: "1"}).finish() == found
+
+
+@pytest.mark.timeout(900)
+def test_collectives_in_some_steps_of_a_script_that_makes_its_data_itself_restart_its_ranks(lab: Lab) -> None:
+    """A new worker would make them in other steps than the rest."""
+    workers = Workers(lab, 3, 0, WITHOUT_LOADER, STEPS="15", VERIFY_EVERY="2", FAULTS="optimizer:7:w1", STEP_S="0.1")
+    assert {lab.wait(name) for name in workers.names} == {0}
+    assert workers.ledger().furthest == 15
+    assert len(workers.ledger().pids) > 4
 
 
 @pytest.mark.timeout(900)

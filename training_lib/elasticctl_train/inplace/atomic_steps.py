@@ -153,6 +153,12 @@ class LastStep:
         self._first_samples: list[torch.Tensor] | None = None
         self.changes_early = False
         self._generators, self._rng = rng.Capture(), dict[str, Any]()
+        self._begins_with_pass = False
+
+    @property
+    def is_begun(self) -> bool:
+        """True in a step: from its beginning until it is made or undone."""
+        return self._is_begun
 
     def begin(self, *, is_lost: bool = False) -> None:
         """Start a step: the current state is the end of the last one. `is_lost`: this step will have to be undone."""
@@ -167,6 +173,12 @@ class LastStep:
         self._first_samples = self._sample() if self._begun < _LOOKS else None
         if is_lost:
             self.keep()
+
+    def begin_with_pass(self, *, is_lost: bool) -> None:
+        """Start a step that the script has prepared already, as far as it draws random numbers: for its data."""
+        self._begins_with_pass, drawn_from = True, self._rng
+        self.begin(is_lost=is_lost)
+        self._rng = drawn_from or self._rng
 
     def keep(self) -> None:
         """Copy large state because a peer is lost: later changes will have to be undone."""
@@ -188,7 +200,8 @@ class LastStep:
 
     def end(self) -> None:
         """Record that the step has been made."""
-        self._is_begun, self._rng, self._kept, self._kept_groups, self._samples = False, {}, {}, [], None
+        self._is_begun, self._kept, self._kept_groups, self._samples = False, {}, [], None
+        self._rng = self._generators.take() if self._begins_with_pass else {}
 
     def restore(self, undone: Sequence[torch.Tensor] = ()) -> bool:
         """Return to the beginning of the step; return False if the script has changed state that cannot be restored.

@@ -108,9 +108,11 @@ class ElasticDataParallel(ResumableDataParallel):
 
     Rank 0's buffers are broadcast at the end of a step, not at the beginning of the next. So they survive the loss of
     rank 0, and an evaluation needs no communication. `examples` records what it is called with in training, if set.
+    `on_pass()` is called before each pass in training, if set.
     """
 
     examples: ExampleInputs | None = None
+    on_pass: Callable[[], None] | None = None
     _watch: PeerWatch
     _shared: frozenset[str]
     _has_buffers_of_rank_0 = False
@@ -228,8 +230,11 @@ class ElasticDataParallel(ResumableDataParallel):
         return not has_them and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.examples is not None and self.training and torch.is_grad_enabled():
-            self.examples.note(inputs, kwargs)
+        if self.training and torch.is_grad_enabled():
+            if self.on_pass is not None:
+                self.on_pass()
+            if self.examples is not None:
+                self.examples.note(inputs, kwargs)
         if not self._watch.lost:
             had_settled = self._has_rebuilt_buckets
             try:

@@ -70,6 +70,7 @@ class InPlace:
     """The group of a run, the model that survives the loss of peers, and the way back to the end of `last_step`.
 
     `restarts`: from this step, all ranks have to start again, because a script's own count is ahead (see `own_count`).
+    `on_pass()` is called before each pass of the model in training.
     """
 
     def __init__(self, group: ElasticGroup, run_parts: Mapping[str, Stateful]) -> None:
@@ -87,6 +88,7 @@ class InPlace:
         self._is_equal = self._is_checked = False
         self.restarts = False
         self._state_counts = True
+        self.on_pass: Callable[[], None] | None = None
         self._own = OwnCollectives()
         self.collectives = ScriptCollectives(group, lambda: self._gate.is_made)
         if group.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
@@ -133,10 +135,21 @@ class InPlace:
 
     def begin_step(self, is_first: bool) -> None:
         """Record that the first batch of a step is about to be fetched; `is_first`: the first step of a pass."""
+        is_lost = self._begin_step(is_first)
+        self.last_step.begin(is_lost=is_lost)
+
+    def begin_step_with_pass(self, is_first: bool) -> None:
+        """Record that the model is about to be called, by a script that takes no batches from the run; a step begins
+        with the first pass after the step before. `is_first`: the first step of an epoch, or in another group."""
+        if not self.last_step.is_begun:
+            is_lost = self._begin_step(is_first)
+            self.last_step.begin_with_pass(is_lost=is_lost)
+
+    def _begin_step(self, is_first: bool) -> bool:
         is_lost = self.is_lost
         self.group.thread = threading.get_ident()
         self._own.begin_step(dist.collectives_of_script(), is_comparable=not is_first and not is_lost)
-        self.last_step.begin(is_lost=is_lost)
+        return is_lost
 
     def wrap(self, model: torch.nn.Module, buckets: Buckets | None) -> ElasticDataParallel:
         """Return the model to call, the same one in every generation.
@@ -147,6 +160,7 @@ class InPlace:
             self.group.watch.buckets = self.group.watch.buckets or buckets
             self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
             self._model.examples = self.examples if is_compiled(model) else None
+            self._model.on_pass = self.on_pass
             self.last_step.take_over()
         return self._model
 
@@ -164,16 +178,17 @@ class InPlace:
         return taken
 
     def enter_next(
-        self, cursor: Cursor, state: Callable[[], Mapping[str, Any]], *, is_uneven: bool = False
+        self, cursor: Cursor, state: Callable[[], Mapping[str, Any]], *, is_torn: bool = False
     ) -> State | None:
         """Enter the next group from the end of the last step; return a newer state if another rank has one.
 
-        `is_uneven`: the lost step has fewer batches than others. A script that counts batches to tell when a step is
-        due would make the next one too early. Does not return if this process has to be replaced.
+        `is_torn`: the lost step cannot be repeated here. Either it has fewer batches than others, and a script that
+        counts batches to tell when a step is due would make the next one too early; or nothing has told where it began.
+        Does not return if this process has to be replaced.
         """
         if self.group.world.device.type == "cuda" and self._own.has_made_any(dist.collectives_of_script()):
             self.group.decline("a GPU does not tell whether a collective of the script's own was aborted")
-        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_uneven
+        is_whole = self.last_step.restore(self._gate.undone) & self._gate.undo() and not is_torn
         has_state = is_whole and self._state_counts
         mine = Standing(cursor.step, cursor.epoch, has_state=has_state, restarts=self.restarts)
         agreement, taken = self.group.enter_next(mine, state)
