@@ -176,16 +176,19 @@ def test_karpenter_moves_no_worker_that_is_to_stay(trainer: Trainer, drifted: di
     assert {item.worker for item in trainer.ends_of(drifted)} == moved
 
 
-def test_workers_that_karpenter_moves_to_cheaper_machines_lose_no_step(
-    karpenter: None, replicas: Replicas, api: Connection
-) -> None:
+def test_workers_that_karpenter_moves_to_cheaper_machines_lose_no_step(trainer: Trainer, api: Connection) -> None:
+    trainer.wait_training(2)
     offer(api, "on-demand")
+    # A machine that another job has left, and that Karpenter has not yet ended, may be a spot machine.
+    used = set(nodes_of(trainer).values())
+    wait_until(lambda: {item["status"].get("nodeName") for item in node_claims(api)} <= used, 120, every_s=0.5)
     job = Trainer(api, "moves")
     job.delete()
     submit(job, grace_s=120)  # Karpenter evicts with no other notice
     try:
         job.wait_training(2)
         job.wait_steady(5)
+        assert capacities_of(job, api) == ["on-demand"] * 2
         uids = job.uids()
         offer(api, "spot", "on-demand")
         wait_until(lambda: capacities_of(job, api) == ["spot"] * 2, 300, every_s=0.5)

@@ -135,9 +135,10 @@ def test_sharded_training_goes_on_from_copies_in_memory_on_another_node(api: Con
     try:
         trainer.submit_script([str(SHARDED)], 3, environment={"LAB": "/state"})
         found = [resumed_after_a_loss(trainer)]
-        while "has to stop" in found[-1].reason and len(found) < 5:  # SIGTERM came first, and the ranks have saved
+        # SIGTERM may come first, and the ranks save; or a checkpoint may just have been made, and no copy is newer yet.
+        while found[-1].resumed_from != "copies" and len(found) < 5:
             found.append(resumed_after_a_loss(trainer))
-        assert found[-1].resumed_from == "copies", found[-1].resumed_because or found[-1]
+        assert found[-1].resumed_from == "copies", [item.resumed_because or item for item in found]
         assert (found[-1].resumed_step or 0) > 0
     finally:
         trainer.delete()
