@@ -145,13 +145,14 @@ def test_beside_a_new_rank_that_counts_otherwise_all_start_again(lab: Lab) -> No
     """A scheduler that is stepped by the script's own count: a new rank would train at other learning rates."""
     workers = Workers(lab, 2, ENDLESS, SCHEDULED="20", SAVE_EVERY="5", STEP_S="0.03")
     workers.begin(30)
+    before = workers.ledger().pids
     lab.add("w2")
     workers.start("w2")
     workers.names.append("w2")
 
-    pids = workers.ledger().pids
     lab.until(lambda: "the script goes by a count of its own" in lab.output("w0") + lab.output("w1"))
-    lab.until(lambda: any(row["of"] == 3 and row["pid"] not in pids for row in workers.ledger().made))
+    again = {"w0", "w1"}
+    lab.until(lambda: again <= {row["worker"] for row in workers.ledger().made if row["pid"] not in before})
     workers.end_soon()
     workers.finish()
     workers.check_samples()
