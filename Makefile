@@ -7,8 +7,6 @@ PYTEST := $(BIN)/python -m pytest
 # How many: tests/support/ordering.py; whoever is done takes from the end of another. What halts: tests/support/watching.py.
 SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
-# Many tests measure time: in CI, on a machine that nobody knows, what has failed is tried once more, alone.
-tests   = $(PYTEST) $(2) $(1) || { [ $$? -eq 1 ] && [ -n "$(CI)" ] && echo "again, alone:" && $(PYTEST) --last-failed $(1); }
 
 # .ci/cluster tries what has failed once more, on a new cluster. The other tests, which run beside these, have failed others.
 ON_CLUSTER = $(PYTEST) -o cache_dir=.pytest_cache/cluster $(if $(AGAIN),--last-failed) tests/on_cluster
@@ -24,7 +22,7 @@ target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=reg
 # Where it is set, each process that the tests start compiles our modules again, and each of those that run them the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test lint types unit torch soak soak-clusters soak-storages fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
+.PHONY: demo quick test test-skipped lint types unit torch soak soak-clusters soak-storages fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
@@ -45,7 +43,10 @@ types: $(VENV)/.dev  ## beside the tests, which come first
 	nice $(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(call tests,$(HERE),$(SPREAD))
+	$(PYTEST) $(SPREAD) $(HERE)
+
+test-skipped: $(VENV)/.dev  ## what the last `make test` has skipped, on a machine where everything is installed
+	$(PYTEST) $(SPREAD) $(HERE) --skipped --no-skips
 
 # Another release of PyTorch before everything that is installed; of the CPU builds with PIP_INDEX_URL.
 OTHER   = $(VENV)/torch-$(or $(TORCH),$(error say which release: make torch TORCH=2.6.0))
@@ -71,7 +72,7 @@ coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered
 
 test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the one that $CHROMIUM names
-	$(call tests,tests/dashboard -m browser)
+	$(PYTEST) tests/dashboard -m browser
 
 test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, each installed alone: needs a package index
 	$(PYTEST) -m packaging tests/test_packaging.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # Else each process that a test starts compiles our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# As in an activated environment: Debian has no program called `python`.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -39,23 +42,17 @@ settings.load_profile("any machine")
 
 pytest_plugins = [
     "tests.support.broken_network",
+    "tests.support.cleanup",
     "tests.support.cli",
     "tests.support.clouds",
     "tests.support.control",
     "tests.support.kube",
     "tests.support.launcher_lab",
     "tests.support.ordering",
+    "tests.support.requirements",
     "tests.support.slow",
     "tests.support.watching",
 ]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """What a test leaves to the environment is not to be the contexts of whoever runs it."""
-    if HOME_VARIABLE not in os.environ:
-        folder = os.environ[HOME_VARIABLE] = tempfile.mkdtemp(prefix="ec-", dir="/tmp")
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,7 +65,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for ELASTICCTL_HOME, with a short path (sockets go there): what is started in it must end with it."""
-    folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="ec-"))
     monkeypatch.setenv(HOME_VARIABLE, str(folder))
     paths = local_paths()
     try:

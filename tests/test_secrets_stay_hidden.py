@@ -60,7 +60,7 @@ VERBS = (
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder to be searched, with a short path: sockets go there."""
-    with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="es-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
 

@@ -150,7 +150,7 @@ def world(
 ) -> Iterator[World]:
     monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    other = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
+    other = Path(tempfile.mkdtemp(prefix="ec-"))
     places = Places(home, other)
     monkeypatch.setattr(target, "connect", places)
     for name in ("east", "west"):

@@ -43,7 +43,7 @@ def service() -> Service:
 
 @pytest.fixture
 def inbox(service: Service) -> Iterator[RankReports]:
-    with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as folder:  # a socket's path has to be short
+    with tempfile.TemporaryDirectory(prefix="ec-") as folder:  # a socket's path has to be short
         inbox = RankReports(service, Path(folder), lambda generation, rank: None)  # type: ignore[arg-type]
         yield inbox
         service.answers.set()

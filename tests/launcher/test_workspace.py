@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Path:
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The launchers' temporary folder; its path is short, because sockets go there."""
     start_server()
-    with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="es-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)
         yield Path(folder)

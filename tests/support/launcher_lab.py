@@ -220,7 +220,7 @@ class Lab:
 
 
 def _make_lab() -> Iterator[Lab]:
-    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="el-") as folder:
         made = Lab(Path(folder))
         yield made
         made.close()

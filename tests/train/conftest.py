@@ -13,7 +13,7 @@ from tests.support.train.launcher import Launcher
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="el-") as folder:
         made = Launcher(Path(folder))
         yield made
         made.socket.close()

@@ -120,7 +120,7 @@ def main() -> None:
     """Run it, and take the pictures."""
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="ec-") as home, sync_playwright() as playwright:
         os.environ["ELASTICCTL_HOME"] = home
         mine = Dashboard("--no-open")
         try:

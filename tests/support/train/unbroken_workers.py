@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args()
     if flags.vanish:
-        with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+        with tempfile.TemporaryDirectory(prefix="el-") as folder:
             lab = Lab(Path(folder))
             try:
                 for took_s in vanish_again_and_again(lab, random.Random(flags.seed), flags.vanish):
@@ -244,7 +244,7 @@ def main() -> int:
         return 0
     failed = 0
     for seed in range(flags.seed, flags.seed + -(-flags.losses // PER_JOB)):
-        with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+        with tempfile.TemporaryDirectory(prefix="el-") as folder:
             lab = Lab(Path(folder))
             try:
                 story = _told(lose_at_random(lab, random.Random(seed), PER_JOB, largest=8))

@@ -1,0 +1,84 @@
+"""One temporary folder for a whole run, and a process that ends whatever the run leaves.
+
+Every process of a run finds the folder in $TMPDIR, so all that is started below a test can be told from what belongs to
+others, a second run included. When the run is over, was interrupted or is killed, its guardian ends what is left of
+these processes and removes the folder:
+
+python -m tests.support.cleanup FOLDER PID      prints a line when it is ready; ends after its standard input does
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elasticctl.cluster.local.paths import HOME_VARIABLE
+from elasticctl_launcher.workspace import SHARED_MEMORY, delete_orphaned_folders
+
+PREFIX = "et-"
+"""Short, as sockets lie below."""
+END_S = 30.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder; pytest-xdist's workers inherit it."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
+    tempfile.tempdir = None
+    os.environ[HOME_VARIABLE] = (
+        f"{folder}/home"  # what a test leaves to the environment is not to be the user's contexts
+    )
+    if config.option.basetemp is None:
+        config.option.basetemp = f"{folder}/pytest"
+    argv = [sys.executable, "-m", __name__, folder, str(os.getpid())]
+    root = Path(__file__).parents[2]
+    guardian = subprocess.Popen(argv, cwd=root, stdin=subprocess.PIPE, start_new_session=True)
+    config.add_cleanup(lambda: guardian.communicate(timeout=END_S))
+
+
+def processes_of_run(folder: str) -> Iterator[psutil.Process]:
+    """Each process whose environment names the folder."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and any(folder in text for text in process.environ().values()):
+                yield process
+
+
+def clean_up(folder: str, spared: set[int]) -> None:
+    """End the processes, until there are none, and remove the folder and what launchers have left elsewhere."""
+    while left := [process for process in processes_of_run(folder) if process.pid not in spared]:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+    for mount in psutil.disk_partitions(all=True):
+        if mount.mountpoint.startswith(folder):
+            subprocess.run(["umount", "--lazy", mount.mountpoint], check=False)
+    for made in (folder, SHARED_MEMORY / Path(folder).name):
+        shutil.rmtree(made, ignore_errors=True)
+    for parent in (SHARED_MEMORY, Path("/tmp")):
+        delete_orphaned_folders(parent)
+
+
+def main() -> None:
+    """Wait until the run is over."""
+    folder, run = sys.argv[1], int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdin.read()
+    clean_up(folder, {os.getpid(), run})
+
+
+if __name__ == "__main__":
+    main()
