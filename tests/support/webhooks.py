@@ -20,7 +20,6 @@ class Hook:
     """
 
     answer: Callable[[int], tuple[int, dict[str, str]]] = lambda number: (200, {})
-    slow_s: float = 0.0
     got: list[dict[str, Any]] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
     url: str = ""
@@ -50,7 +49,6 @@ def serving(hook: Hook) -> Iterator[Hook]:
             with lock:
                 hook.calls.append(time.monotonic())
                 status, headers = hook.answer(len(hook.calls))
-            time.sleep(hook.slow_s)
             hook.open.wait()
             if status < 300:
                 hook.got.append(message)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from elasticctl_controller.local.supervisor import local_webhook_urls
 from elasticctl_controller.loop import notifier as noticing_module
 from elasticctl_controller.loop.notification_delivery import Destination
 from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
-from tests.support.controller.samples import a_job
+from tests.support.controller.samples import NOW, a_job
 from tests.support.waiting import wait_until
 
 RUNNING = JobStatus(phase=Phase.RUNNING, active=3)
@@ -74,13 +73,26 @@ def post() -> Post:
     return Post()
 
 
-def noticing(place: Place, post: Post, waits_long_s: float = 60.0) -> NotifyingWorkload:
-    made = NotifyingWorkload(place, post, waits_long_s)  # type: ignore[arg-type]
-    made.start()
-    return made
+@pytest.fixture
+def noticing() -> Iterator[Callable[..., NotifyingWorkload]]:
+    """Makes workloads that are told of at once how long a job has waited, once they are started."""
+    made: list[NotifyingWorkload] = []
+
+    def make(place: Place, post: Post, *, started: bool = True) -> NotifyingWorkload:
+        made.append(NotifyingWorkload(place, post, 0.05, lambda: NOW))  # type: ignore[arg-type]
+        if started:
+            made[-1].start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
 
 
-def test_only_what_is_stored_is_told_and_only_of_jobs_that_want_it(post: Post) -> None:
+Noticing = Callable[..., NotifyingWorkload]
+
+
+def test_only_what_is_stored_is_told_and_only_of_jobs_that_want_it(noticing: Noticing, post: Post) -> None:
     place = Place()
     made = noticing(place, post)
     made.write_status(a_job(), RUNNING)
@@ -97,46 +109,43 @@ def test_only_what_is_stored_is_told_and_only_of_jobs_that_want_it(post: Post) -
     ]
     made.write_status(replace(wanting, status=RUNNING), replace(RUNNING, active=2))
     assert post.kinds == ["started"]
-    made.stop()
 
 
-def test_a_long_wait_is_told_once_with_its_reason(post: Post) -> None:
+def test_a_long_wait_is_told_once_with_its_reason(noticing: Noticing, post: Post) -> None:
     place, job = Place(), a_job(notify="secret:slack")
-    made = noticing(place, post, 0.05)
+    made = noticing(place, post)
     waiting = JobStatus(phase=Phase.PENDING, message="waits for 2 GPUs")
     made.write_status(job, waiting)
     wait_until(lambda: post.kinds == ["waits"])
-    assert re.fullmatch(r"has been waiting for \d\.\ds: waits for 2 GPUs", post.got[0][1].text)
+    assert post.got[0][1].text == "has been waiting for 0.0s: waits for 2 GPUs"
     made.write_status(replace(job, status=waiting), replace(waiting, message="waits for 1 GPU"))
     made.write_status(replace(job, status=waiting), RUNNING)
     restarting = replace(RUNNING, phase=Phase.RESTARTING)
     made.write_status(replace(job, status=RUNNING), restarting)
     wait_until(lambda: post.kinds == ["waits", "started", "waits"])
-    made.stop()
 
 
-def test_only_the_job_that_has_the_name_now_is_watched(post: Post) -> None:
+def test_only_the_job_that_has_the_name_now_is_watched(noticing: Noticing, post: Post) -> None:
     """The old one was told of, and deleted and created again before anybody saw it gone."""
-    made = noticing(Place(), post, 0.05)
+    made = noticing(Place(), post, started=False)
     for uid in ("old", "new"):
         made.write_status(replace(a_job(notify="secret:slack"), uid=uid), JobStatus())
     assert list(made._waits) == ["new"]
-    made.stop()
 
 
 @pytest.mark.parametrize("gone", [None, {"metadata": {"name": "digits", "uid": "another"}}])
-def test_a_job_that_is_gone_waits_no_more(post: Post, gone: dict[str, Any] | None) -> None:
+def test_a_job_that_is_gone_waits_no_more(noticing: Noticing, post: Post, gone: dict[str, Any] | None) -> None:
     place = Place()
-    made = noticing(place, post, 0.05)
+    made = noticing(place, post, started=False)
     made.write_status(a_job(notify="secret:slack"), JobStatus())
     place.manifest = gone
+    made.start()
     wait_until(lambda: not made._waits)
     assert post.got == []
-    made.stop()
 
 
 def test_a_store_that_fails_for_a_while_ends_no_watch_over_who_waits(
-    post: Post, monkeypatch: pytest.MonkeyPatch
+    noticing: Noticing, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noticing_module, "RETRY_S", 0.05)
     errors: list[Exception] = [ClusterError("the disk is away"), KeyError("a bug")]
@@ -148,25 +157,22 @@ def test_a_store_that_fails_for_a_while_ends_no_watch_over_who_waits(
             return super().get_job(key)
 
     place = Failing()
-    made = noticing(place, post, 0.05)
+    made = noticing(place, post)
     made.write_status(a_job(notify="secret:slack"), JobStatus(message="waits for 2 GPUs"))
-    wait_until(lambda: len(errors) == 1)
     wait_until(lambda: not errors)
     made.write_status(a_job(notify="secret:slack", uid="another"), JobStatus(message="waits for 2 GPUs"))
     wait_until(lambda: post.kinds == ["waits"])
-    made.stop()
 
 
-def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(post: Post) -> None:
+def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(noticing: Noticing, post: Post) -> None:
     place = Place()
-    made = noticing(place, post, 0.05)
+    made = noticing(place, post)
     made.write_status(a_job(notify="secret:slack"), JobStatus())
     wait_until(lambda: post.kinds == ["waits"])
     assert made._waits
     place.manifest = None
     assert made.get_job("default/digits") is None
     assert not made._waits
-    made.stop()
 
 
 def test_what_cannot_be_delivered_becomes_an_event_of_that_very_job() -> None:
