@@ -47,9 +47,9 @@ def test_what_ends_while_the_disk_is_full_is_known_afterwards(
 ) -> None:
     """Though the supervisor is killed as well, and another one starts while there is no room."""
     go = tmp_path / "go"
-    until = f"while [ ! -e {go} ]; do sleep 0.05; done"
+    until = f"while [ ! -e '{go}' ]; do sleep 0.05; done"
     local_cluster.create_job(shell_job("ends", f"{until}; exit 0"))
-    local_cluster.create_job(shell_job("fails", f"[ -e {go} ] && {{ echo again; exit 0; }}; {until}; exit 3"))
+    local_cluster.create_job(shell_job("fails", f"[ -e '{go}' ] && {{ echo again; exit 0; }}; {until}; exit 3"))
     wait_until(lambda: running(local_cluster, "ends") and running(local_cluster, "fails"))
     fill(filler)
     go.touch()

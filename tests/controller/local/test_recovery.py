@@ -19,7 +19,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor_client import shut_down, supervisor_info
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.processes import kill_supervisor, processes_of
+from tests.support.processes import has_ended, kill_supervisor, processes_of
 from tests.support.waiting import wait_until
 
 
@@ -59,7 +59,7 @@ def test_workers_run_on_and_are_adopted(local_cluster: LocalCluster) -> None:
 
 def test_an_end_while_no_supervisor_was_there_is_collected(local_cluster: LocalCluster, home: Path) -> None:
     go = home / "go"
-    local_cluster.create_job(shell_job("alone", f"until [ -e {go} ]; do sleep 0.05; done; echo done"))
+    local_cluster.create_job(shell_job("alone", f"until [ -e '{go}' ]; do sleep 0.05; done; echo done"))
     wait_until(lambda: running(local_cluster, "alone"))
     pod_dir = local_cluster.paths.pod_dir(running(local_cluster, "alone")[0]["metadata"]["uid"])
     kill_supervisor(local_cluster)
@@ -74,7 +74,8 @@ def test_after_a_reboot_the_workers_are_made_again(local_cluster: LocalCluster, 
     wait_until(lambda: len(running(local_cluster, "rebooted")) == 2)
     before = uids(local_cluster, "rebooted")
     for process in processes_of(home):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has died with another
+            process.kill()
     wait_until(lambda: not processes_of(home))
     wait_until(lambda: len(uids(local_cluster, "rebooted") - before) == 2)
     status = local_cluster.get_job("default", "rebooted")["status"]
@@ -120,12 +121,12 @@ def test_workers_of_a_store_that_was_moved_away_are_ended(local_cluster: LocalCl
     for file in local_cluster.paths.state.glob("state.db*"):
         file.unlink()
     assert local_cluster.list_jobs(None) == []
-    wait_until(lambda: not worker.is_running())
+    wait_until(lambda: has_ended(worker))
 
 
 def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: Path) -> None:
     """Kill the supervisor ten times while workers start and stop; the job must end up as it was last asked for."""
-    moments = random.Random()
+    moments = random.Random(1)
     local_cluster.create_job(shell_job("stormy", FOREVER, workers=2, minReplicas=1, maxReplicas=4, grace_s=1))
     done = threading.Event()
 
@@ -134,7 +135,8 @@ def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: P
             time.sleep(moments.uniform(0.0, 0.5))
             info = supervisor_info(local_cluster.paths)
             if info is not None:
-                os.kill(info.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(info.pid, signal.SIGKILL)
         done.set()
 
     killer = threading.Thread(target=kill_now_and_then)

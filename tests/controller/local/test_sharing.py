@@ -66,10 +66,10 @@ def test_a_gang_waits_for_all_of_its_least_and_says_for_what(local_cluster: Loca
     wait_until(lambda: status(local_cluster, "b", "second").phase is Phase.RUNNING)
 
 
-def test_no_more_ranks_run_than_there_are_slots(local_cluster: LocalCluster) -> None:
+def test_no_more_ranks_run_than_there_are_slots(local_cluster: LocalCluster, tmp_path: Path) -> None:
     shared(local_cluster, 2)
-    stubborn = "trap '' TERM; " + FOREVER
-    local_cluster.create_job(shell_job("old", stubborn, 2, namespace="a", grace_s=2, minReplicas=2))
+    stubborn = f"trap '' TERM; until [ -e '{tmp_path}/go' ]; do sleep 0.05; done"
+    local_cluster.create_job(shell_job("old", stubborn, 2, namespace="a", grace_s=600, minReplicas=2))
     wait_until(lambda: status(local_cluster, "a", "old").phase is Phase.RUNNING)
     local_cluster.create_job(shell_job("new", FOREVER, 2, namespace="b", sharing={"priority": 1}))
 
@@ -82,7 +82,8 @@ def test_no_more_ranks_run_than_there_are_slots(local_cluster: LocalCluster) -> 
         return new == 2
 
     wait_until(lambda: len(local_cluster.list_pods("b", "new")) == 2)
-    assert running("b", "new") == 0, "the old ones take their two seconds of grace"
+    assert running("b", "new") == 0, "the old ones take their time"
+    (tmp_path / "go").touch()
     wait_until(all_new)
 
 

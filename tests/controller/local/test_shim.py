@@ -39,7 +39,7 @@ def start(pod_dir: Path, *argv: str, cwd: str = "/") -> subprocess.Popen[bytes]:
 
 
 def run(pod_dir: Path, script: str) -> dict[str, Any]:
-    assert start(pod_dir, "bash", "-c", script).wait(20) == 0
+    assert start(pod_dir, "sh", "-c", script).wait() == 0
     return exit_of(pod_dir)
 
 
@@ -62,12 +62,12 @@ def test_output_is_kept_in_order_line_by_line_with_times(pod_dir: Path) -> None:
 
 
 def test_much_output_arrives_whole(pod_dir: Path) -> None:
-    run(pod_dir, "seq 200000")
-    assert lines(pod_dir) == [str(number) for number in range(1, 200001)]
+    run(pod_dir, "seq 50000")
+    assert lines(pod_dir) == [str(number) for number in range(1, 50001)]
 
 
 def test_bytes_that_are_no_text_and_endless_lines_do_no_harm(pod_dir: Path) -> None:
-    run(pod_dir, r"printf '\xff\xfe\n'; head -c 100000 /dev/zero | tr '\0' x")
+    run(pod_dir, r"printf '\377\376\n'; head -c 100000 /dev/zero | tr '\0' x")
     first, *rest = lines(pod_dir)
     assert first == "\ufffd\ufffd"
     assert "".join(rest) == "x" * 100000
@@ -83,7 +83,7 @@ def test_exit_codes_are_those_of_a_container(pod_dir: Path, script: str, exit_co
 
 
 def test_a_termination_message_is_passed_on_up_to_its_limit(pod_dir: Path) -> None:
-    report = run(pod_dir, f"head -c 9000 /dev/zero | tr '\\0' m > {pod_dir}/termination-log; exit 1")
+    report = run(pod_dir, f"head -c 9000 /dev/zero | tr '\\0' m > '{pod_dir}/termination-log'; exit 1")
     assert report["message"] == "m" * shim.MAX_MESSAGE_BYTES
 
 
@@ -97,7 +97,7 @@ def test_a_termination_message_is_passed_on_up_to_its_limit(pod_dir: Path) -> No
     ],
 )
 def test_what_cannot_be_started_says_why(pod_dir: Path, argv: list[str], cwd: str, said: str) -> None:
-    start(pod_dir, *argv, cwd=cwd).wait(20)
+    start(pod_dir, *argv, cwd=cwd).wait()
     report = exit_of(pod_dir)
     assert (report["exitCode"], report["reason"], report["message"]) == (127, "StartError", said)
     assert lines(pod_dir) == [said]
@@ -107,11 +107,11 @@ def test_what_cannot_be_started_says_why(pod_dir: Path, argv: list[str], cwd: st
 def test_sigterm_reaches_the_worker_alone(pod_dir: Path) -> None:
     """As in a container: the worker decides about its children, which may hold what it is about to save."""
     process = start(
-        pod_dir, "bash", "-c", "sleep 1000 & trap 'kill -0 $! && echo child lives; exit 5' TERM; echo up; wait"
+        pod_dir, "sh", "-c", "sleep 1000 & trap 'kill -0 $! && echo child lives; exit 5' TERM; echo up; wait"
     )
     wait_until(lambda: lines(pod_dir) == ["up"])
     process.send_signal(signal.SIGTERM)
-    process.wait(20)
+    process.wait()
     assert lines(pod_dir) == ["up", "child lives"]
     assert exit_of(pod_dir)["exitCode"] == 5
 
@@ -127,17 +127,18 @@ def test_the_worker_dies_with_the_shim(pod_dir: Path) -> None:
     wait_until((pod_dir / "started.json").exists)
     worker = psutil.Process(json.loads((pod_dir / "started.json").read_text())["pid"])
     process.kill()
-    process.wait(20)
+    process.wait()
     wait_until(lambda: has_ended(worker))
     assert not (pod_dir / "exit.json").exists()
 
 
 def test_an_output_that_somebody_else_holds_open_does_not_delay_the_end(pod_dir: Path) -> None:
-    process = start(pod_dir, "bash", "-c", "echo $$; read < /dev/null; exec sleep 0.3")
+    process = start(pod_dir, "sh", "-c", f"until [ -e '{pod_dir}/go' ]; do sleep 0.05; done")
     wait_until((pod_dir / "started.json").exists)
     worker = json.loads((pod_dir / "started.json").read_text())["pid"]
     with open(f"/proc/{worker}/fd/1", "wb"):  # the pipe's other end, outside of the worker's tree
-        assert process.wait(20) == 0
+        (pod_dir / "go").touch()
+        assert process.wait() == 0
     assert exit_of(pod_dir)["exitCode"] == 0
 
 

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
-from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
+from elasticctl_controller.core.group.group_states import GroupState, GroupWorld
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.group.silent_workers import SILENT_S
-
-
-def member(index: int) -> Member:
-    return Member(uid=f"u{index}", name=f"worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
+from tests.support.controller.groups import fail, formed, join_all, member
 
 
 def staying(*indexes: int) -> Group:
     """A group that has formed at 0 s, has made a step, and whose ranks stay."""
-    group = Group(job_uid="j")
-    group.set_alive({f"u{i}": f"worker-{i}" for i in indexes}, 1, 0.0)
-    for i in indexes:
-        group.join(member(i), 0, 0.0)
-    group.note_step(1, ProgressStatus(step=1), 0.0)
+    group = formed(*indexes)
     group.stays = True
     return group
-
-
-def fail(group: Group, index: int, now: float, *, signal: str = "", of_peers: bool = False) -> None:
-    failure = RankFailure("collateral" if of_peers else "killed", exit_code=1, signal=signal, at=Timestamp(now))
-    group.fail(RanksEnd(f"u{index}", f"worker-{index}", now, failure, of_peers), group.generation, now)
 
 
 def killed(signal: str) -> Group:
     """Worker 1's rank has ended, the others' have lost it and joined again."""
     group = staying(0, 1, 2)
-    fail(group, 1, 10.0, signal=signal)
+    fail(group, 1, 10.0, verdict="killed", signal=signal)
     for index in (0, 2):
         fail(group, index, 10.0, of_peers=True)
     assert group.verdict("u1", 1) == "rejoin"
-    for index in (0, 2):
-        group.join(member(index), 1, 10.0)
+    join_all(group, 0, 2, now=10.0)
     return group
 
 
@@ -76,13 +63,13 @@ def test_a_worker_that_gets_ready_is_not_taken_for_a_silent_one() -> None:
 def test_a_member_that_has_to_start_anew_ends_the_generation() -> None:
     group = staying(0, 1)
     assert group.has_to_prepare(member(1), 1, 5.0)
-    assert (group.state, group.reason) == (GroupState.FORMING, "worker-1 starts again")
+    assert (group.state, group.reason) == (GroupState.FORMING, "job-worker-1 starts again")
     assert group.failures == 0
 
 
 def test_a_newcomer_gets_ready_first_and_one_that_is_in_already_hears_so() -> None:
     group = staying(0, 1)
-    group.set_alive({**group.alive, "u2": "worker-2"}, 1, 5.0)
+    group.set_alive({**group.alive, "u2": "job-worker-2"}, 1, 5.0)
     assert group.has_to_prepare(member(2), 0, 5.0)
     assert group.state is GroupState.TRAINING
     assert not group.has_to_prepare(member(1), 0, 5.0), "the answer to its join has been lost: it is a member"
@@ -97,10 +84,10 @@ def test_where_nobody_is_left_or_ranks_do_not_stay_ranks_start_in_the_group() ->
 
 
 def test_a_restarted_service_has_newcomers_get_ready_beside_a_group_that_it_has_not_heard_of_yet() -> None:
-    last = GroupGeneration(4, ("worker-0", "worker-1"), formed_at=Timestamp(40.0), stays=True)
-    roster = tuple(WorkerStatus(f"worker-{i}", f"u{i}", i, started_at=Timestamp(30.0)) for i in range(2))
+    last = GroupGeneration(4, ("job-worker-0", "job-worker-1"), formed_at=Timestamp(40.0), stays=True)
+    roster = tuple(WorkerStatus(f"job-worker-{i}", f"u{i}", i, started_at=Timestamp(30.0)) for i in range(2))
     group = Group.restored("j", JobStatus(generation=4, generations=(last,), workers=roster))
-    group.set_alive({f"u{i}": f"worker-{i}" for i in range(3)}, 1, 50.0)
+    group.set_alive({f"u{i}": f"job-worker-{i}" for i in range(3)}, 1, 50.0)
     assert group.has_to_prepare(member(2), 0, 50.0)
     assert group.ranks_of_others(member(2)) == 2
     group.adopt(GroupWorld(4, (member(0), member(1))), 51.0)
@@ -122,11 +109,10 @@ def lose_connections(group: Group, now: float) -> None:
 def test_a_rank_that_is_still_cleaning_up_when_it_gets_a_place_is_counted_once() -> None:
     group = staying(0, 1, 2)
     lose_connections(group, 10.0)
-    fail(group, 1, 1030.0)
+    fail(group, 1, 1030.0, verdict="killed")
     for index in (0, 2):
         fail(group, index, 1030.0, of_peers=True)
-    for index in range(3):
-        group.join(member(index), 2, 1031.0)
+    join_all(group, 0, 1, 2, now=1031.0)
     assert (group.generation, group.failures) == (3, 1)
     failures = [item.failure for item in group.history.generations]
     assert failures[0] is not None
@@ -137,11 +123,10 @@ def test_once_the_ranks_have_begun_a_failure_explains_none_before() -> None:
     group = staying(0, 1, 2)
     lose_connections(group, 10.0)
     group.note_step(2, ProgressStatus(step=2), 1020.0)
-    fail(group, 1, 1030.0)
+    fail(group, 1, 1030.0, verdict="killed")
     for index in (0, 2):
         fail(group, index, 1030.0, of_peers=True)
-    for index in range(3):
-        group.join(member(index), 2, 1031.0)
+    join_all(group, 0, 1, 2, now=1031.0)
     assert group.failures == 2
 
 
@@ -167,7 +152,7 @@ def test_a_group_that_hangs_twice_without_a_step_starts_anew_together() -> None:
     group = staying(0, 1)
     hang(group, 60.0)
     assert not join_again(group, 0, 1, now=61.0).anew
-    fail(group, 1, 70.0)
+    fail(group, 1, 70.0, verdict="killed")
     assert not join_again(group, 0, 1, now=71.0).anew, "a failure in between is no step"
     hang(group, 130.0)
     assert not group.has_to_prepare(member(1), group.generation, 130.5)

@@ -5,29 +5,12 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.status import JobStatus, ProgressStatus, WorkerStatus
-from elasticctl_controller.core.group.group_states import GroupState, Member
+from elasticctl_controller.core.group.group_states import GroupState
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.interruption_notices import LEAVE_S, Notice
+from tests.support.controller.groups import alive, formed, join_all, member
 
 WORDS = "AWS spot interruption"
-
-
-def member(index: int) -> Member:
-    return Member(uid=f"u{index}", name=f"job-worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
-
-
-def alive(*indexes: int) -> dict[str, str]:
-    return {f"u{i}": f"job-worker-{i}" for i in indexes}
-
-
-def formed(*indexes: int) -> Group:
-    """A group that has formed at 0 s and has done its first step."""
-    group = Group(job_uid="j")
-    group.set_alive(alive(*indexes), 1, 0.0)
-    for i in indexes:
-        group.join(member(i), 0, 0.0)
-    group.note_step(1, ProgressStatus(step=1), 0.0)
-    return group
 
 
 def warned(*indexes: int, deadline: float | None = 130.0) -> Group:
@@ -52,8 +35,7 @@ def test_it_trains_on_until_its_place_is_taken() -> None:
     assert group.drain.reason == f"job-worker-1 has to stop: {WORDS}"
     assert group.notices.departing == {"u1"}
     group.leave("u1", "SIGTERM", 41.0)
-    for index in (0, 2):
-        group.join(member(index), 1, 41.0)
+    join_all(group, 0, 2, now=41.0)
     assert group.world is not None
     assert [each.uid for each in group.world.members] == ["u0", "u2", "u3"], "one re-forming for both"
 
@@ -103,8 +85,7 @@ def test_who_is_in_the_group_already_has_taken_a_place() -> None:
     group.join(member(3), 0, 20.0)
     assert group.state is GroupState.TRAINING, "what is nearly done is not stopped"
     group.set_alive(alive(0, 1, 3), 1, 21.0)  # another is lost
-    for index in (0, 1):
-        group.join(member(index), 1, 21.0)
+    join_all(group, 0, 1, now=21.0)
     assert group.world is not None
     assert {each.uid for each in group.world.members} == {"u0", "u1", "u3"}
     group.note_sign("u0", 22.0, "running")
@@ -126,10 +107,7 @@ def test_it_may_not_stay_where_there_is_nothing_to_stay_in(state: str) -> None:
 
 
 def test_a_group_is_not_stopped_for_it_before_its_first_step() -> None:
-    group = Group(job_uid="j")
-    group.set_alive(alive(0, 1), 1, 0.0)
-    for index in (0, 1):
-        group.join(member(index), 0, 0.0)
+    group = formed(0, 1, steps=False)
     group.warn("u1", Notice(WORDS, 500.0), 1.0)
     come(group, 2, now=2.0)
     assert group.state is GroupState.TRAINING

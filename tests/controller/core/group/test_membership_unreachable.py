@@ -5,24 +5,17 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.observed.hang_description import RankPlace
-from elasticctl.api.status import ProgressStatus, RankFailure
+from elasticctl.api.status import ProgressStatus
 from elasticctl_controller.core.group.group_record import ADOPT_S
-from elasticctl_controller.core.group.group_states import GroupState, Member
+from elasticctl_controller.core.group.group_states import GroupState
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, SILENT_S, STILL_S, UNREACHABLE_S
-
-
-def member(index: int) -> Member:
-    return Member(uid=f"u{index}", name=f"worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
+from tests.support.controller.groups import fail, formed, join_all, member
 
 
 def training(*indexes: int, minimum: int = 1) -> Group:
     """A group that has formed at 0 s, and has made a step each second until 10 s."""
-    group = Group(job_uid="j")
-    group.set_alive({f"u{i}": f"worker-{i}" for i in indexes}, minimum, 0.0)
-    for i in indexes:
-        group.join(member(i), 0, 0.0)
+    group = formed(*indexes, minimum=minimum, steps=False)
     for second in range(11):
         group.note_step(1, ProgressStatus(step=second), float(second))
         for i in indexes:
@@ -44,9 +37,8 @@ def test_a_group_that_stands_still_leaves_out_the_member_whose_host_does_not_ans
     group.lose_touch("u1", 11.0)
     assert group.state is GroupState.TRAINING, "the last step was a second ago"
     assert next_event(group, 11.0) == 10.0 + STILL_S, "it comes again by itself"
-    assert (group.state, group.reason) == (GroupState.FORMING, "cannot reach worker-1")
-    for index in (0, 2):
-        group.join(member(index), 1, 12.1)
+    assert (group.state, group.reason) == (GroupState.FORMING, "cannot reach job-worker-1")
+    join_all(group, 0, 2, now=12.1)
     assert list(group.members) == ["u0", "u2"], "nobody waits for it"
     assert group.failures == 0
     assert not group.silent, "it has called 2 s ago: it is left out, not deleted"
@@ -56,8 +48,7 @@ def test_one_that_turns_out_to_be_alive_comes_back_as_a_newcomer() -> None:
     group = training(0, 1, 2)
     group.lose_touch("u1", 11.0)
     next_event(group, 11.0)
-    for index in (0, 2):
-        group.join(member(index), 1, 12.1)
+    join_all(group, 0, 2, now=12.1)
     group.note_step(2, ProgressStatus(step=11), 12.2)
     group.join(member(1), 1, 13.0)
     assert not group.overdue
@@ -99,10 +90,7 @@ def test_nothing_is_concluded_while_nobody_can_be_reached_or_ranks_wait_for_the_
 
 
 def test_a_first_step_may_take_as_long_as_it_likes_unless_its_ranks_are_seen_not_to_move() -> None:
-    group = Group(job_uid="j")
-    group.set_alive({"u0": "worker-0", "u1": "worker-1"}, 1, 0.0)
-    for index in (0, 1):
-        group.join(member(index), 0, 0.0)
+    group = formed(0, 1, steps=False)
     group.lose_touch("u1", 1.0)
     assert group.settle(2000.0) is None
     assert group.state is GroupState.TRAINING
@@ -125,8 +113,7 @@ def test_one_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
     group.lose_touch("u1", 11.0, hung_up=True)
     assert next_event(group, 11.0) == 11.0 + HUNG_UP_S
     assert (group.state, group.failures) == (GroupState.FORMING, 0)
-    for index in (0, 2):
-        group.join(member(index), 1, 13.1)
+    join_all(group, 0, 2, now=13.1)
     assert list(group.members) == ["u0", "u2"], "nobody waits for it"
 
 
@@ -139,7 +126,7 @@ def test_several_that_hang_up_at_once_say_something_of_the_network() -> None:
     group.note_sign("u0", 40.0)
     group.lose_touch("u0", 40.0, hung_up=True)
     group.settle(40.0 + HUNG_UP_S)
-    assert group.reason == "cannot reach worker-0", "it has been alone"
+    assert group.reason == "cannot reach job-worker-0", "it has been alone"
 
 
 def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> None:
@@ -153,8 +140,7 @@ def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> No
 def test_broken_connections_are_explained_by_a_member_that_cannot_be_reached() -> None:
     group = training(0, 1, 2)
     for index in (0, 2):
-        end = RanksEnd(f"u{index}", f"worker-{index}", 11.0, RankFailure("collateral", exit_code=1), of_peers=True)
-        group.fail(end, 1, 11.0)
+        fail(group, index, 11.0, of_peers=True)
     assert group.state is GroupState.BREAKING
     group.lose_touch("u1", 11.2)
     assert next_event(group, 11.2) == pytest.approx(11.2 + UNREACHABLE_S)
@@ -204,7 +190,7 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
         group.note_sign(f"u{index}", 54.0)
     group.settle(10.0 + ADOPT_S)
     assert group.state is GroupState.FORMING
-    assert group.reason == "cannot reach worker-1"
+    assert group.reason == "cannot reach job-worker-1"
 
 
 def test_if_nobody_is_heard_it_is_the_service_that_is_cut_off() -> None:
