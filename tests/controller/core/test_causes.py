@@ -185,7 +185,7 @@ reports = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(message=st.text() | json_values.map(json.dumps) | reports.map(json.dumps))
 def test_no_message_raises(message):
     found = parse_failure(message)

@@ -290,7 +290,7 @@ times = st.none() | st.floats(NOW, NOW + 100).map(Timestamp)
 generations = st.builds(GroupGeneration, first_step_at=times, formed_at=times, resumed_step=steps, last_step=steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(world=st.lists(generations, max_size=30), cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))))
 def test_steps_are_counted_once_however_the_news_comes(world, cuts):
     """The service forgets its past at will and tells the rest again and again; the sum grows once per generation."""

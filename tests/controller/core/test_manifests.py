@@ -204,7 +204,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     template=st.dictionaries(st.sampled_from(["spec", "metadata", "x"]), json_values),
     endpoint=st.sampled_from(["", "e"]),

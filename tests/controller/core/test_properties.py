@@ -59,7 +59,7 @@ some_jobs = st.builds(
 lost_nodes = st.frozensets(st.sampled_from(["a", "b"]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(data=st.data(), job=some_jobs, first=some_pods, then=some_pods, lost=lost_nodes)
 def test_the_order_of_pods_makes_no_difference(data, job, first, then, lost):
     job, _ = a_step(job, first)
@@ -72,7 +72,7 @@ def test_the_order_of_pods_makes_no_difference(data, job, first, then, lost):
     check_decision(job, observed, decision)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(job=some_jobs, pods=some_pods, lost=lost_nodes)
 def test_every_date_that_is_due_is_covered_by_the_requeue(job, pods, lost):
     job, decision = a_step(job, pods, lost_nodes=lost)
@@ -88,7 +88,7 @@ def test_every_date_that_is_due_is_covered_by_the_requeue(job, pods, lost):
             assert decision.requeue_s <= max(0.0, at - NOW) + 1e-6
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(desired=st.integers(1, 6), to=st.integers(1, 6), named=st.sets(st.integers(0, 5)))
 def test_scaling_restarts_nobody_and_named_removal_removes_exactly_those(desired, to, named):
     pods = [a_pod(index) for index in range(desired)]
@@ -148,7 +148,7 @@ STATUS = (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     spec=objects(
         *((field,) for field in SPEC), ("replicaSpecs", "Worker", "replicas"), ("replicaSpecs", "Worker", "template")
@@ -170,7 +170,7 @@ def test_objects_of_any_content_do_not_raise(spec, status, pod):
         job = stored(job, decision.status)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(status=shaped(JobStatus), suspend=st.booleans(), share=st.none() | st.integers(0, 3))
 def test_a_status_of_any_content_can_be_gone_on_from(status, suspend, share):
     spec = {"maxReplicas": 4, "suspend": suspend, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 60}

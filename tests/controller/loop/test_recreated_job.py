@@ -223,5 +223,5 @@ class RecreatedJob(RuleBasedStateMachine):
 
 TestRecreatedJob = RecreatedJob.TestCase
 TestRecreatedJob.settings = settings(
-    max_examples=50, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=20, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -145,7 +145,7 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(st.lists(MESSAGES, max_size=4))
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any]) -> None:
     check_storable(told(*messages))
 
@@ -220,7 +220,7 @@ def test_a_worker_that_is_not_alive_uses_nothing() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["cpus_used", "memory_bytes", "no_gpus", "gpus", "at", "uid"]), JSON))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_whatever_a_worker_says_that_it_uses_can_be_stored(message: Any) -> None:
     usage = usage_of(message)
     check_storable(JobStatus(usage=usage))

@@ -1,4 +1,4 @@
-"""Who gets what, case by case; that it holds in all cases is for `test_machine`."""
+"""Who gets what, case by case; that it holds in all cases is for `test_page`."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def test_slots_may_bear_another_name() -> None:
 numbers = st.integers(-3, 9)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.builds(

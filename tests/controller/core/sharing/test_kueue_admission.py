@@ -302,7 +302,7 @@ class QueueWorld(RuleBasedStateMachine):
 
 
 TestQueueWorld = QueueWorld.TestCase
-TestQueueWorld.settings = settings(max_examples=60, stateful_step_count=25)
+TestQueueWorld.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 def test_the_owners_word_outlasts_every_admission() -> None:

@@ -31,7 +31,7 @@ from tests.support.controller.kueue import API_VERSION, UID, queued, stored
 NOW = 1_767_229_200.0
 AUTOMATIC = Sharing(automatic=True)
 ADMITTED = ("QuotaReserved", "Admitted")
-STORIES, EVENTS = 400, 10
+STORIES, EVENTS = 150, 10
 
 
 def elastic(least: int = 1, most: int = 4, **fields: Any) -> ElasticJob:

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,7 @@ from tests.support.controller.sharing_page import Page
 
 NOW = 1e6
 """Long after everything: nobody's patience lasts, and every size has settled."""
-STORIES, EVENTS = 2000, 12
-PARTS, QUICK = 4, 1
+STORIES, EVENTS = 400, 12
 
 quotas = st.none() | st.integers(0, 7)
 jobs = st.tuples(
@@ -27,7 +25,7 @@ jobs = st.tuples(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=200)
 @given(
     slots=st.integers(1, 14),
     wanted=st.lists(jobs, min_size=1, max_size=7),
@@ -59,20 +57,26 @@ def build_project(name: str, guaranteed: int | None, limit: int | None, weight: 
     return Project(name, weight, *({} if slots is None else {"t4": slots} for slots in (guaranteed, limit)))
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] if part >= QUICK else []) for part in range(PARTS)]
-)
-def test_stories_go_as_the_page_says(part: int) -> None:
+def test_stories_go_as_the_page_says() -> None:
     """Jobs, nodes and quotas come and go in virtual time, and each division is the page's.
 
     `Place.decide` checks besides that nothing is over-committed, and that no limit is passed. At the end nothing
     changes any more, and a notice later everybody has what was granted.
     """
-    for seed in range(part, STORIES, PARTS):
-        story = Story(seed)
-        for _ in range(EVENTS):
-            story.go_on()
-        story.come_to_rest()
+    for seed in range(STORIES):
+        go_through(Story(seed))
+
+
+def test_workers_of_several_sizes_have_their_nodes_at_rest() -> None:
+    """Workers of one, two and four slots, of which the page cannot say which nodes they fit."""
+    for seed in range(STORIES // 4):
+        go_through(StoryOfLargeWorkers(seed))
+
+
+def go_through(story: Story) -> None:
+    for _ in range(EVENTS):
+        story.go_on()
+    story.come_to_rest()
 
 
 def check_words(place: Place, decision: SharingDecision) -> None:
@@ -101,6 +105,7 @@ class Story:
     def __init__(self, seed: int) -> None:
         self.seed, self.random, self.submitted = seed, random.Random(seed), 0
         self.large = seed % 2 == 0
+        self.sizes = (1, 1, 2) if self.large else (1,)
         self.place = Place({"n0": 12 if self.large else 4}, now=1000.0)
 
     def go_on(self) -> None:
@@ -126,7 +131,7 @@ class Story:
             pool="t4",
             least=least,
             most=least + self.random.choice([0, 0, 1, 2, 6]),
-            slots_per_worker=self.random.choice([1, 1, 2]) if self.large else 1,
+            slots_per_worker=self.random.choice(self.sizes),
             priority=self.random.choice([0, 0, 0, 1, 5, -1]),
             submitted_at=self.place.now,
             changed_at=self.place.now,
@@ -180,3 +185,32 @@ class Story:
                 assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"story {self.seed}"
             self.place.now += RULES.patience_s + RULES.settle_s
         assert self.decide() == at_rest, f"story {self.seed} does not come to rest"
+
+
+class StoryOfLargeWorkers(Story):
+    """A pool of several nodes. A worker that was to go elsewhere may be put in the way of another, and move again."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.large, self.sizes, self.place = False, (1, 2, 4), Place({"n0": 4}, now=1000.0)
+
+    def decide(self) -> dict[str, int]:
+        return sizes(self.place.decide())
+
+    def come_to_rest(self) -> None:
+        for _ in range(12):
+            self._a_round()
+        at_rest = self.decide()
+        for _ in range(3):
+            self._a_round()
+            assert self.decide() == at_rest, f"story {self.seed} does not come to rest"
+        for job in self.place.jobs.values():
+            assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"story {self.seed}"
+
+    def _a_round(self) -> None:
+        self.decide()
+        for _ in range(2):
+            self.place.follow(self.shuffled)
+            self.place.now += NOTICE_S
+        self.place.follow(self.shuffled)
+        self.place.now += RULES.patience_s + RULES.settle_s
