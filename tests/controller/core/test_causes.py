@@ -21,6 +21,7 @@ from elasticctl_controller.core.causes import (
     ended_at,
     parse_failure,
 )
+from tests.support.any_json import JSON
 from tests.support.controller.samples import NOW, a_pod, an_end, told
 
 KNOWN = WorkerStatus(name="digits-worker-1", uid="uid-1", index=1, node="node-1")
@@ -174,19 +175,14 @@ def test_a_report_with_odd_values_can_still_be_stored():
     assert (found.rank, found.error, found.last_lines) == (None, "?", ("x",))
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
 reports = st.fixed_dictionaries(
-    {"verdict": st.sampled_from(["application", "collateral", "stuck", "preempted"]) | json_values},
-    optional=dict.fromkeys(("rank", "exitCode", "error", "lastLines", "signal", "generation", "at"), json_values),
+    {"verdict": st.sampled_from(["application", "collateral", "stuck", "preempted"]) | JSON},
+    optional=dict.fromkeys(("rank", "exitCode", "error", "lastLines", "signal", "generation", "at"), JSON),
 )
 
 
 @settings(max_examples=80)
-@given(message=st.text() | json_values.map(json.dumps) | reports.map(json.dumps))
+@given(message=st.text() | JSON.map(json.dumps) | reports.map(json.dumps))
 def test_no_message_raises(message):
     found = parse_failure(message)
     if found is not None:

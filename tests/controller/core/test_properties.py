@@ -15,6 +15,7 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, RestartPol
 from elasticctl.api.status import GroupGeneration, JobStatus, ShareStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile
+from tests.support.any_json import JSON
 from tests.support.anything import shaped
 from tests.support.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, stored, told
 from tests.support.controller.world import check_decision
@@ -110,13 +111,6 @@ def test_scaling_restarts_nobody_and_named_removal_removes_exactly_those(desired
         assert deleted(a_step(after, pods)[1]) == [worker_name("digits", index) for index in sorted(index_sets)]
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("2026-01-01T00:00:00Z"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
 def objects(*paths: tuple[str, ...]) -> st.SearchStrategy[dict[str, object]]:
     """Objects with anything at all at some of these fields."""
 
@@ -131,7 +125,7 @@ def objects(*paths: tuple[str, ...]) -> st.SearchStrategy[dict[str, object]]:
             here[path[-1]] = value
         return root
 
-    return st.tuples(*(st.just("absent") | json_values for _ in paths)).map(list).map(build)
+    return st.tuples(*(st.just("absent") | JSON for _ in paths)).map(list).map(build)
 
 
 SPEC = ("minReplicas", "maxReplicas", "backoffLimit", "activeDeadlineSeconds", "suspend", "removeWorkers", "policy")

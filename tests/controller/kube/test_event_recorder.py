@@ -17,22 +17,16 @@ from elasticctl_controller.kube.event_recorder import (
 )
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from tests.support.control import ControlApi
+from tests.support.controller.samples import Clock
 from tests.support.waiting import wait_until
 
 JOB = ElasticJob(name="digits", namespace="ml", uid="job-uid")
 EVENTS = "/api/v1/namespaces/ml/events"
 
 
-class Clock:
-    now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_700_000_000.0)
 
 
 @pytest.fixture

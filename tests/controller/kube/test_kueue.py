@@ -239,13 +239,6 @@ def test_what_a_job_asks_for_follows_it_while_it_waits_and_while_it_runs(
     wait_until(lambda: trains(control, 3) and len(workloads(control)) == 1)
 
 
-def test_a_job_that_was_not_suspended_waits_all_the_same(control: ControlApi, controller: Replica) -> None:
-    submit(control, suspend=False)
-    wait_until(lambda: workload(control))
-    wait_until(lambda: waits(control, "waits to be admitted") and spec(control)["suspend"])
-    assert control.names(pods("a")) == []
-
-
 def test_what_kueue_refuses_is_an_event_of_the_job(control: ControlApi, controller: Replica) -> None:
     job = shell_job("job", "true", namespace="a", container=GPU, suspend=True)
     job["metadata"]["labels"] = {QUEUE_LABEL: "team", PRIORITY_CLASS_LABEL: "high"}
@@ -269,12 +262,6 @@ def test_without_kueue_a_job_says_so_and_obeys_suspend(control: ControlApi, tmp_
         wait_until(lambda: trains(control, 2))
         assert control.asked("GET", KUEUE) == 1  # once, and then after a while
         assert replica.end() == 0
-
-
-def test_nothing_is_asked_of_kueue_without_a_job_that_names_a_queue(control: ControlApi, controller: Replica) -> None:
-    control.put(f"{jobs('a')}/job", shell_job("job", "true", 2, namespace="a", container=GPU))
-    wait_until(lambda: trains(control, 2))
-    assert not [request for request in list(control.requests) if "kueue" in request.path]
 
 
 class Objects:

@@ -8,14 +8,7 @@ import pytest
 
 from elasticctl_controller.kube.nodes import BLIND_S, OUT_OF_SERVICE, SETTLE_S, UNSEEN_GRACE_S, NodeHealth, NodeNotices
 from elasticctl_controller.kube.pruning import prune_node
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.controller.samples import Clock
 
 
 def node(name: str, ready: str = "True", *taints: str) -> dict[str, Any]:

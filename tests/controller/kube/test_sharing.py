@@ -62,43 +62,6 @@ def test_a_job_grows_gives_way_and_grows_back(control: ControlApi, controller: R
     assert controller.get(controller.health_port, "/healthz")[0] == 200
 
 
-def test_a_job_waits_without_pods_for_what_it_cannot_have(control: ControlApi, controller: Replica) -> None:
-    big = shell_job("big", "true", 8, namespace="a", container=GPU, minReplicas=8)
-    control.put(f"{jobs('a')}/big", big)
-    wait_until(lambda: status(control, "a", "big").reason == "Queued")
-    assert control.names(pods("a")) == []
-    add_node(control, "n2", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"})
-    wait_until(lambda: len(control.names(pods("a"))) == 8)
-
-
-def test_a_job_of_kueues_is_left_alone(control: ControlApi, controller: Replica) -> None:
-    queued = shell_job("queued", "true", 6, namespace="a", container=GPU)
-    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
-    control.put(f"{jobs('a')}/queued", queued)
-    wait_until(lambda: len(control.names(pods("a"))) == 6)
-    assert status(control, "a", "queued").share is None
-
-
-def test_a_pod_group_is_there_before_the_pods_that_name_it(control: ControlApi, controller: Replica) -> None:
-    grouped = shell_job("grouped", "true", 4, namespace="a", container=GPU, minReplicas=2, maxReplicas=4)
-    grouped["spec"]["sharing"] = {"podGroup": "Volcano"}
-    control.put(f"{jobs('a')}/grouped", grouped)
-    wait_until(lambda: len(control.names(pods("a"))) == 4)
-    group = control.objects["/apis/scheduling.volcano.sh/v1beta1/namespaces/a/podgroups/grouped"]
-    assert group["spec"] == {"minMember": 2}
-    pod = control.objects[f"{pods('a')}/grouped-worker-0"]
-    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "grouped"}
-    assert pod["spec"]["schedulerName"] == "volcano"
-    assert status(control, "a", "grouped").share is None
-
-
-def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Path) -> None:
-    with Replica(control, tmp_path, "only", "--sharing", "--capacity", "gpu=2") as replica:
-        control.put(f"{jobs('a')}/early", shell_job("early", "true", 2, namespace="a", container=GPU, minReplicas=2))
-        wait_until(lambda: len(control.names(pods("a"))) == 2)
-        assert replica.end() == 0
-
-
 def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeQuotas, KubeCapacity]:
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
     nothing = ObjectBuilders(lambda job, pod: [], lambda job: {})

@@ -96,6 +96,7 @@ def test_a_pod_on_a_node_that_nobody_watches_is_not_lost(control: ControlApi, re
 def test_the_flags_of_features() -> None:
     assert format_features(parse_flags([*NEEDED]).features) == "nodes,limits,kueue,gangs,pod-groups,notifications"
     assert parse_flags([*NEEDED, "--features="]).features == frozenset()
+    assert parse_flags([*NEEDED, "--sharing", "--capacity", "gpu=2"]).capacity == {"gpu": 2}
     assert format_features(parse_flags([*NEEDED, "--features=kueue,nodes"]).features) == "nodes,kueue"
     for wrong in (["--features=cue"], ["--sharing", "--watch-namespace=ml"]):
         with pytest.raises(SystemExit):

@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticctl.api.errors import SpecError
 from elasticctl_controller.local.objects import check_job
+from tests.support.any_json import JSON
 from tests.support.jobs import shell_job
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=12,
-)
 
 
 def test_a_job_may_be_stored() -> None:

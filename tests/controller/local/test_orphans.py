@@ -46,15 +46,6 @@ def test_when_it_ends_by_itself(local_cluster: LocalCluster, home: Path) -> None
     assert [pid for pid in (int(file.name) for file in folder.iterdir()) if psutil.pid_exists(pid)] == []
 
 
-def test_when_it_is_suspended(local_cluster: LocalCluster, home: Path) -> None:
-    job, folder = stubborn_job(home)
-    local_cluster.create_job(job)
-    left = strays(folder)
-    local_cluster.patch_job("default", "stubborn", {"spec": {"suspend": True}})
-    wait_until(lambda: not local_cluster.list_pods("default", "stubborn"))
-    assert_end(left)
-
-
 def test_when_its_job_is_deleted(local_cluster: LocalCluster, home: Path) -> None:
     job, folder = stubborn_job(home)
     local_cluster.create_job(job)

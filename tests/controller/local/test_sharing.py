@@ -138,15 +138,6 @@ def test_switched_on_and_off_it_disturbs_nobody(local_cluster: LocalCluster) -> 
     assert after.scalings == ()
 
 
-def test_a_job_of_another_scheduler_is_left_alone(local_cluster: LocalCluster) -> None:
-    shared(local_cluster, 1)
-    queued = shell_job("queued", FOREVER, 2, namespace="a", minReplicas=1)
-    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
-    local_cluster.create_job(queued)
-    wait_until(lambda: status(local_cluster, "a", "queued").desired == 2)
-    assert status(local_cluster, "a", "queued").share is None
-
-
 @pytest.mark.parametrize(
     ("sharing", "gpus", "slots"),
     [

@@ -33,18 +33,11 @@ from elasticctl_controller.loop.apply_actions import (
 from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
+from tests.support.controller.samples import Clock
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
 KEY, CAPACITY = "default/job", "karpenter.sh/capacity-type"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Failing(LocalWorkload):
@@ -100,7 +93,7 @@ class Bench:
     """A controller and what it works on."""
 
     def __init__(self, path: Path) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1_700_000_000.0)
         self.store = Store(path / "state.db", self.clock)
         self.workload = Failing(self.store)
         self.rendezvous = RendezvousService(lambda uid, number: "t", lambda key: None, self.clock)
@@ -549,7 +542,7 @@ def test_a_slow_job_holds_up_no_other_where_there_are_threads(bench: Bench) -> N
         def write_status(self, job: ElasticJob, status: JobStatus) -> None:
             if job.name == "job" and not go_on.is_set():
                 reached.set()
-                go_on.wait(20)
+                go_on.wait()
             super().write_status(job, status)
 
     def note(seconds: float, outcome: str) -> None:
@@ -560,7 +553,7 @@ def test_a_slow_job_holds_up_no_other_where_there_are_threads(bench: Bench) -> N
     bench.store.create_job(shell_job("job", "true"))
     controller.start()
     try:
-        assert reached.wait(20)
+        assert reached.wait()
         bench.store.create_job(shell_job("other", "true"))
         wait_until(lambda: bench.store.list_pods("default", "other"))
         assert bench.pods() == []
@@ -613,17 +606,17 @@ def test_a_job_with_many_calls_lets_those_of_another_come_between() -> None:
 
     def call(name: str) -> None:
         began.set()
-        assert may_go.wait(10)
+        may_go.wait()
         made.append(name)
 
     with ThreadPoolExecutor(1) as calls:
         flood = threading.Thread(target=call_all, args=(calls, call, [f"flood-{number}" for number in range(500)]))
         flood.start()
-        assert began.wait(10)
+        assert began.wait()
         wait_until(lambda: calls._work_queue.qsize() == PARALLEL_CALLS - 1)
         other = calls.submit(call, "other")
         may_go.set()
-        other.result(10)
-        flood.join(10)
+        other.result()
+        flood.join()
     assert made.index("other") == PARALLEL_CALLS
     assert len(made) == 501

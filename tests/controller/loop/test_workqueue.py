@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_controller.loop.workqueue import BASE_DELAY_S, MAX_DELAY_S, WorkQueue, fair_pause_s
+from tests.support.controller.samples import Clock
 from tests.support.waiting import wait_until
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Passing(Clock):
@@ -100,10 +93,10 @@ def test_a_namespace_at_its_limit_is_gone_on_with_as_soon_as_a_pass_ends() -> No
     queue.add("flood/a")
     queue.add("flood/b")
     assert queue.get(timeout_s=0) == "flood/a"
-    thread = threading.Thread(target=lambda: taken.append(queue.get(timeout_s=60)))
+    thread = threading.Thread(target=lambda: taken.append(queue.get()))
     thread.start()
     queue.done("flood/a")
-    thread.join(10)
+    thread.join()
     assert taken == ["flood/b"]
 
 
@@ -182,7 +175,7 @@ def test_a_time_beyond_what_a_lock_can_wait_for_ends_no_taker() -> None:
     queue.add_after("in a thousand years", 1000 * 365 * 86_400.0)
     thread.start()
     queue.add_after("a", 0.05)
-    thread.join(10)
+    thread.join()
     assert taken == ["a"]
 
 
@@ -194,14 +187,14 @@ def test_shutting_down_releases_those_who_wait() -> None:
         thread.start()
     queue.shut_down()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert taken == [None, None, None]
 
 
 def test_a_delay_passes_by_itself() -> None:
     queue = WorkQueue()
     queue.add_after("a", 0.01)
-    assert queue.get(timeout_s=10) == "a"
+    assert queue.get() == "a"
 
 
 def test_threads_share_the_work_and_never_a_key() -> None:
@@ -230,7 +223,7 @@ def test_threads_share_the_work_and_never_a_key() -> None:
     wait_until(lambda: not queue._waiting)
     queue.shut_down()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert clashes == []
     assert set(worked) == {str(n) for n in range(7)}
 

@@ -9,14 +9,7 @@ from functools import partial
 import pytest
 
 from elasticctl_controller.rendezvous.fair_scheduling import SLICE_S, Turns
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.controller.samples import Clock
 
 
 def run(work: Callable[[Turns, Clock, list[str]], None]) -> list[str]:

@@ -21,6 +21,7 @@ from elasticctl_controller.rendezvous import groups
 from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Caller, Limiter, Refused
 from elasticctl_controller.rendezvous.service import GroupView, steady_clock
 from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
+from tests.support.any_json import JSON
 from tests.support.launcher_lab import JOB_UID, KEY, TOKEN, Lab
 from tests.support.waiting import wait_until
 
@@ -191,11 +192,6 @@ def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> Non
     assert (progress.step, progress.metrics) == (3, {"loss": 0.5})
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
 FIELDS = st.dictionaries(
     st.sampled_from(["uid", "name", "host", "port", "slots", "generation", "members", "messages", "reason", "kind"]),
     JSON,

@@ -48,7 +48,7 @@ class Bench:
 
     def begin(self) -> None:
         self.workload.start()
-        assert self.workload.wait_synced(10)
+        assert self.workload.wait_synced(600)
         self.workload.subscribe(self.keys.append)
         wait_until(lambda: self.control.watches == 3)
 

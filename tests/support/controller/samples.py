@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
@@ -15,6 +15,16 @@ from elasticctl_controller.core.reconcile import reconcile
 
 NOW = 1_000_000.0
 JOB_UID = "job-uid-1"
+
+
+@dataclass
+class Clock:
+    """Stands still until a test moves it."""
+
+    now: float = NOW
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def a_job(**fields: Any) -> ElasticJob:

@@ -1,4 +1,4 @@
-"""What Kueue's answer means for a job: each case, and any order of events in a small world."""
+"""What Kueue's answer means for a job, case by case; any order of events is for `test_kueue_growth`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import ElasticJob
@@ -17,17 +14,9 @@ from elasticctl_controller.core.sharing.kueue import (
     SUSPENDED_BY_OWNER,
     KueueStep,
     KueueVerdict,
-    build_finish,
-    build_pods_ready,
-    build_release,
-    build_update,
-    build_workload,
-    condition,
-    is_active,
-    is_true,
     judge_admission,
 )
-from tests.support.controller.kueue import API_VERSION, UID, admission, queued, stored
+from tests.support.controller.kueue import UID, admission, queued, stored
 
 NOW = 1_767_229_200.0
 IN_PLACE = ("QuotaReserved", "Admitted")
@@ -112,7 +101,8 @@ def test_an_evicted_job_gives_its_quota_back_when_its_workers_are_gone() -> None
 
 def test_a_job_that_its_owner_suspends_leaves_the_queue_until_it_is_resumed() -> None:
     asleep = running(suspend=True)
-    assert judge_admission(asleep, stored(queued(), *IN_PLACE), 3) == KueueVerdict(step=KueueStep.DEACTIVATE)
+    for pods in (3, 0):  # also where an administrator has it admitted again
+        assert judge_admission(asleep, stored(queued(), *IN_PLACE), pods) == KueueVerdict(step=KueueStep.DEACTIVATE)
     aside = left_aside(queued(), *PREEMPTED, by_owner=True)
     assert judge_admission(asleep, aside, 3) == KueueVerdict()
     assert judge_admission(asleep, aside, 0) == KueueVerdict(step=KueueStep.RELEASE)
@@ -156,175 +146,3 @@ def test_a_workload_that_is_closed_or_on_its_way_out_admits_nobody() -> None:
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert judge_admission(running(), going, 3).step is KueueStep.STOP
     assert judge_admission(queued(), going, 0).step is None
-
-
-def merged(item: Any, patch: Any) -> Any:
-    """As a server applies a merge patch."""
-    if not isinstance(item, dict) or not isinstance(patch, dict):
-        return patch
-    found = {**item, **{key: merged(item.get(key), value) for key, value in patch.items()}}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-class QueueWorld(RuleBasedStateMachine):
-    """A job, its Workload, its pods; Kueue, owners and administrators do what they may at any moment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.job, self.workload, self.pods, self.made = queued(), None, 0, 0
-        self.asleep = False  # its owner wants it so, and has seen it run
-
-    def _set(self, **holds: bool) -> None:
-        assert self.workload is not None
-        found = {item["type"]: item for item in self.workload["status"].get("conditions", [])}
-        for name, value in holds.items():
-            new = {"type": name, "status": str(value), "reason": "Preempted", "message": "m"}
-            found[name] = {**new, "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        self.workload["status"]["conditions"] = list(found.values())
-
-    def _step(self, step: KueueStep) -> None:
-        """What the controller does, without a server."""
-        self.made += 1
-        if step is KueueStep.START:
-            self.job = replace(self.job, suspend=False, admitted=self._uid())
-        elif step is KueueStep.STOP:
-            self.job = replace(self.job, suspend=True, admitted="")
-        elif step is KueueStep.CREATE:
-            self.workload = build_workload(self.job, API_VERSION, None)
-            self.workload["metadata"] |= {"uid": f"w{self.made}", "resourceVersion": "1"}
-            self.workload["status"] = {}
-        elif step is KueueStep.DELETE:
-            self.workload = None
-        else:
-            self.workload = merged(self.workload, self._patch(step))
-
-    def _patch(self, step: KueueStep) -> Manifest:
-        assert self.workload is not None
-        if step is KueueStep.UPDATE:
-            assert not is_true(self.workload, "QuotaReserved"), "Kueue refuses that"
-            return build_update(build_workload(self.job, API_VERSION, None))
-        if step is KueueStep.RELEASE:
-            assert self.pods == 0, "quota is given back while workers live"
-        active = {KueueStep.ACTIVATE: (True, None), KueueStep.DEACTIVATE: (False, "true")}
-        if step in active:
-            wanted, left = active[step]
-            return {"metadata": {"annotations": {SUSPENDED_BY_OWNER: left}}, "spec": {"active": wanted}}
-        tell = {KueueStep.RELEASE: build_release, KueueStep.READY: build_pods_ready}
-        return tell[step](self.workload, NOW) if step in tell else build_finish(self.workload, self.job, NOW)
-
-    def _uid(self) -> str:
-        assert self.workload is not None
-        return str(self.workload["metadata"]["uid"])
-
-    def _settle(self) -> KueueVerdict:
-        """Pass after pass until nothing is left to do; workers come and go as the passes say."""
-        for _ in range(20):
-            verdict = judge_admission(self.job, self.workload, self.pods)
-            wanted = min(self.job.desired, verdict.workers or 0) if not self.job.suspend else 0
-            if verdict.step is None and self.pods == wanted:
-                return verdict
-            if verdict.step is not None:
-                self._step(verdict.step)
-            self.pods = 0 if verdict.workers is None else wanted
-        raise AssertionError(f"it does not come to rest: {self.job}, {self.workload}")
-
-    @rule()
-    def look(self) -> None:
-        self._settle()
-
-    @rule()
-    def look_once(self) -> None:
-        verdict = judge_admission(self.job, self.workload, self.pods)
-        if verdict.step is not None:
-            self._step(verdict.step)
-
-    @rule(wanted=st.integers(0, 4))
-    def scale(self, wanted: int) -> None:
-        self.job = replace(self.job, desired=wanted)
-
-    @rule(value=st.booleans())
-    def suspend_or_resume(self, value: bool) -> None:
-        self.asleep = value and (self.asleep or bool(self.job.admitted))
-        self.job = replace(self.job, suspend=value)
-
-    @precondition(lambda self: self.workload is not None and not is_true(self.workload, "QuotaReserved"))
-    @rule(count=st.integers(0, 4))
-    def admit(self, count: int) -> None:
-        assert self.workload is not None
-        if is_active(self.workload):
-            asked = self.workload["spec"]["podSets"][0]["count"]
-            self._set(QuotaReserved=True, Admitted=True, Evicted=False)
-            self.workload["status"]["admission"] = admission(min(count, asked))
-
-    @precondition(lambda self: self.workload is not None and is_true(self.workload, "QuotaReserved"))
-    @rule()
-    def evict(self) -> None:
-        self._set(Evicted=True)
-
-    @precondition(lambda self: self.workload is not None)
-    @rule(value=st.booleans())
-    def administrate(self, value: bool) -> None:
-        assert self.workload is not None
-        self.workload["spec"]["active"] = value
-
-    @precondition(lambda self: self.workload is not None)
-    @rule()
-    def delete(self) -> None:
-        self.workload = None
-
-    @precondition(lambda self: self.workload is not None and not is_active(self.workload))
-    @rule()
-    def evict_what_is_left_aside(self) -> None:
-        assert self.workload is not None
-        if is_true(self.workload, "QuotaReserved"):
-            self._set(Evicted=True)
-
-    @invariant()
-    def at_rest_nobody_runs_without_quota(self) -> None:
-        before = self.job, self.workload, self.pods, self.made
-        verdict = self._settle()
-        if self.pods:
-            assert self.workload is not None
-            assert is_true(self.workload, "Admitted")
-            assert not is_true(self.workload, "Evicted")
-            assert self.pods <= (verdict.workers or 0)
-            assert not self.job.suspend
-        elif verdict.held and self.workload is not None and is_true(self.workload, "QuotaReserved"):
-            assert not is_true(self.workload, "Evicted"), "quota is kept for nothing"
-        if self.asleep:
-            assert self.pods == 0, "it was suspended by its owner"
-            assert self.job.suspend
-            assert not verdict.held
-        made = self.made
-        self._settle()
-        assert self.made == made, "a job at rest is written"
-        self.job, self.workload, self.pods, self.made = before
-
-
-TestQueueWorld = QueueWorld.TestCase
-TestQueueWorld.settings = settings(max_examples=30, stateful_step_count=25)
-
-
-def test_the_owners_word_outlasts_every_admission() -> None:
-    """Suspended, admitted again by an administrator's hand, and still suspended."""
-    world = QueueWorld()
-    world._settle()
-    world.admit(4)
-    world._settle()
-    assert world.pods == 3
-    world.suspend_or_resume(True)
-    world._settle()
-    assert world.pods == 0
-    assert world.workload is not None
-    assert not is_active(world.workload)
-    world.evict_what_is_left_aside()
-    world._settle()
-    assert not is_true(world.workload, "QuotaReserved")
-    world.administrate(True)
-    world.admit(4)
-    world._settle()
-    assert (world.pods, is_active(world.workload)) == (0, False)
-    world.suspend_or_resume(False)
-    world._settle()
-    assert is_active(world.workload)
-    assert condition(world.workload, "Admitted")

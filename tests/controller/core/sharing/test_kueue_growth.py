@@ -293,15 +293,21 @@ def merge(item: Any, patch: Any) -> Any:
 
 
 class Story:
-    """Three jobs in two queues of one cohort; owners and administrators do as they like."""
+    """Three jobs in two queues of one cohort; owners and administrators do as they like.
+
+    In some stories administrators also deactivate, activate and delete Workloads, under workers that run.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.kueue = Kueue({"a": self.random.randint(1, 5), "b": self.random.randint(1, 5)}, seed % 4 == 0)
         self.made = 0
+        self.unruly = seed % 4 == 1
+        self.asleep = set[str]()  # jobs whose owners want it so, and have seen them run
 
     def go_on(self) -> None:
         events = [self.submit] * 3 + [self.end, self.scale, self.suspend_or_resume, self.change_quota]
+        events += [self.administrate, self.delete_workload] * self.unruly
         self.random.choice(events)()
         for _ in range(self.random.randint(1, 4)):
             self.random.choice([self.kueue.admit, self.look, self.follow])()
@@ -333,10 +339,28 @@ class Story:
     def suspend_or_resume(self) -> None:
         one = self.any_job()
         if one is not None:
+            if one.job.suspend:
+                self.asleep.discard(one.job.name)
+            elif one.job.admitted:
+                self.asleep.add(one.job.name)
             one.job = replace(one.job, suspend=not one.job.suspend)
 
     def change_quota(self) -> None:
         self.kueue.quota[self.random.choice("ab")] = self.random.randint(1, 5)
+
+    def administrate(self) -> None:
+        """Deactivate a Workload, which Kueue evicts then, or activate it."""
+        there = list(self.kueue.all())
+        if there:
+            one = self.random.choice(there)
+            one["spec"]["active"] = not one["spec"].get("active", True)
+            if holds(one) and not one["spec"]["active"]:
+                tell(one, Evicted=True)
+
+    def delete_workload(self) -> None:
+        one = self.any_job()
+        if one is not None and one.workloads:
+            del one.workloads[self.random.choice(sorted(one.workloads))]
 
     def look(self) -> bool:
         """A pass over each job; True if anything was written."""
@@ -416,6 +440,10 @@ class Story:
 
     def check(self) -> None:
         """No job has more pods than it holds quota for."""
+        if not self.unruly:
+            self.check_quota()
+
+    def check_quota(self) -> None:
         for one in self.kueue.jobs.values():
             held = sum(size(item) for item in one.workloads.values() if holds(item))
             assert one.pods <= held
@@ -433,6 +461,14 @@ class Story:
 
     def check_at_rest(self) -> None:
         """No quota is idle that a job could use, and no worker above a minimum has what a minimum needs."""
+        self.check_quota()
+        for one in self.kueue.jobs.values():
+            evicted = [item for item in one.workloads.values() if holds(item) and is_true(item, "Evicted")]
+            assert evicted == [], "quota is kept for nothing"
+            assert not (one.pods and one.job.suspend), "it was suspended by its owner"
+            assert one.job.suspend or one.job.name not in self.asleep
+        if self.unruly:
+            return
         spare = dict.fromkeys(self.kueue.quota, 0)
         for one in self.kueue.jobs.values():
             least = size(next(iter(one.workloads.values()))) if one.workloads else 0
