@@ -130,23 +130,22 @@ def test_the_worker_and_only_it_learns_who_it_is():
     )
 
 
-@pytest.mark.parametrize(("given", "told"), [(120, "120"), (0, "0"), (None, "30"), ("x", "30"), (True, "30")])
-def test_a_worker_learns_how_long_it_has_from_sigterm(given: object, told: str):
-    template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": given}}
-    _, worker, _ = built(a_job(template=template))
-    assert {item["name"]: item.get("value") for item in worker["env"]}["ELASTICCTL_GRACE_S"] == told
-
-
-@pytest.mark.parametrize(("said_s", "told"), [(None, None), (0, "0"), (90.5, "90.5")])
-def test_the_worker_learns_the_hang_timeout_if_there_is_one(said_s: float | None, told: str | None):
-    _, worker, _ = built(a_job(template=TEMPLATE, policy=Policy(hang_timeout_seconds=said_s)))
-    assert {item["name"]: item.get("value") for item in worker["env"]}.get("ELASTICCTL_HANG_TIMEOUT_S") == told
-
-
-@pytest.mark.parametrize(("said", "told"), [(OnNan.WARN, None), (OnNan.STOP, "stop")])
-def test_the_worker_learns_what_to_do_about_a_loss_that_is_no_number(said: OnNan, told: str | None):
-    _, worker, _ = built(a_job(template=TEMPLATE, policy=Policy(on_nan=said)))
-    assert {item["name"]: item.get("value") for item in worker["env"]}.get("ELASTICCTL_ON_NAN") == told
+@pytest.mark.parametrize(
+    ("grace_s", "policy", "name", "told"),
+    [
+        *((given, Policy(), "GRACE_S", told) for given, told in ((120, "120"), (0, "0"), (None, "30"), ("x", "30"))),
+        (True, Policy(), "GRACE_S", "30"),
+        (30, Policy(), "HANG_TIMEOUT_S", None),
+        (30, Policy(hang_timeout_seconds=0), "HANG_TIMEOUT_S", "0"),
+        (30, Policy(hang_timeout_seconds=90.5), "HANG_TIMEOUT_S", "90.5"),
+        (30, Policy(on_nan=OnNan.WARN), "ON_NAN", None),
+        (30, Policy(on_nan=OnNan.STOP), "ON_NAN", "stop"),
+    ],
+)
+def test_a_worker_learns_its_policy(grace_s: object, policy: Policy, name: str, told: str | None):
+    template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": grace_s}}
+    _, worker, _ = built(a_job(template=template, policy=policy))
+    assert {item["name"]: item.get("value") for item in worker["env"]}.get(f"ELASTICCTL_{name}") == told
 
 
 def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():

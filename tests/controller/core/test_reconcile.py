@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
-from elasticctl.api.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus, ScalingPhase, ShareStatus
+from elasticctl.api.status import Cause, ConditionType, Phase, ReplicaStatus, ScalingPhase, ShareStatus
 from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.core.interruption_notices import Notice
 from elasticctl_controller.core.reconcile import reconcile
@@ -23,7 +23,6 @@ from tests.support.controller.samples import (
     an_end,
     created,
     deleted,
-    stored,
     told,
 )
 
@@ -425,26 +424,6 @@ def test_times_of_a_condition_tell_the_change_of_its_status():
     job, _ = a_step(job, [a_pod(0)], NOW + 20)
     restarting = job.status.conditions[-1]
     assert (restarting.type, restarting.last_transition_time) == ("Restarting", NOW + 10)
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        {
-            "phase": 7,
-            "workers": [{"uid": ""}, {"name": "x"}, "y", {"uid": "z", "cause": "?"}],
-            "restarts": {"Deleted": "a"},
-        },
-        {"phase": "Succeeded"},
-        {"workers": [{"uid": "a", "cause": "Completed"}], "backoff": {"failures": 10**9, "until": "never"}},
-        {"startTime": "9999-12-31T23:59:59Z", "interruptions": [{}, {"at": "x"}], "generations": [{}]},
-    ],
-)
-def test_a_status_of_any_content_does_not_raise(status):
-    job = ElasticJob.from_manifest({"metadata": {"name": "digits", "uid": "u"}, "spec": {}, "status": status})
-    decision = reconcile(job, Observed(pods=(a_pod(0, owner_uid="u"), an_end(1, 1, owner_uid="u"))), NOW)
-    assert stored(job, decision.status).status.workers
-    assert isinstance(decision.status, JobStatus)
 
 
 def test_contradictory_bounds_are_reported_once_per_edit():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import ElasticJob, PodPhase, Sharing
-from elasticctl.api.status import ConditionType, JobStatus, Phase, ScalingPhase, ShareStatus
+from elasticctl.api.status import ConditionType, Phase, ScalingPhase, ShareStatus
 from elasticctl_controller.core.actions import CreateWorker
 from elasticctl_controller.core.phase import QUEUED
 from tests.support.controller.samples import NOW, a_generation, a_job, a_pod, a_step, created, deleted
@@ -182,17 +182,6 @@ def test_the_end_of_a_job_ends_its_share() -> None:
     job, _ = a_step(replace(job, cancel=True), [a_pod(0), a_pod(1)], share=ShareStatus(2))
     assert job.status.phase is Phase.CANCELLED
     assert job.status.share is None
-
-
-def test_a_job_at_rest_is_not_written() -> None:
-    share = ShareStatus(3, since=Timestamp(NOW))
-    job = running(a_job(), 3, share)
-    assert a_step(job, [a_pod(0), a_pod(1), a_pod(2)], NOW + 60, share=share,
-                  generations=job.status.generations)[1].status is job.status  # fmt: skip
-
-
-def test_a_status_without_a_share_has_none() -> None:
-    assert JobStatus().share is None
 
 
 def test_a_suspension_on_request_is_no_scaling() -> None:

@@ -76,12 +76,6 @@ def test_gauges_are_computed_at_each_scrape() -> None:
     assert (samples(metrics)["elasticctl_leader"], samples(metrics)["elasticctl_workqueue_depth"]) == (1, 1)
 
 
-def test_each_controller_has_a_registry_of_its_own() -> None:
-    first, second = Metrics(), Metrics()
-    first.count_request("GET", "ok")
-    assert "elasticctl_api_requests_total{outcome=ok,verb=GET}" not in samples(second)
-
-
 def test_jobs_of_any_content_are_counted() -> None:
     jobs = [{}, {"status": "text"}, {"status": {"phase": "Failed", "desired": 5}}, {"status": {"phase": "Mystery"}}]
     assert jobs_by_phase(jobs)["Pending"] == 2

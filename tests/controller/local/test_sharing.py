@@ -124,20 +124,6 @@ def test_without_sharing_an_automatic_job_begins_with_what_there_is(
     wait_until(lambda: phases() == ["Running"] * 3)
 
 
-def test_switched_on_and_off_it_disturbs_nobody(local_cluster: LocalCluster) -> None:
-    local_cluster.create_job(shell_job("steady", FOREVER, 2, namespace="a", minReplicas=1))
-    wait_until(lambda: status(local_cluster, "a", "steady").phase is Phase.RUNNING)
-    before = {worker.uid for worker in status(local_cluster, "a", "steady").workers}
-    shared(local_cluster, 4)
-    wait_until(lambda: status(local_cluster, "a", "steady").share)
-    assert status(local_cluster, "a", "steady").share.workers == 2
-    local_cluster.set_sharing(LocalSharing(on=False))
-    wait_until(lambda: status(local_cluster, "a", "steady").share is None)
-    after = status(local_cluster, "a", "steady")
-    assert {worker.uid for worker in after.workers} == before
-    assert after.scalings == ()
-
-
 @pytest.mark.parametrize(
     ("sharing", "gpus", "slots"),
     [

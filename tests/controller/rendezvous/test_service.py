@@ -95,12 +95,6 @@ def test_a_restarted_service_says_at_once_that_it_has_heard_of_the_group(lab: La
             watching.result()
 
 
-def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
-    status, text = post(lab, "/v1/jobs/default/job/leave", b"{}", token="wrong")
-    assert status == 401
-    assert TOKEN not in text
-
-
 def test_the_former_token_is_good_for_a_while_and_then_waits_for_the_next(lab: Lab, client: ServiceClient) -> None:
     """With either a worker goes on; with one that has expired it is told to come again, and reads a new one then."""
     lab.site.service.authorization.token_for = lambda uid, number: f"{uid}-{number}"
@@ -142,10 +136,6 @@ def test_a_worker_that_dies_in_the_middle_of_a_request_is_no_error(
         assert post(lab, "/v1/jobs/default/job/leave", b"?")[0] == 400
     lab.site.stop()
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-def test_another_jobs_name_is_refused(lab: Lab, client: ServiceClient) -> None:
-    assert post(lab, "/v1/jobs/default/other/leave", b"{}")[0] == 410
 
 
 @pytest.mark.parametrize(
@@ -229,13 +219,6 @@ def test_an_agent_of_an_older_generation_is_told(lab: Lab, client: ServiceClient
     assert lab.site.service.view(KEY, JOB_UID).generations[-1].generation == 2
 
 
-def test_a_dropped_job_answers_gone(lab: Lab, client: ServiceClient) -> None:
-    lab.site.service.drop(KEY)
-    with pytest.raises(ServiceRefused, match="no running job") as caught:
-        client.call("join", agent("a-0"))
-    assert caught.value.status == 410
-
-
 def test_a_job_that_the_controller_has_yet_to_look_at_is_asked_to_come_again(lab: Lab, client: ServiceClient) -> None:
     path, running = "/v1/jobs/default/other/leave", {"metadata": {"name": "other", "uid": "u"}, "spec": {}}
     lab.site.jobs["default/other"] = running
@@ -310,12 +293,6 @@ def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) 
     before = clock()
     monkeypatch.setattr(time, "time", lambda: before - 86_400.0)
     assert 0 <= clock() - before < 3600
-
-
-def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClient) -> None:
-    form(client, "a-0", "a-1")
-    lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive={"n": "a-0"}, minimum=1)
-    assert not lab.site.service.view(KEY, JOB_UID).generations
 
 
 def test_a_rerun_under_the_same_name_gets_its_own_world(lab: Lab, client: ServiceClient) -> None:

@@ -124,13 +124,6 @@ def test_work_that_was_said_is_planned_with_until_it_is_measured() -> None:
     assert plan.on_demand == 4
 
 
-def test_hardly_any_money_is_not_overspent() -> None:
-    world = a_world(Goal(in_hours(3), budget=0.1), [1, 4])
-    world.run(in_hours(1))
-    assert world.usd <= 0.1
-    assert world.job.status.phase in (Phase.SUSPENDED, Phase.PENDING)
-
-
 spans = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, max_size=8)
 
 
