@@ -274,7 +274,8 @@ class Objects:
 
 
 @pytest.fixture
-def objects(control: ControlApi) -> Iterator[Objects]:
+def objects(control: ControlApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    monkeypatch.setattr("elasticctl_controller.kube.kueue.FIRST_LIST_S", 600.0)
     found = Objects(control)
     yield found
     found.kueue.stop()
@@ -366,7 +367,7 @@ def test_the_role_is_what_is_asked_for(control: ControlApi, objects: Objects) ->
     """Of Kueue's objects, and of jobs, in one life of each."""
     control.served.add(KUEUE)
     objects.kueue.version()
-    wait_until(lambda: control.watches == 2)
+    wait_until(lambda: control.watches >= 2)
     ours = build_workload(queued(namespace="a"), objects.kueue.api_version, None)
     objects.kueue.create(ours)
     found = objects.kueue.workload("a", ours["metadata"]["name"])

@@ -86,7 +86,8 @@ def test_a_job_that_has_ended_leaves_nothing() -> None:
         for number in range(100):
             turns.queue(f"job-{number}", lambda: None)
             turns.forget(f"job-{number}")  # while something of it still waits
-        await asyncio.sleep(0.1)
+        while turns._queues or turns._used_s:
+            await asyncio.sleep(0)
         assert [turns._queues, turns._used_s, turns._turn_s, turns._ready] == [{}, {}, {}, []]
 
     asyncio.run(main())

@@ -121,9 +121,12 @@ async def main():
         await reader.readuntil(b"\\r\\n\\r\\n")
     _, left = await call(port, b"watch", {"uid": "u0", "generation": 1})
     _, closed = await call(port, b"watch", {"uid": "u1", "generation": 1})
-    await asyncio.sleep(0.2)
+    while len(service.groups.polls.get("ns/job", ())) < 2:
+        await asyncio.sleep(0.01)
     closed.close()
     await asyncio.sleep(3.0)
+    while not group.unreachable:
+        await asyncio.sleep(0.01)
     print(json.dumps(sorted(group.unreachable)), flush=True)  # one that is idle, and one whose process has hung up
     drop_all(left.get_extra_info('socket'))
     if sys.argv[1] == "answered":  # the answer never arrives
