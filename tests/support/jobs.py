@@ -26,8 +26,8 @@ def shell_job(
     grace_s: int = 5,
     **spec: Any,
 ) -> Manifest:
-    """A job whose workers run `script` in bash; further keywords are fields of its spec."""
-    worker = {"name": WORKER_CONTAINER, "command": ["bash", "-c", script], **(container or {})}
+    """A job whose workers run `script` in sh; further keywords are fields of its spec."""
+    worker = {"name": WORKER_CONTAINER, "command": ["sh", "-c", script], **(container or {})}
     template = {"spec": {"terminationGracePeriodSeconds": grace_s, "containers": [worker]}}
     replicas = {"Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": template}}
     return {
