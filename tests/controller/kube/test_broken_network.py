@@ -20,7 +20,7 @@ from tests.support.launcher_lab import Lab
 from tests.support.waiting import wait_until
 
 WORKERS = ("job-worker-0", "job-worker-1")
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 def start_launchers(lab: Lab, control: ControlApi, key: bytes, port: int) -> None:
@@ -54,7 +54,7 @@ def test_an_api_server_that_cannot_be_reached_costs_no_worker(
     url = f"http://{link.address}"
     add_node(control, "node", 8)
     with ExitStack() as stack:
-        first = stack.enter_context(Replica(control, tmp_path, "first", url=url))
+        first = stack.enter_context(Replica(control, tmp_path, "first", url=url, patient=False))
         wait_until(first.meets, PATIENCE_S)
         control.put(f"{jobs('default')}/job", shell_job("job", "true", 2, minReplicas=1))
         wait_until(lambda: tuple(control.names(pods("default"))) == WORKERS, PATIENCE_S)
@@ -64,7 +64,9 @@ def test_an_api_server_that_cannot_be_reached_costs_no_worker(
         before = {name: control.objects[f"{pods('default')}/{name}"]["metadata"]["uid"] for name in WORKERS}
 
         getattr(link, how)()
-        second = stack.enter_context(Replica(control, tmp_path, "second", url=url))  # before it can list anything
+        second = stack.enter_context(
+            Replica(control, tmp_path, "second", url=url, patient=False)
+        )  # before it can list anything
         time.sleep(outage_s)
         made = step()
         link.mend()

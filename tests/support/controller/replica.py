@@ -19,15 +19,16 @@ from tests.support.ports import free_port
 MAIN = """
 import sys
 from elasticctl_controller.kube import election, manager
-election.DURATION_S = election.LONGEST_S = 600.0  # a machine that is busy does not cost the lease
+election.DURATION_S = election.LONGEST_S = 600.0
 sys.exit(manager.main())
 """
+"""The controller, whose lease a machine that is busy does not cost."""
 
 
 class Replica:
     """One controller process, which is ended at the latest with the `with` block. Those of one folder share a key.
 
-    It reaches the API server at `url`, by default directly.
+    It reaches the API server at `url`, by default directly. `patient`: its lease lasts for minutes.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Replica:
         *flags: str,
         rendezvous_port: int | None = None,
         url: str = "",
+        patient: bool = True,
     ) -> None:
         self.metrics_port, self.health_port = free_port(), free_port()
         self.rendezvous_port = free_port() if rendezvous_port is None else rendezvous_port
@@ -50,7 +52,8 @@ class Replica:
         }
         (folder / "kubeconfig").write_text(json.dumps(config))
         (folder / "key").write_text("ab" * 32)
-        argv = [sys.executable, "-W", "error", "-c", MAIN, "--bind", "127.0.0.1"]
+        program = ["-c", MAIN] if patient else ["-m", "elasticctl_controller.kube.manager"]
+        argv = [sys.executable, "-W", "error", *program, "--bind", "127.0.0.1"]
         argv += ["--rendezvous-url", "http://rendezvous:7777", "--token-key-file", str(folder / "key")]
         argv += ["--rendezvous-port", str(self.rendezvous_port), "--metrics-port", str(self.metrics_port)]
         argv += ["--health-port", str(self.health_port), "--leader-election-namespace", "system", *flags]

@@ -44,16 +44,6 @@ def names(group: Group) -> list[str]:
     return [m.name for m in group.world.members]
 
 
-def test_forms_as_soon_as_all_who_live_have_joined() -> None:
-    group = Group(job_uid="j")
-    group.set_alive(alive(0, 1), 1, 0.0)
-    group.join(member(1), 0, 1.0)
-    assert group.world is None
-    group.join(member(0), 0, 1.5)
-    assert names(group) == ["job-worker-0", "job-worker-1"]
-    assert group.generation == 1
-
-
 def test_first_generation_waits_a_bounded_time_for_a_worker_that_never_joins() -> None:
     group = Group(job_uid="j")
     group.set_alive(alive(0, 1), 1, 0.0)
@@ -90,14 +80,6 @@ def test_the_reason_names_few_of_many_workers_so_that_twenty_of_them_fit_a_statu
     join_all(group, 0, 1, now=10.1)
     reason = group.history.generations[-1].reason
     assert reason == "lost job-worker-2, job-worker-3, job-worker-4 and 495 more workers"
-
-
-def test_survivors_keep_their_order_when_rank_0_is_lost() -> None:
-    group = formed(0, 1, 2)
-    group.set_alive(alive(1, 2), 1, 5.0)
-    group.join(member(2), 1, 5.0)
-    group.join(member(1), 1, 5.0)
-    assert names(group) == ["job-worker-1", "job-worker-2"]
 
 
 def test_a_survivor_without_a_sign_of_life_is_left_out_and_replaced() -> None:
@@ -308,17 +290,8 @@ def test_nobody_finishes_for_all_with_a_generation_that_is_over() -> None:
     assert group.state is GroupState.FORMING
 
 
-def test_an_export_is_not_stopped_for_newcomers() -> None:
-    group = formed(0, 1)
-    group.note_sign("u0", 100.0, "exporting")
-    group.set_alive(alive(0, 1, 2), 1, 101.0)
-    group.join(member(2), 0, 101.0)
-    assert group.settle(10_000.0) is None
-    assert group.drain is None
-
-
-@pytest.mark.parametrize("doing", ["hung", "finishing", "stopping"])
-def test_nor_when_it_stands_still_or_has_just_ended(doing: str) -> None:
+@pytest.mark.parametrize("doing", ["exporting", "hung", "finishing", "stopping"])
+def test_an_export_is_not_stopped_for_newcomers_nor_when_it_stands_still_or_has_just_ended(doing: str) -> None:
     group = formed(0, 1)
     group.note_sign("u0", 100.0, "exporting")
     group.note_sign("u0", 160.0, doing)
@@ -365,16 +338,11 @@ def test_one_that_is_told_to_go_is_not_in_the_next_generation_and_not_waited_for
     group = formed(0, 1, 2)
     group.set_alive(alive(0, 1, 2), 1, 5.0, frozenset({"u2"}))
     assert group.world is not None, "it is a member until it goes"
+    assert group.drain is not None
+    assert group.drain.reason == "job-worker-2 has to stop: it is removed", "though SIGTERM may not reach its launcher"
+    assert group.notices.departing == {"u2"}
     join_all(group, 0, 1, 2, now=6.0)
     assert names(group) == ["job-worker-0", "job-worker-1"]
-
-
-def test_one_that_the_controller_removes_is_told_so_even_if_sigterm_does_not_reach_its_launcher() -> None:
-    group = formed(0, 1, 2)
-    group.set_alive(alive(0, 1, 2), 1, 5.0, frozenset({"u2"}))
-    assert group.drain is not None
-    assert group.drain.reason == "job-worker-2 has to stop: it is removed"
-    assert group.notices.departing == {"u2"}
 
 
 def test_one_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
