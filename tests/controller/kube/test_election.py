@@ -154,7 +154,8 @@ class Replica:
         self._clock.wake(self)
 
     def wait(self, seconds: float) -> None:
-        self._clock.sleep(self, seconds)
+        if not self._stops:
+            self._clock.sleep(self, seconds)
 
 
 @pytest.fixture
