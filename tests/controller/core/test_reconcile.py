@@ -139,13 +139,6 @@ class TestReplacing:
         assert (job.status.restarts, job.status.failures) == ({"Preempted": 1}, 0)
         assert job.status.phase is Phase.RUNNING
 
-    def test_the_end_is_not_counted_again_while_the_cache_lags(self):
-        pods = [a_pod(0), an_end(1, 1), a_pod(2)]
-        job = a_running_job()
-        for _ in range(4):
-            job, _ = a_step(job, pods)
-        assert (job.status.restarts, job.status.failures) == ({"ApplicationError": 1}, 1)
-
     def test_a_worker_that_says_itself_that_it_did_not_answer_is_counted(self):
         _, decision = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=SILENT_MESSAGE), a_pod(2)])
         assert (decision.status.restarts, decision.status.failures) == ({"Stuck": 1}, 1)
@@ -281,13 +274,6 @@ class TestScaling:
         job, decision = a_step(replace(job, desired=3), THREE)
         assert deleted(decision) == ["digits-worker-2"]
         assert created(decision) == [3]
-
-    def test_named_workers_and_no_others_are_removed(self):
-        ref = WorkerRef("digits-worker-0", "uid-0")
-        job, _ = a_step(replace(a_running_job(), desired=2, remove_workers=(ref,)), THREE)
-        job, decision = a_step(job, THREE)
-        assert deleted(decision) == ["digits-worker-0"]
-        assert a_step(job, [a_pod(1), a_pod(2)])[1].actions == ()
 
     def test_a_name_does_not_hit_the_successor(self):
         refs = (WorkerRef("digits-worker-0", "an older uid"), WorkerRef("digits-worker-1", ""))

@@ -43,23 +43,26 @@ def told(pool: PoolStatus = POOR) -> PoolEvidence:
     return found
 
 
+def plan_of(job: ElasticJob, observed: Observed) -> PlanStatus:
+    _, _, plan = plan_workers(job, observed, job.status, NOW)
+    assert plan is not None
+    return plan
+
+
 def test_a_new_job_begins_with_what_others_have_seen_but_asks_for_machines_itself() -> None:
     (pool,) = told().of(a_job(uid="another"))
     assert (pool.up, pool.age_hours, pool.short, pool.short_since) == (True, 0.0, 0, None)
     assert (pool.up_hours, pool.up_ends, pool.away_hours) == (POOR.up_hours, POOR.up_ends, POOR.away_hours)
-    _, _, plan = plan_workers(a_job(), Observed(evidence=(pool,)), JobStatus(), NOW)
-    assert plan is not None
+    plan = plan_of(a_job(), Observed(evidence=(pool,)))
     assert seen_of(plan.pools[0]).leaves > 1.5
-    _, _, fresh = plan_workers(a_job(), Observed(), JobStatus(), NOW)
-    assert fresh is not None
+    fresh = plan_of(a_job(), Observed())
     assert seen_of(fresh.pools[0]).leaves == 1.0
 
 
 def test_what_a_job_has_seen_itself_counts_more() -> None:
     own = replace(POOR, up_ends=(0.0, 0.0, 0.0), up=True, short_since=None, at=Timestamp(NOW))
     job = a_job(status=JobStatus(plan=PlanStatus(pools=(own,))))
-    _, _, plan = plan_workers(job, Observed(evidence=told().of(job)), job.status, NOW)
-    assert plan is not None
+    plan = plan_of(job, Observed(evidence=told().of(job)))
     assert sum(plan.pools[0].up_ends) == 0
 
 
@@ -100,13 +103,11 @@ def test_what_changes_cost_others_is_what_a_new_job_begins_with() -> None:
     found.note(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=costs, measured=True)))
     assert found.costs(a_job()) == costs
     assert found.costs(a_job(namespace="another")) == found.costs(a_job(goal=None)) == ()
-    _, _, plan = plan_workers(a_job(), Observed(costs=costs), JobStatus(), NOW)
-    assert plan is not None
+    plan = plan_of(a_job(), Observed(costs=costs))
     assert plan.costs == costs
 
 
 @pytest.mark.parametrize("costs", [(1.0,), (0.0, 1.0, 1.0, 1.0), (float("nan"), 1.0, 1.0, 1.0)])
 def test_costs_that_are_none_are_not_believed(costs: tuple[float, ...]) -> None:
-    _, _, plan = plan_workers(a_job(), Observed(costs=costs), JobStatus(), NOW)
-    assert plan is not None
+    plan = plan_of(a_job(), Observed(costs=costs))
     assert plan.costs == (180.0, 10.0, 30.0, 300.0)

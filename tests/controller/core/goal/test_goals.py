@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, Prefer
+from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, PlanStatus, Prefer
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl_controller.core.restarts import BY_PLAN
 from tests.support.controller.goal_world import PRICES, TICK_S, GoalWorld, Timing, a_goal_job
@@ -36,6 +36,11 @@ def finished_h(world: GoalWorld, until_h: float = 24.0) -> float:
     return (world.finished_at - NOW) / HOUR_S
 
 
+def plan_of(world: GoalWorld) -> PlanStatus:
+    assert world.job.status.plan is not None
+    return world.job.status.plan
+
+
 def test_spot_that_stays_does_it_alone() -> None:
     world = a_world(Goal(in_hours(6)), [4])
     assert finished_h(world) < 6
@@ -53,8 +58,7 @@ def test_on_demand_takes_over_in_time_before_the_spot_machines_leave() -> None:
     """Spot machines go for good when much is left."""
     world = a_world(Goal(in_hours(3)), [4] * 6 + [0])
     assert finished_h(world) < 3
-    plan = world.job.status.plan
-    assert plan is not None
+    plan = plan_of(world)
     assert plan.promised
     assert {item.by for item in world.job.status.scalings} == {BY_PLAN}
     assert any(step.on_demand for step in plan.steps)
@@ -68,8 +72,7 @@ def test_a_deadline_that_is_moved_replans_at_once_and_one_pool_is_left_when_the_
     assert finished_h(world) < 6
     assert world.usd < 8
     assert world.most_at_once > 4  # the new ones are there before the old ones leave
-    plan = world.job.status.plan
-    assert plan is not None
+    plan = plan_of(world)
     moved_at = in_hours(1.3)
     assert any(step.spot and not step.on_demand for step in plan.steps if (step.at or 0.0) >= moved_at)
 
@@ -118,8 +121,7 @@ def test_work_that_was_said_is_planned_with_until_it_is_measured() -> None:
     """Too much for the time that is left, as said: nobody waits for spot machines."""
     world = a_world(Goal(in_hours(2.6), work_seconds=2 * HOUR_S), [0])
     world.run(NOW + 1)
-    plan = world.job.status.plan
-    assert plan is not None
+    plan = plan_of(world)
     assert not plan.measured
     assert plan.on_demand == 4
 
@@ -160,8 +162,7 @@ def test_a_plan_stays_while_machines_start(there: int, launch_s: float, slack: f
     goal = Goal(Timestamp(NOW + slack * 120), work_seconds=120.0 if said else None)
     world = GoalWorld(a_goal_job(goal, most=3), {SPOT: [there]}, 300, (0.0, 0.91, 1.72, 2.5), timing)
     world.run(NOW + slack * 120)
-    plan = world.job.status.plan
-    assert plan is not None
+    plan = plan_of(world)
     asked_at = sorted({step.at or 0.0 for step in plan.steps})
     assert all(later - at > timing.boot_s for at, later in zip(asked_at, asked_at[3:], strict=False)), plan.steps
     assert len(asked_at) <= 10

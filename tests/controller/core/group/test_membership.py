@@ -39,6 +39,12 @@ def all_fail(group: Group, now: float, **how: bool) -> None:
         group.join(member(index), generation, now)
 
 
+def failure_of(group: Group, index: int) -> RankFailure:
+    found = group.history.generations[index].failure
+    assert found is not None
+    return found
+
+
 def names(group: Group) -> list[str]:
     assert group.world is not None
     return [m.name for m in group.world.members]
@@ -380,9 +386,7 @@ def test_a_failed_generation_forms_again_at_the_same_size_and_says_why_it_ended(
     assert group.world is None, "the one that failed is alive and will be back"
     group.join(member(1), 1, 3.0)
     assert names(group) == ["job-worker-0", "job-worker-1"]
-    failure = group.history.generations[-2].failure
-    assert failure is not None
-    assert failure.error == "ValueError: no"
+    assert failure_of(group, -2).error == "ValueError: no"
     assert group.failures == 1
 
 
@@ -398,9 +402,7 @@ def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
         group.settle(float(second))
     fail(group, 1, 60.0, error="ValueError: cleaned up for a minute")
     group.join(member(1), 1, 61.0)
-    failure = group.history.generations[-2].failure
-    assert failure is not None
-    assert failure.worker == "job-worker-1"
+    assert failure_of(group, -2).worker == "job-worker-1"
     assert group.failures == 1
 
 
@@ -695,9 +697,7 @@ def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None
     assert (group.verdict("u0", 4), group.failures) == (verdict, 1)
     group.join(member(0), 4, 52.0)
     group.join(member(1), 4, 52.0)
-    failure = group.history.generations[0].failure
-    assert failure is not None
-    assert failure.error == "ValueError: the bug"
+    assert failure_of(group, 0).error == "ValueError: the bug"
 
 
 @pytest.mark.parametrize("first", ["fails", "joins", "watches"])
@@ -714,9 +714,7 @@ def test_a_failure_while_no_service_ran_counts_whoever_of_its_peers_calls_first(
     fail(group, 0, 50.7, error="ValueError: the bug")
     group.join(member(0), 4, 51.0)
     group.join(member(2), 4, 51.0)
-    failure = group.history.generations[0].failure
-    assert failure is not None
-    assert (failure.error, group.failures) == ("ValueError: the bug", 1)
+    assert (failure_of(group, 0).error, group.failures) == ("ValueError: the bug", 1)
 
 
 @pytest.mark.parametrize("limit", [0, 3])
@@ -731,9 +729,7 @@ def test_a_failure_that_was_judged_but_not_stored_counts_when_its_worker_joins_a
         group.recall(end, 4, 51.0)
         group.join(member(index), 4, 51.0)
     assert (group.generation, group.failures) == (5, 1), "it was told to go on, so it does"
-    failure = group.history.generations[0].failure
-    assert failure is not None
-    assert failure.error == "ValueError: the bug"
+    assert failure_of(group, 0).error == "ValueError: the bug"
 
 
 BUG = RankFailure("application", "job-worker-0", 0, 1, error="ValueError: the bug", at=Timestamp(45.0))
