@@ -147,7 +147,7 @@ def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: P
         insist(lambda: local_cluster.patch_job("default", "stormy", scale(wanted)))  # noqa: B023  called at once
         time.sleep(moments.uniform(0.0, 0.3))
     killer.join()
-    local_cluster.patch_job("default", "stormy", scale(wanted))
+    insist(lambda: local_cluster.patch_job("default", "stormy", scale(wanted)))
     wait_until(
         lambda: len(running(local_cluster, "stormy")) == len(local_cluster.list_pods("default", "stormy")) == wanted
     )
