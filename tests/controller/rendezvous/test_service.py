@@ -138,6 +138,10 @@ def test_a_worker_that_dies_in_the_middle_of_a_request_is_no_error(
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def test_another_jobs_name_is_refused(lab: Lab, client: ServiceClient) -> None:
+    assert post(lab, "/v1/jobs/default/other/leave", b"{}")[0] == 410
+
+
 @pytest.mark.parametrize(
     ("verb", "body", "status"),
     [
