@@ -84,6 +84,7 @@ def emit(text: str) -> None:
 
 def _write(text: str) -> None:
     sys.stdout.write(encodable(text, sys.stdout).removesuffix("\n") + "\n")
+    sys.stdout.flush()  # or what `say` prints later would come first where both go to one pipe or file
 
 
 def print_table(table: Table) -> None:
