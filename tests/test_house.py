@@ -10,14 +10,11 @@ import pkgutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 CLIENT = "elasticctl"
 OURS = (CLIENT, "elasticctl_controller", "elasticctl_launcher", "elasticctl_store", "elasticctl_train", "job_templates")
 BESIDE_THE_CLIENT = {name: f"elasticctl_{name}" for name in ("controller", "launcher", "store", "train")}
-MODULES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__init__.py")
 NO_MIRROR = {"support", "on_cluster", "benchmarks"}
 """Folders that are no package's: helpers, what needs a cluster, and the tests of benchmarks/."""
 
@@ -79,14 +76,19 @@ def test_no_files_import_one_another_in_a_circle() -> None:
     assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(ours)  # raises CycleError
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))
-def test_a_test_module_stands_alone(path: Path) -> None:
+def test_each_test_module_stands_alone() -> None:
     """It can be merged, renamed or removed by itself, and so can what it tests, names that start with _ above all."""
+    found = {str(path.relative_to(TESTS)): [*strange_imports(path)] for path in sorted(TESTS.rglob("*.py"))}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def strange_imports(path: Path) -> Iterator[str]:
+    """What a test module has of other tests that are no helpers, or of the private parts of our packages."""
     nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     shared = ("tests.support", "tests.on_cluster") if "on_cluster" in path.parts else ("tests.support",)
     helpers = {f"{module}.{name}" for module, name, _ in imports(nodes) if module.partition(".")[0] == "tests"}
-    assert [name for name in helpers if not name.startswith(shared) or ".test_" in name] == []
-    assert list(private_uses(nodes)) == []
+    yield from (name for name in helpers if not name.startswith(shared) or ".test_" in name)
+    yield from private_uses(nodes)
 
 
 def test_the_tests_lie_as_the_source_does() -> None:
