@@ -16,8 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit.upload.collect_files import collect_files, pieces_of
+from elasticctl.cli.submit.upload.collect_files import WorkspaceFiles, collect_files, pieces_of
 from elasticctl.cli.submit.upload.ignore_rules import DEFAULTS
+from elasticctl.cli.submit.upload.workspace import Workspace
 from elasticctl_store.workspace.packing import File, Folder, Link
 
 LIMIT = 1_000_000
@@ -136,6 +137,34 @@ def test_links_empty_folders_and_bits_go_along(tmp_path: Path, monkeypatch: pyte
     assert [item.path for item in gathered.listing.items if isinstance(item, Folder)] == ["empty/er"]
     assert [file.path for file in gathered.listing.files if file.executable] == ["run.sh"]
     assert gathered.left_out == ("pipe", "sock", "away -> /etc", f"up -> ../{tmp_path.name}/train.py")
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"a": "a"},
+        {"a": "a//a"},
+        {"a": "a/b"},
+        {"a": "b", "b": "a"},
+        {"a": "b", "b": "b/.", "lib/c": "../a/train.py"},
+    ],
+    ids=str,
+)
+def test_links_that_lead_in_a_circle_stay_behind(
+    tmp_path: Path, links: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "train.py", "lib/a.py")
+    for path, target in {**links, "z": f"{tmp_path}/z"}.items():
+        (tmp_path / path).symlink_to(target)
+    gathered = collect_files(tmp_path, LIMIT)
+    assert [item.path for item in gathered.listing.items] == ["lib/a.py", "train.py"]
+    assert (gathered.left_out, gathered.loops) == (
+        (f"z -> {tmp_path}/z",),
+        tuple(f"{a} -> {b}" for a, b in links.items()),
+    )
+    Workspace(tmp_path, WorkspaceFiles(gathered.listing, (), ("a -> b", "b -> a")), "file:///kept").say_left_out()
+    line = 'left out of the workspace, links that lead in a circle: "a -> b" and "b -> a"\n'
+    assert capsys.readouterr().err == line
 
 
 def test_the_same_folder_elsewhere_and_later_has_the_same_digest(tmp_path: Path) -> None:

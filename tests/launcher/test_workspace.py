@@ -14,6 +14,7 @@ from elasticctl_launcher.workspace import PREFIX, PrivateFolder, UnpackedWorkspa
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
+from elasticctl_store.workspace.packing import Link, Listing
 from tests.support.clouds import Cloud
 from tests.support.launcher_lab import Lab
 from tests.support.train.ranks import start_server
@@ -185,6 +186,17 @@ def test_a_large_one_is_announced(
     assert announced == "workspace: fetching 1 file, 2.5 MB ..."
     assert ": 1 file, 2.5 MB from file://" in done
     assert list(left(scratch)) == []
+
+
+def test_links_that_lead_in_a_circle_are_named(tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of what an earlier version has sent."""
+    kept, listing = storages.open(str(tmp_path / "kept")), Listing.of([Link("a", "a//a"), Link("b", "a")])
+    transfer.send(kept, listing, "0" * 32, lambda file: iter(()), lambda count: None)
+    copy = unpack_workspace({"ELASTICCTL_WORKSPACE": f"{tmp_path}/kept#{listing.digest}"})
+    assert copy is not None
+    assert list(copy.folder.iterdir()) == []
+    copy.close()
+    assert caplog.messages == ["workspace: left out a link that leads in a circle: 'a' -> 'a//a' (and 1 more)"]
 
 
 @pytest.mark.usefixtures("aws_keys")

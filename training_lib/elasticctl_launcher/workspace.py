@@ -241,6 +241,9 @@ def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWork
         raise
     took_s = time.monotonic() - began_s
     log.info("workspace %s: %s from %s in %.1f s", digest[:12], _describe(listing), storage.url, took_s)
+    for link in listing.loops[:1]:
+        more = f" (and {len(listing.loops) - 1} more)" if listing.loops[1:] else ""
+        log.warning("workspace: left out a link that leads in a circle: %.80r -> %.80r%s", link.path, link.target, more)
     source = environ.get(FROM_VARIABLE, "")
     return UnpackedWorkspace(parent, folder, Path(source) if source else None)
 

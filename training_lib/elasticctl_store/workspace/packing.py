@@ -15,6 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from elasticctl_store.errors import DamagedError
@@ -47,7 +48,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A symbolic link; `target` is as `readlink` returns it, and stays within the workspace."""
+    """A symbolic link; `target` is as `readlink` returns it, and does not lead out of the workspace."""
 
     path: str
     target: str
@@ -85,6 +86,12 @@ class Listing:
     def size_bytes(self) -> int:
         """The size of all files in bytes."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def loops(self) -> tuple[Link, ...]:
+        """The links that lead nowhere. Earlier versions have uploaded such ones; they are not unpacked."""
+        links = {item.path: item.target for item in self.items if isinstance(item, Link)}
+        return tuple(Link(path, links[path]) for path in links if lead_of(path, links) is Lead.LOOP)
 
     @property
     def digest(self) -> str:
@@ -127,22 +134,31 @@ def unfit(path: str) -> str:
     return ""
 
 
-def leaves(path: str, links: Mapping[str, str]) -> bool:
-    """Return whether the link at `path` leads out of the workspace. `links`: path -> target of every link in it.
+class Lead(Enum):
+    """Where a link leads: into the workspace, whether or not anything is there; out of it; or, as part of a loop of
+    links or a way into one, nowhere. No program can open the last ones, and some take their target for another path."""
+
+    WITHIN = auto()
+    OUT = auto()
+    LOOP = auto()
+
+
+def lead_of(path: str, links: Mapping[str, str]) -> Lead:
+    """Return where the link at `path` leads. `links`: path -> target of every link in the workspace.
 
     Links are followed as the kernel does, name by name: if `x` is a link, `x/..` is not the folder that contains it.
     """
     at, hops = path.split("/")[:-1], 0
     todo = links[path].split("/")[::-1]
     if links[path].startswith("/"):
-        return True
+        return Lead.OUT
     while todo:
         name = todo.pop()
         if name in ("", "."):
             continue
         if name == "..":
             if not at:
-                return True
+                return Lead.OUT
             at.pop()
             continue
         at.append(name)
@@ -151,12 +167,12 @@ def leaves(path: str, links: Mapping[str, str]) -> bool:
             continue
         hops += 1
         if target.startswith("/"):
-            return True
+            return Lead.OUT
         if hops > _MAX_HOPS:
-            return False
+            return Lead.LOOP
         at.pop()
         todo.extend(target.split("/")[::-1])
-    return False
+    return Lead.WITHIN
 
 
 def _check(items: Sequence[Item]) -> None:
@@ -170,7 +186,7 @@ def _check(items: Sequence[Item]) -> None:
         if item.path in taken:
             raise DamagedError(f"a workspace holds {item.path!r:.80} twice")
         taken.add(item.path)
-        if isinstance(item, Link) and (unfit_target(item.target) or leaves(item.path, links)):
+        if isinstance(item, Link) and (unfit_target(item.target) or lead_of(item.path, links) is Lead.OUT):
             raise DamagedError(f"the link {item.path!r:.80} of a workspace leads out of it")
     for item in items:
         parts = item.path.split("/")

@@ -197,6 +197,8 @@ def unpack(
 ) -> Listing:
     """Write the workspace of this digest into `folder`, which must be empty; `on_found` gets its listing first.
 
+    The listing's `loops` are left out.
+
     Raises MissingError, DamagedError, StorageError, and OSError if it cannot be written to the folder's disk.
     """
     kept = find(storage, digest)
@@ -208,8 +210,9 @@ def unpack(
         _create(folder / file.path, file)
     each(lambda run: _fill(storage, run, folder, files), pack_ranges(kept.places, files), THREADS)
     each(lambda file: _verify(folder / file.path, file), kept.listing.files, THREADS)
+    loops = {link.path for link in kept.listing.loops}
     for item in kept.listing.items:
-        if isinstance(item, Link):
+        if isinstance(item, Link) and item.path not in loops:
             (folder / item.path).symlink_to(item.target)
     return kept.listing
 

@@ -22,9 +22,10 @@ from elasticctl_store.workspace.packing import (
     File,
     Folder,
     Item,
+    Lead,
     Link,
     Listing,
-    leaves,
+    lead_of,
     unfit,
     unfit_target,
 )
@@ -37,10 +38,11 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceFiles:
-    """The files of a workspace, and descriptions of what cannot be included."""
+    """The files of a workspace, and descriptions of what cannot be included; `loops` are links that lead nowhere."""
 
     listing: Listing
     left_out: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
     found = _Walked()
     _walk(folder, "", rules_above(folder), found)
     _check_size(folder, found, limit_bytes)
-    links = {path: target for path, target in found.links.items() if not _leaves(path, found)}
+    leads = {path: _lead_of(path, found) for path in found.links}
     items: list[Item] = []
     credentials: list[Finding] = []
     for path, (_, executable) in found.files.items():
@@ -76,10 +78,13 @@ def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
         if path not in found.named:
             credentials += findings_by_name(path) or scan.findings
     refuse_credentials(str(folder), credentials)
-    items += [Link(path, target) for path, target in links.items()]
+    items += [Link(path, target) for path, target in found.links.items() if leads[path] is Lead.WITHIN]
     items += [Folder(path) for path in found.folders]
-    outside = [f"{path} -> {target}" for path, target in found.links.items() if path not in links]
-    return WorkspaceFiles(Listing.of(items), (*found.left_out, *outside))
+    outside, loops = (
+        [f"{path} -> {target}" for path, target in found.links.items() if leads[path] is lead]
+        for lead in (Lead.OUT, Lead.LOOP)
+    )
+    return WorkspaceFiles(Listing.of(items), (*found.left_out, *outside), tuple(loops))
 
 
 def pieces_of(folder: Path, file: File) -> Iterator[bytes]:
@@ -151,8 +156,8 @@ def _outputs() -> Iterator[tuple[int, int]]:
             yield status.st_dev, status.st_ino
 
 
-def _leaves(path: str, found: _Walked) -> bool:
-    return unfit_target(found.links[path]) or leaves(path, found.links)
+def _lead_of(path: str, found: _Walked) -> Lead:
+    return Lead.OUT if unfit_target(found.links[path]) else lead_of(path, found.links)
 
 
 def _digest(folder: Path, path: str, scan: ContentScan) -> tuple[int, str]:

@@ -70,9 +70,11 @@ class Workspace:
         self.say_left_out()
 
     def say_left_out(self) -> None:
-        """Print what is left out: sockets and the like, and links that lead out of the folder."""
+        """Print what is left out: sockets and the like, and links that lead out of the folder or nowhere."""
         if self.gathered.left_out:
             say(f"left out of the workspace: {left_out_line(self.gathered.left_out)}")
+        if self.gathered.loops:
+            say(f"left out of the workspace, links that lead in a circle: {left_out_line(self.gathered.loops)}")
 
     def send(self) -> None:
         """Upload it if necessary, and report that. Raises StorageError, or UsageError for a file that changes."""
