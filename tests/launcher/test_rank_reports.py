@@ -6,7 +6,6 @@ import json
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,15 @@ class Service:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.asked_by: list[threading.Thread] = []
         self.answers = threading.Event()
         self.trouble: ServiceError | None = None
         self.was_away = threading.Event()
 
     def call(self, verb: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert verb == "report"
-        self.answers.wait(timeout_s)
+        self.asked_by.append(threading.current_thread())
+        self.answers.wait()
         if self.trouble is not None:
             raise self.trouble
         self.messages += body["messages"]
@@ -98,15 +99,14 @@ def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankR
 
 def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: RankReports, service: Service) -> None:
     inbox._take({"kind": "committed", "generation": 1, "step": 1})
-    wait_until(lambda: inbox._sending.locked())  # nobody answers, and the first report waits for it
-    began = time.monotonic()
+    wait_until(lambda: service.asked_by)  # nobody answers, and the first report waits for it
     inbox.flush()
     service.trouble = ServiceAway("timed out")
     service.answers.set()
     wait_until(lambda: inbox._is_away)
     service.answers.clear()
     inbox.flush()
-    assert time.monotonic() - began < 2 * LAST_TIMEOUT_S
+    assert threading.main_thread() not in service.asked_by
 
 
 def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankReports, service: Service) -> None:

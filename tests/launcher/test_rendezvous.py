@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,13 +80,6 @@ def test_a_group_without_capacity_is_waited_for_and_sigterm_heard() -> None:
         waiting.next_rendezvous()
 
 
-def test_the_user_may_limit_the_wait() -> None:
-    began = time.monotonic()
-    with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
-        handler(Service(ServiceAway("away")), 1.0).next_rendezvous()
-    assert time.monotonic() - began < 20
-
-
 def test_the_service_is_asked_no_longer_than_the_limit() -> None:
     service = Service({"state": "waiting"})
     with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
@@ -133,9 +125,7 @@ def test_the_others_join_again_when_rank_0_is_lost_before_its_store_is_reached()
         service = Service(formed(1, silent.getsockname()[1], alone=False), formed(2))
         joined = handler(service)
         threading.Timer(0.5, service.stale.set).start()
-        began = time.monotonic()
         info = joined.next_rendezvous()
-    assert time.monotonic() - began < 8
     assert (info.rank, info.world_size, joined.generation) == (0, 1, 2)
     assert [body["generation"] for body in service.bodies] == [0, 1]
     joined.shutdown()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -16,8 +15,10 @@ from torch._C._distributed_c10d import TCPStore
 from elasticctl_launcher.store_connection import connect_to_store
 from tests.support.interrupting import Interrupted, interrupt_soon
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT = timedelta(hours=10)
+"""Longer than a test has."""
 
 
 @pytest.fixture(params=["refuses", "never answers", "drops what it is sent", "hangs up"])
@@ -56,19 +57,20 @@ def connect(port: int, stale: threading.Event) -> TCPStore | None:
 
 def test_news_that_the_generation_is_over_ends_the_attempts(lost: int, caplog: pytest.LogCaptureFixture) -> None:
     stale = threading.Event()
-    threading.Timer(3.0, stale.set).start()
-    began = time.monotonic()
+
+    def wait() -> None:
+        wait_until(lambda: "cannot be reached yet" in caplog.text)
+        threading.Timer(1.0, stale.set).start()
+
+    threading.Thread(target=wait).start()
     with caplog.at_level(logging.WARNING):
         assert connect(lost, stale) is None
-    assert 2.9 < time.monotonic() - began < 20.0, "one attempt alone may take a minute"
     assert len([record for record in caplog.records if "cannot be reached yet" in record.getMessage()]) == 1
 
 
 def test_sigterm_ends_the_attempts(lost: int) -> None:
-    began = time.monotonic()
     with interrupt_soon(1.0), pytest.raises(Interrupted):
         connect(lost, threading.Event())
-    assert time.monotonic() - began < 20.0
     assert not [thread for thread in threading.enumerate() if thread.name == "store"]
 
 

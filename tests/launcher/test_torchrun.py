@@ -12,7 +12,7 @@ import datetime, os, sys, time
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
 total = torch.ones(1)
 dist.all_reduce(total)
 print("sum", int(total), "of", dist.get_world_size(), flush=True)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -76,9 +75,8 @@ def test_ranks_that_nobody_reads_do_not_hold_up_the_launcher(monkeypatch: pytest
         blocked = threading.Thread(target=lambda: made.print_rank_line(0, "x" * 200_000))
         blocked.start()
         wait_until(made._lock.locked)
-        began = time.monotonic()
         made.print_message("continues")
-        assert time.monotonic() - began < 20
+        assert blocked.is_alive()
         assert own.getvalue() == "[launcher] continues\n"
         assert len(reader.read(200_001)) == 200_001
-        blocked.join(10)
+        blocked.join()

@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         status, text = self.server.answer(self.command, self.path, headers)
         if status == 0:
-            self.server.released.wait(30)
+            self.server.released.wait()
             return
         self.send_response(status)
         self.send_header("Content-Length", str(len(text.encode())))
