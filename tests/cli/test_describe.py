@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
 from elasticctl.cli.framework.output import Table, fit_table, format_aligned
 from elasticctl.cli.views.description import describe_job, format_sections, protection, public
 from elasticctl.cli.views.job import on_a_loss
-from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from tests.support.cli import Run, Start
 from tests.support.job_samples import AT, FAILED, at, job
-from tests.support.jobs import shell_job
-from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
 
 
 def page(manifest: dict[str, Any], width: int | None) -> list[str]:
@@ -94,20 +79,6 @@ def test_of_many_interruptions_the_last_are_shown_and_the_others_counted() -> No
     assert "w-13" in lines[begin + 11]
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.just(at(0)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "workers", "conditions"]), JSON), JSON)
-@settings(max_examples=60)
-def test_any_object_can_be_described(status: dict[str, Any], template: Any) -> None:
-    manifest = {"spec": {"replicaSpecs": {"Worker": {"template": template}}}, "status": status}
-    assert page(manifest, 80)
-
-
 def test_rows_that_come_later_stand_below_those_that_are_there() -> None:
     first, widths = format_aligned(Table(("A", "B"), [("one", "x")]))
     later, _ = format_aligned(Table(("A", "B"), [("1", "y")]), widths)
@@ -121,30 +92,6 @@ def test_wide_characters_take_two_columns_of_a_terminal() -> None:
     assert format_aligned(Table(("A",), [("日本語" * 10,)]), width=7)[0][1] == "日本語"
     table = fit_table(Table(("NAME", "SAYS"), [("a", "語" * 30)]), 20)
     assert table.rows[0][1] == "語" * 6 + "…"
-
-
-def test_a_real_job_described_and_its_events_followed(
-    run: Run, local_cluster: LocalCluster, start: Start, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    local_cluster.create_job(shell_job("told", f"until [ -e {gate} ]; do sleep 0.05; done", 2))
-    wait_until(lambda: local_cluster.get_job("default", "told").get("status", {}).get("active") == 2)
-    watcher = start("events", "-w", "told")
-    assert watcher.stdout is not None
-    assert watcher.stdout.readline() == "AT\tWHAT\tABOUT\tDETAILS\n"
-    described = run("describe", "to").out
-    assert "\nWorkers:\n  NAME           PHASE" in described
-    data = json.loads(run("describe", "told", "-o", "json").out)
-    assert (data["kind"], data["object"]["metadata"]["name"], len(data["pods"])) == ("Description", "told", 2)
-    gate.touch()
-    out, err = watcher.communicate(timeout=240)
-    rows = [line.split("\t") for line in out.splitlines()]
-    assert (rows[-1][1], watcher.returncode, err) == ("succeeded", 0, "")
-    assert len({tuple(row) for row in rows}) == len(rows)
-    found = json.loads(run("events", "told", "-o", "json").out)
-    assert found["events"][-1] == {**found["events"][-1], "what": "succeeded", "about": "told"}
-    assert found["events"][0]["what"] == "created"
-    assert run("events", "told", "-w", "-o", "json").code == 2
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.verbs.inspect.explain import explanation_lines
-from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from tests.support.cli import Run
 from tests.support.job_samples import AT, FAILED, job
-from tests.support.jobs import shell_job
-from tests.support.waiting import wait_until
 
 
 def lines(width: int) -> list[str]:
@@ -37,21 +31,3 @@ def test_what_else_is_amiss_comes_behind() -> None:
     assert text[1].startswith("Its script has failed once. 1 of 3")
     assert text[text.index("Also:") + 1].startswith("- It is training: ")
     assert all(len(line) <= 80 for line in text if "elasticctl " not in line)
-
-
-def test_a_job_that_keeps_failing_is_explained(run: Run, local_cluster: LocalCluster) -> None:
-    local_cluster.create_job(shell_job("bad", "echo 'ValueError: no such data'; exit 7", backoffLimit=0))
-    wait_until(lambda: local_cluster.get_job("default", "bad").get("status", {}).get("phase") == "Failed")
-    done = run("explain", "ba")
-    assert done.code == 0
-    assert done.out.startswith("bad is Failed.\nIt failed: worker-0 ended with exit code 7.")
-    data = json.loads(run("explain", "bad", "-o", "json").out)
-    assert (data["apiVersion"], data["kind"], data["job"]) == ("cli.elasticctl/v1", "Explanation", "bad")
-    assert data["findings"][0]["rule"] == "failed"
-    assert data["findings"][0]["decisive"] is True
-    assert data["findings"][0]["mends"][0] == {
-        "advice": "see all of its output",
-        "command": "elasticctl logs bad --worker 0",
-    }
-    assert "rule: failed" in run("explain", "bad", "-o", "yaml").out
-    assert run("explain", "none").code == 3

@@ -13,7 +13,6 @@ from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
 from tests.support.job_samples import AT, at, job
 from tests.support.jobs import shell_job
-from tests.support.waiting import wait_until
 
 GROUPS: list[dict[str, Any]] = [
     {"generation": 1, "openedAt": at(8), "firstStepAt": at(11), "resumedStep": 0, "lastStep": 100},
@@ -71,17 +70,6 @@ def test_without_steps_there_is_no_goodput() -> None:
     quiet = found(interruptions=[], scalings=[], restarts={"Completed": 1})
     assert list(totals_lines(quiet, AT + 60)) == ["digits: no interruptions, no scalings"]
     assert totals(quiet, AT + 60).goodput_share is None
-
-
-def test_history_as_data(run: Run, local_cluster: LocalCluster) -> None:
-    local_cluster.create_job(shell_job("brief", "sleep 0.2", 2))
-    wait_until(lambda: local_cluster.get_job("default", "brief").get("status", {}).get("phase") == "Succeeded")
-    data = json.loads(run("history", "br", "-o", "json").out)
-    assert (data["apiVersion"], data["kind"], data["job"]) == ("cli.elasticctl/v1", "History", "brief")
-    assert data["interruptions"] == []
-    assert "stepsRedone" not in data["totals"]  # it reports no steps: nobody knows
-    done = run("history", "brief")
-    assert (done.out, done.err) == ("", "brief: no interruptions, no scalings\n")
 
 
 def test_who_changed_a_job_is_in_its_history_and_in_that_of_the_machine(run: Run, local_cluster: LocalCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,15 @@ class OneJob:
 
     def __init__(self) -> None:
         self.patches: list[Any] = []
+        self.is_deleted = False
 
     def get_job(self, namespace: str, name: str) -> dict[str, Any]:
         found = job(name)
         found["spec"]["cancel"] = True
         return found
+
+    def delete_job(self, namespace: str, name: str) -> None:
+        self.is_deleted = True
 
     def patch_job(self, namespace: str, name: str, patch: Any) -> dict[str, Any]:
         self.patches.append(patch)
@@ -44,6 +49,21 @@ def test_a_job_that_is_being_cancelled_is_neither_suspended_nor_resumed(cluster:
     with pytest.raises(ConflictError, match=words):
         verb(jobs=("digits",), where=Where())
     assert cluster.patches == []
+
+
+def test_deleting_a_running_job_asks_first(
+    cluster: OneJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(lifecycle.sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("typer.confirm", lambda question, err: asked.append(question))
+    lifecycle.delete(jobs=("digits",), where=Where())
+    assert asked == ["digits is still Running. Delete it?"]
+    assert capsys.readouterr().err == "digits: not deleted\n"
+    assert not cluster.is_deleted
+    monkeypatch.setattr("typer.confirm", lambda question, err: True)
+    lifecycle.delete(jobs=("digits",), where=Where())
+    assert cluster.is_deleted
 
 
 def test_it_can_be_cancelled_again(cluster: OneJob) -> None:

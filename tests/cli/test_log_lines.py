@@ -29,15 +29,21 @@ def printed(*said: tuple[str, str]) -> None:
     print_log_lines([LogLine(f"job-worker-{worker}", 0.0, text) for worker, text in said], "job")
 
 
-def on_screen(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, str], columns: int = 40, lines: int = 12) -> list[str]:
-    """What a terminal shows in the end."""
+def on_terminal(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, str], columns: int = 40, lines: int = 12) -> str:
+    """What is sent to a terminal."""
     out = _Terminal()
     monkeypatch.setattr(sys, "stdout", out)
     for name, value in (("TERM", "xterm"), ("COLUMNS", str(columns)), ("LINES", str(lines))):
         monkeypatch.setenv(name, value)
     printed(*said)
+    return out.getvalue()
+
+
+def on_screen(monkeypatch: pytest.MonkeyPatch, *said: tuple[str, str], columns: int = 40, lines: int = 12) -> list[str]:
+    """What a terminal shows in the end."""
+    sent = on_terminal(monkeypatch, *said, columns=columns, lines=lines)
     screen = pyte.Screen(columns, lines)
-    pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
+    pyte.Stream(screen).feed(sent.replace("\n", "\r\n"))
     return [line.rstrip() for line in screen.display if line.strip()]
 
 
@@ -52,6 +58,14 @@ def test_bars_never_take_more_than_the_screen(monkeypatch: pytest.MonkeyPatch) -
     shown = on_screen(monkeypatch, *said, ("0", "done"), columns=30, lines=8)
     assert len(shown) <= 8
     assert all(line.startswith("worker-") for line in shown)
+
+
+def test_each_worker_has_a_colour_unless_nobody_wants_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    lines = on_terminal(monkeypatch, ("0", "begun"), ("1", "begun")).splitlines()
+    assert [line.partition("worker")[0] for line in lines] == ["\x1b[36m", "\x1b[33m"]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in on_terminal(monkeypatch, ("0", "begun"), ("1", "begun"))
 
 
 def test_in_a_pipe_each_state_is_a_line_and_the_last_one_comes_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,8 +96,8 @@ def test_a_url_on_the_command_line_is_refused_and_not_repeated(run: Run, private
         assert "elasticctl secret set elasticctl-notify KEY" in done.err
 
 
-def test_a_job_tells_of_its_life(local_cluster: LocalCluster, home: Path) -> None:
-    """From the supervisor, whoever has submitted it: the start, a loss, and the end."""
+def test_a_job_tells_of_its_life(run: Run, local_cluster: LocalCluster, home: Path) -> None:
+    """From the supervisor, whoever has submitted it: the start, a loss, the end; and an event where nobody hears."""
     with serving(Hook()) as hook:
         local_cluster.list_jobs(None)  # makes the state folder
         Secrets(local_cluster.paths).write("default", notifications.SECRET, {"slack": hook.url})
@@ -115,24 +115,19 @@ def test_a_job_tells_of_its_life(local_cluster: LocalCluster, home: Path) -> Non
         secret = hook.url.rpartition("/")[2]
         kept = [path for path in local_cluster.paths.state.rglob("*") if path.is_file() and "secrets" not in path.parts]
         assert all(secret.encode() not in path.read_bytes() for path in kept)
-
-
-def test_a_webhook_that_is_not_there_is_an_event(run: Run, local_cluster: LocalCluster, home: Path) -> None:
     local_cluster.create_job(telling(shell_job("quiet", "true"), "secret:nobody"))
-    reasons = wait_until(
-        lambda: [
-            event["message"]
-            for event in local_cluster.list_events("default", "quiet")
-            if event["reason"] == "NotifyFailed"
-        ]
+
+    def failed() -> list[str]:
+        events = local_cluster.list_events("default", "quiet")
+        return [event["message"] for event in events if event["reason"] == "NotifyFailed"]
+
+    undelivered = "a notification was not delivered to secret:nobody"
+    assert wait_until(failed)[0] == (
+        f"{undelivered}: namespace default has no secret elasticctl-notify with the key nobody"
     )
     told = run("events", "quiet").out
     assert [line for line in told.splitlines() if "NotifyFailed" in line and "secret:nobody" in line]
-    assert "Notifications fail: a notification was not delivered to secret:nobody" in run("explain", "quiet").out
-    assert reasons[0] == (
-        "a notification was not delivered to secret:nobody: "
-        "namespace default has no secret elasticctl-notify with the key nobody"
-    )
+    assert f"Notifications fail: {undelivered}" in run("explain", "quiet").out
 
 
 def telling(manifest: dict[str, Any], reference: str = "secret:slack") -> dict[str, Any]:

@@ -11,11 +11,9 @@ import pytest
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.verbs.run.lifecycle import choose_worker
-from elasticctl.cluster.base import LogQuery, Manifest
+from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
-from tests.support.cluster_contract import running
-from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 
 LAUNCH = ["elasticctl-launch", "--nproc-per-node", "2", "--"]
@@ -87,40 +85,6 @@ def test_wrong_use_is_told(run: Run, private_home: Path) -> None:
 def status_of(cluster: LocalCluster, name: str) -> dict[str, Any]:
     status: dict[str, Any] = cluster.get_job("default", name).get("status", {})
     return status
-
-
-@pytest.mark.parametrize(
-    ("options", "said", "causes"),
-    [
-        (["--notice", "20s"], "notified; to be killed after 20s", {"Preempted"}),
-        (["--notice", "none"], "killed without notice", {"Deleted", "Killed"}),
-    ],
-)
-def test_a_worker_is_lost_and_replaced(
-    run: Run, local_cluster: LocalCluster, options: list[str], said: str, causes: set[str]
-) -> None:
-    script = f"trap 'echo told; exit 143' TERM; echo here; {FOREVER.replace('sleep 1', 'sleep 0.1')}"
-    local_cluster.create_job(shell_job("job", script, workers=2, minReplicas=1, backoffLimit=0))
-    wait_until(lambda: len(running(local_cluster, "job")) == 2)
-    wait_until(lambda: len(list(local_cluster.logs("default", "job", LogQuery()))) == 2)
-    before = {pod["metadata"]["uid"] for pod in local_cluster.list_pods("default", "job")}
-    done = run("preempt", "job", "--worker", "1", *options)
-    assert (done.code, done.err) == (0, f"job-worker-1: {said}\n")
-
-    def replaced() -> bool:
-        now = local_cluster.list_pods("default", "job")
-        fresh = [pod for pod in now if pod["metadata"]["uid"] not in before and pod["status"]["phase"] == "Running"]
-        return len(now) == 2 and len(fresh) == 1
-
-    wait_until(replaced)
-    status = status_of(local_cluster, "job")
-    assert status["failures"] == 0
-    (cause,) = status["restarts"]
-    assert cause in causes
-    assert cause in run("history", "job").out
-    lines = [line.text for line in local_cluster.logs("default", "job", LogQuery(everything=True))]
-    assert ("told" in lines) is (cause == "Preempted")
-    assert run("delete", "job", "-y").code == 0
 
 
 @pytest.mark.timeout(900)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from elasticctl.api.errors import NotFoundError
 from elasticctl.api.observed.step_times import step_times_text, times_text
 from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.framework import target
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.usage import usage_of_jobs, worker_table
-from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run
-from tests.support.job_samples import AT, drawn
-from tests.support.jobs import shell_job
+from tests.support.job_samples import AT, drawn, job
 from tests.support.usage_samples import BARE, BUSY, IDLE, TIMED, sample
-from tests.support.waiting import wait_until
 
 NOW = AT + 60.0
 
@@ -73,8 +74,8 @@ def test_where_the_time_of_the_steps_goes() -> None:
 
 
 def test_of_a_script_that_does_not_tell_the_times_are_said_to_be_unknown() -> None:
-    job = ElasticJob.from_manifest(sample(BUSY))
-    assert worker_table(job, NOW).notes == (f"Where the time of the steps goes is {step_times_text(job.status)}.",)
+    busy = ElasticJob.from_manifest(sample(BUSY))
+    assert worker_table(busy, NOW).notes == (f"Where the time of the steps goes is {step_times_text(busy.status)}.",)
     assert worker_table(ElasticJob.from_manifest(sample(TIMED)), NOW).notes == ()
 
 
@@ -125,10 +126,21 @@ def test_columns_of_different_length_are_no_trouble() -> None:
     assert usage_of_jobs([ElasticJob.from_manifest(sample(odd, BUSY))]).rows[0][4].startswith("4 x")
 
 
-def test_what_there_is_to_see_before_anything_is_measured(run: Run, local_cluster: LocalCluster) -> None:
+def test_what_there_is_to_see_before_anything_is_measured(
+    run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[dict[str, Any]] = []
+
+    def get_job(namespace: str, name: str) -> dict[str, Any]:
+        for found in jobs:
+            if found["metadata"]["name"] == name:
+                return found
+        raise NotFoundError(name)
+
+    cluster = SimpleNamespace(list_jobs=lambda namespace: jobs, get_job=get_job)
+    monkeypatch.setattr(target, "connect", lambda context: cluster)
     assert run("top").err == "no job is running. Next: elasticctl list\n"
-    local_cluster.create_job(shell_job("digits", "sleep 60", 1))
-    wait_until(lambda: local_cluster.get_job("default", "digits").get("status", {}).get("active") == 1)
+    jobs.append(job())
     assert json.loads(run("top", "-o", "json").out)["jobs"][0]["measured"] == 0
     assert json.loads(run("top", "digits", "-o", "json").out)["jobs"][0]["name"] == "digits"
     assert run("top", "digits").err.startswith("no measurements yet")
