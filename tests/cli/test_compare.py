@@ -69,7 +69,7 @@ def test_only_what_differs_of_the_settings_and_all_of_the_results() -> None:
     assert not any(row[0] == "--seed" for row in rows)
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("idle_jobs")
 def test_two_jobs_of_a_folder_that_has_changed(run: Run, tmp_path: Path, local_cluster: LocalCluster) -> None:
     folder = tmp_path / "code"
     folder.mkdir()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import string
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
@@ -165,6 +164,7 @@ NAMES = st.text(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(NAMES, min_size=1, max_size=3))
 def test_the_rule_that_is_offered_means_the_file_and_no_other(parts: list[str]) -> None:
     from pathspec import GitIgnoreSpec
@@ -182,7 +182,7 @@ def test_any_bytes_can_be_searched(data: bytes) -> None:
     list(by_content(b"-----BEGIN PRIVATE KEY-----eyJ sig= password :// secret" + data))
 
 
-@pytest.mark.usefixtures("local_cluster", "light_spares", "forked_workers")
+@pytest.mark.usefixtures("local_cluster", "idle_jobs")
 def test_every_way_to_submit_a_folder_is_searched(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
@@ -190,7 +190,7 @@ def test_every_way_to_submit_a_folder_is_searched(
     project.mkdir()
     monkeypatch.chdir(project)
     (project / "train.py").write_text("print('done')\n")
-    first = run("submit", "train.py", "--name", "first", "--wait")
+    first = run("submit", "train.py", "--name", "first", "-d")
     assert first.code == 0, first.err
     dry = run("submit", "train.py", "--dry-run")
     (project / "job.yaml").write_text(dry.out)
@@ -251,8 +251,6 @@ def test_a_copy_of_something_else_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("part", [".bak", " copy", ".1", "~", "#", " (1)", "_old."])
-def test_no_name_takes_long(part: str) -> None:
-    """As long as file systems allow."""
-    began = time.process_time()
-    by_name((part * 255)[:255] + "!")
-    assert time.process_time() - began < 0.5
+def test_no_name_takes_for_ever(part: str) -> None:
+    """As long as file systems allow: an expression that tries all combinations would not come to an end."""
+    assert by_name((part * 255)[:255] + "!") == ""

@@ -92,27 +92,22 @@ def test_reading_a_job(run: Run, troubled: str) -> None:
     assert (len(history["interruptions"]), len(history["scalings"])) == (1, 1)
     for verb in ("status", "describe", "explain", "events", "history"):
         assert yaml.safe_load(run(verb, troubled, "-o", "yaml").out)["kind"]
-
-
-def test_machines_in_use(run: Run, troubled: str) -> None:
-    jobs = [ElasticJob.from_manifest(sample(BUSY, IDLE, BARE))]
-    check(json.dumps({"apiVersion": DATA_VERSION, "kind": "Usage", **usage_data(jobs)}))
     assert check(run("top", troubled, "-o", "json").out)["jobs"][0]["measured"] == 0
-
-
-def test_two_jobs_side_by_side(run: Run, troubled: str) -> None:
     told = check(run("compare", troubled, troubled, "-o", "json").out)
     assert (len(told["jobs"]), told["settings"]) == (2, [])
-
-
-def test_what_is_pruned(run: Run, troubled: str) -> None:
     assert run("cancel", troubled).code == 0
-    assert run("wait", troubled, "--timeout", "120s").code == 4
-    listed = check(run("prune", "--older-than", "0s", "--dry-run", "-o", "json").out)
-    assert [job["name"] for job in listed["jobs"]] == [troubled]
+    assert run("wait", troubled).code == 4
+    pruned = check(run("prune", "--older-than", "0s", "--dry-run", "-o", "json").out)
+    assert [job["name"] for job in pruned["jobs"]] == [troubled]
 
 
-def test_a_job_that_was_just_made(run: Run, home: Path, tmp_path: Path) -> None:
+def test_machines_in_use() -> None:
+    jobs = [ElasticJob.from_manifest(sample(BUSY, IDLE, BARE))]
+    check(json.dumps({"apiVersion": DATA_VERSION, "kind": "Usage", **usage_data(jobs)}))
+
+
+@pytest.mark.usefixtures("idle_jobs")
+def test_a_job_that_was_just_made(run: Run, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('done')\n")
     for words in (["--dry-run"], ["--dry-run=server"], ["-d"]):

@@ -89,22 +89,28 @@ def test_jobs_name_them_by_their_variable() -> None:
     assert workspace_digests([manifest, job_samples.job("other")]) == {"abc"}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares", "forked_workers")
+@pytest.mark.usefixtures("idle_jobs")
 def test_prune_keeps_those_of_jobs_that_stay(
     run: Run, local_cluster: LocalCluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+
+    def end(*words: str) -> None:
+        made = run(*words)
+        assert made.code == 0, made.err
+        assert run("cancel", made.out.strip()).code == 0
+        assert run("wait", made.out.strip()).code == 4
+
     workspaces = home / "local/workspaces"
     for number in range(3):
         Path("train.py").write_text(f"print({number})\n")
-        assert run("submit", "train.py", "--name", f"job{number}", "--wait").code == 0
+        end("submit", "train.py", "--name", f"job{number}", "-d")
     for path in workspaces.rglob("*"):
         os.utime(path, (0, 0))
     assert run("delete", "job0", "-y").code == 0
     pruned = run("prune", "--older-than", "0s", "--phase", "Failed", "--state", "-y")
     assert (pruned.code, count(workspaces, "listings")) == (0, 3)  # no job was deleted, so nothing was swept
-    assert run("rerun", "job1", "--wait").code == 0
+    end("rerun", "job1", "-d", "--set", "spec.suspend=true")
     pruned = run("prune", "--older-than", "0s", "--state", "-y")
     assert "2 workspaces no longer used deleted too, 18 B\n" in pruned.err
     assert count(workspaces, "listings") == 1  # the newest of its folder

@@ -73,7 +73,7 @@ def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCl
     local_cluster.evict_pod("default", pod["metadata"]["name"], grace_s=0)
     wait_until(lambda: lines(local_cluster, "train").count("version 1 reads here") == 2)
     (project / "gate").touch()
-    assert run("wait", "train", "--timeout", "60s").code == 0
+    assert run("wait", "train").code == 0
     again = run("rerun", "train", "--same-code", "--wait")
     assert again.code == 0, again.err
     assert "version 1 reads here" in lines(local_cluster, "train-2")
@@ -88,11 +88,10 @@ def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCl
     assert "version 2 reads here" in lines(local_cluster, "train-3")
 
 
-@pytest.mark.usefixtures("light_spares", "forked_workers")
+@pytest.mark.usefixtures("idle_jobs")
 def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     run: Run, local_cluster: LocalCluster, project: Path, home: Path
 ) -> None:
-    (project / "gate").touch()
     for form in ("client", "server"):
         dry = run("submit", "train.py", f"--dry-run={form}")
         assert dry.code == 0
@@ -113,10 +112,9 @@ def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert "unchanged, nothing sent" in first.err
     assert "unchanged, nothing sent" in second.err
-    assert run("wait", "one", "--timeout", "60s").code == 0
 
 
-@pytest.mark.usefixtures("light_spares", "forked_workers")
+@pytest.mark.usefixtures("idle_jobs")
 def test_unchanged_files_are_not_sent_again(run: Run, project: Path, home: Path) -> None:
     assert "3 of them sent" in run("submit", "train.py", "-d").err
     assert ": unchanged, nothing sent\n" in run("submit", "train.py", "-d").err
@@ -181,12 +179,12 @@ def test_a_cluster_gets_the_folder_through_the_bucket(
     run: Run,
     prod: Callable[[str], None],
     project: Path,
-    cloud: Cloud,
+    s3: Cloud,
     created: list[dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prod(cloud.url)
+    prod(s3.url)
     for name, value in servers.KEYS.items():
         monkeypatch.setenv(name, value)
     done = run("submit", "train.py", "--context", "prod", "-d", "--", "--epochs", "3")
@@ -271,13 +269,10 @@ def test_a_template_that_forgets_it_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trian.py",), 'the script "trian.py" does not exist (did you mean "train.py"?)'),
         (("train.py", "--workspace", "nowhere"), '--workspace "nowhere" does not exist'),
         (("train.py", "--workspace", "train.py"), '--workspace "train.py" is not a folder'),
         (("train.py", "--workspace", "lib"), "the script "),
         (("train.py", "--workspace", ".", "--no-workspace"), "--workspace and --no-workspace cannot be used together"),
-        (("data.txt",), 'the script "data.txt" is left out by the rules of .gitignore or .elasticctlignore'),
-        (("train.py", "--workspace-limit", "100"), "the workspace "),
         (("train.py", "--workspace-limit", "10 MB"), '"10 MB" is not a size such as 500MB, 2GB or 1GiB.'),
         (("train.py", "--workspace-limit", "1i"), '"1i" is not a size'),
     ],
@@ -305,13 +300,13 @@ def test_a_bucket_that_refuses_says_so_in_a_line(
 
 
 def test_a_manifest_of_somebody_else_does_not_name_what_is_sent(
-    run: Run, project: Path, tmp_path: Path, cloud: Cloud
+    run: Run, project: Path, tmp_path: Path, gs: Cloud
 ) -> None:
     """A folder leaves this machine only where somebody stands in it."""
     secret = tmp_path / "keys"
     secret.mkdir()
     (secret / "id").write_text("private")
-    dry = run("submit", "train.py", "--storage", f"{cloud.url}/state", "--dry-run")
+    dry = run("submit", "train.py", "--storage", f"{gs.url}/state", "--dry-run")
     assert dry.code == 0, dry.err
     (project / "job.yaml").write_text(dry.out.replace(f"value: {project}\n", f"value: {secret}\n"))
     done = run("submit", "-f", "job.yaml", "--dry-run")
@@ -319,8 +314,8 @@ def test_a_manifest_of_somebody_else_does_not_name_what_is_sent(
     assert "as it is now:" not in done.err
 
 
-def test_a_folder_without_the_script_is_refused(run: Run, local_cluster: LocalCluster, project: Path) -> None:
-    (project / "gate").touch()
+@pytest.mark.usefixtures("idle_jobs")
+def test_a_folder_without_the_script_is_refused(run: Run, project: Path) -> None:
     assert run("submit", "train.py", "-d").code == 0
     (project / "train.py").rename(project / "other.py")
     done = run("rerun", "train", "-d")
