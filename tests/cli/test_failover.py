@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,20 +29,26 @@ PODS = "/api/v1/namespaces/default/pods"
 
 @dataclass
 class Place:
-    """A cluster whose controller brings so many workers for each job, and takes them away when it is cancelled."""
+    """A cluster whose controller brings so many workers for each job, and takes them away when it is cancelled.
+
+    It has done its work whenever somebody asks. `refuse` is asked next, as that of the server.
+    """
 
     api: FakeApi
     brings: int
     lets_go: bool = True
     most_live: int = 0
-    closing: threading.Event = field(default_factory=threading.Event)
+    refuse: Callable[[Request], Any] = lambda request: None
 
-    def control(self) -> None:
-        while not self.closing.wait(0.01):
-            with self.api.changed:
-                for path, job in list(self.api.objects.items()):
-                    if path.startswith(JOBS):
-                        self._look_at(path, job)
+    def __post_init__(self) -> None:
+        self.api.refuse = self._before
+
+    def _before(self, request: Request) -> Any:
+        with self.api.changed:
+            for path, job in list(self.api.objects.items()):
+                if path.startswith(JOBS):
+                    self._look_at(path, job)
+        return self.refuse(request)
 
     def live(self) -> list[str]:
         with self.api.changed:
@@ -93,14 +98,9 @@ def place(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run)
     with ExitStack() as stack:
 
         def make(name: str, provider: str, brings: int = 0, url: str = "") -> Place:
-            api = FakeApi()
-            made = Place(api, brings)
-            thread = threading.Thread(target=made.control)
-            thread.start()
-            stack.callback(api.close)
-            stack.callback(thread.join)
-            stack.callback(made.closing.set)
-            servers[name] = url or api.url
+            made = Place(FakeApi(), brings)
+            stack.callback(made.api.close)
+            servers[name] = url or made.api.url
             _write_kubeconfig(tmp_path / "kubeconfig", servers)
             (tmp_path / "state").mkdir(exist_ok=True)
             storage = ("--storage", str(tmp_path / "state"), "--image", "i")
@@ -134,16 +134,16 @@ def test_the_cheapest_is_tried_first_and_the_next_when_it_has_no_capacity(run: R
         if _creates(request):
             overlaps.append(cheap.live() + cheap.names())
 
-    dear.api.refuse = look
-    done = run("submit", *WHAT, "--context", "dear,cheap", "--capacity-timeout", "1s", "-d")
+    dear.refuse = look
+    done = run("submit", *WHAT, "--context", "dear,cheap", "--capacity-timeout", "0s", "-d")
     assert (done.code, done.out) == (0, "train\n"), done.err
     assert overlaps == [[]]
     assert (cheap.most_live, cheap.live(), cheap.names()) == (1, [], [])
     assert (dear.names(), len(dear.live())) == (["train"], 2)
     said = done.err.splitlines()
-    assert said[0] == "in this order, by price: cheap ($0.32 an hour), dear ($0.32 an hour); up to 1.0s each"
-    assert "cheap: 1 of 2 workers within 1.0s; withdrawing it" in said
-    assert said[-1] == "train runs in dear ($0.32 an hour); not in cheap: 1 of 2 workers within 1.0s"
+    assert said[0] == "in this order, by price: cheap ($0.32 an hour), dear ($0.32 an hour); up to 0.0s each"
+    assert "cheap: 1 of 2 workers within 0.0s; withdrawing it" in said
+    assert said[-1] == "train runs in dear ($0.32 an hour); not in cheap: 1 of 2 workers within 0.0s"
 
 
 def test_a_context_with_capacity_ends_the_search(run: Run, place: Make) -> None:
@@ -157,14 +157,22 @@ def test_a_context_with_capacity_ends_the_search(run: Run, place: Make) -> None:
 
 @pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_this_machine_takes_over_where_no_cloud_has_capacity(
-    run: Run, place: Make, local_cluster: LocalCluster
+    run: Run, place: Make, local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cheap = place("cheap", "aws")
+    passed_s = [0.0]
+
+    def let_time_pass(request: Request) -> None:
+        passed_s[0] += 1000.0 * (request.path == f"{JOBS}/train")
+
+    cheap.refuse = let_time_pass
+    clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: time.monotonic() + passed_s[0])
+    monkeypatch.setattr(failover, "time", clock)
     local = ("src/train.py", "--gpus", "1", "--gpu-type", "t4", "--context", "local,cheap")
-    done = run("submit", *local, "--storage", "state", "--no-workspace", "--capacity-timeout", "1s", "--wait")
+    done = run("submit", *local, "--storage", "state", "--no-workspace", "--capacity-timeout", "500s", "--wait")
     assert done.code == 0, done.err
     assert "cheap ($0.16 an hour), local (no known price)" in done.err
-    assert "train runs in local (no known price); not in cheap: 0 of 1 worker within 1.0s" in done.err
+    assert "train runs in local (no known price); not in cheap: 0 of 1 worker within 8m20s" in done.err
     assert cheap.names() == []
     assert local_cluster.get_job("default", "train")["status"]["phase"] == "Succeeded"
 
@@ -173,7 +181,7 @@ def test_a_context_that_cannot_take_it_is_passed_over_with_its_reason(run: Run, 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         nobody = f"http://127.0.0.1:{listening.getsockname()[1]}"
     place("away", "gcp", url=nobody)
-    place("closed", "aws", brings=2).api.refuse = forbidden
+    place("closed", "aws", brings=2).refuse = forbidden
     place("plain", "kubernetes", brings=2)
     good = place("good", "gcp", brings=2)
     done = run("submit", *WHAT, "--context", "closed,away,plain,good", "-d")
@@ -225,7 +233,7 @@ def test_a_manifest_goes_where_it_finds_workers(run: Run, place: Make, tmp_path:
     file = tmp_path / "job.yaml"
     file.write_text(run("submit", *WHAT, "--context", "cheap,dear", "--dry-run").out)
     assert cheap.api.requests == []
-    done = run("submit", "-f", str(file), "--context", "cheap,dear", "--capacity-timeout", "1s", "-d")
+    done = run("submit", "-f", str(file), "--context", "cheap,dear", "--capacity-timeout", "0s", "-d")
     assert (done.code, cheap.names(), dear.names()) == (0, [], ["train"]), done.err
     assert "cheap ($0.32 an hour), dear ($0.32 an hour)" in done.err
 
@@ -257,11 +265,11 @@ def test_an_answer_that_got_lost_leaves_no_orphan(run: Run, place: Make) -> None
     def lose(request: Request) -> tuple[int, Any, dict[str, str]] | None:
         if not _creates(request):
             return None
-        cheap.api.refuse = lambda request: None
+        cheap.refuse = lambda request: None
         cheap.api.answer(request)
         return 504, {"kind": "Status", "code": 504, "reason": "Timeout", "message": "who knows"}, {}
 
-    cheap.api.refuse = lose
+    cheap.refuse = lose
     done = run("submit", *WHAT, "--context", "cheap,dear", "-d")
     assert (done.code, cheap.names(), dear.names()) == (0, [], ["train"]), done.err
 
@@ -269,74 +277,81 @@ def test_an_answer_that_got_lost_leaves_no_orphan(run: Run, place: Make) -> None
 # Ctrl-C at any moment, and a terminal that is closed.
 
 
-@contextmanager
-def submitting(*args: str) -> Iterator[subprocess.Popen[str]]:
-    # Whoever runs the tests may ignore some of the signals that they send.
-    argv = ["env", "--default-signal=INT,TERM,HUP", sys.executable, "-m", "elasticctl.cli", "submit", *args]
-    with subprocess.Popen(
-        argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    ) as it:
-        try:
-            yield it
-        finally:
-            it.kill()
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[signal.Signals], None]]:
+    """Sends a signal to this process, as in which the command runs. Whoever runs the tests may ignore some of them."""
+    missed: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _: missed.append(number)) for number in numbers]
+    yield lambda number: os.kill(os.getpid(), number)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    assert missed == []
+
+
+Interrupt = Callable[[signal.Signals], None]
+
+
+def _once_it_waits(where: Place, act: Callable[[], None]) -> None:
+    """Do that when it is first asked how the job is."""
+
+    def look(request: Request) -> None:
+        if where.live() and (request.method, request.path) == ("GET", f"{JOBS}/train"):
+            where.refuse = lambda request: None
+            act()
+
+    where.refuse = look
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_search_leaves_nothing(place: Make, number: signal.Signals) -> None:
+def test_an_interrupted_search_leaves_nothing(
+    run: Run, place: Make, interrupt: Interrupt, number: signal.Signals
+) -> None:
     cheap, dear = place("cheap", "aws", brings=1), place("dear", "gcp", brings=2)
-    with submitting(*WHAT, "--context", "cheap,dear") as process:
-        wait_until(cheap.live)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=240)
-    assert process.returncode == 130, said
+    _once_it_waits(cheap, lambda: interrupt(number))
+    done = run("submit", *WHAT, "--context", "cheap,dear")
+    assert done.code == 130, done.err
     assert (cheap.names(), cheap.live(), dear.api.requests) == ([], [], [])
-    assert "cheap: interrupted; withdrawing it" in said
+    assert "cheap: interrupted; withdrawing it" in done.err
 
 
-def test_under_nohup_a_closed_terminal_ends_nothing(place: Make) -> None:
+def test_under_nohup_a_closed_terminal_ends_nothing(run: Run, place: Make, interrupt: Interrupt) -> None:
     cheap, dear = place("cheap", "aws", brings=1), place("dear", "gcp", brings=2)
-    order = [*WHAT, "--context", "cheap,dear", "--capacity-timeout", "3s", "-d"]
-    argv = ["nohup", sys.executable, "-m", "elasticctl.cli", "submit", *order]
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        wait_until(cheap.live)
-        process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=240)
-    assert (process.returncode, cheap.names(), dear.names()) == (0, [], ["train"])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _once_it_waits(cheap, lambda: interrupt(signal.SIGHUP))
+    done = run("submit", *WHAT, "--context", "cheap,dear", "--capacity-timeout", "0s", "-d")
+    assert (done.code, cheap.names(), dear.names()) == (0, [], ["train"])
 
 
-def test_interrupted_while_it_is_being_created(place: Make) -> None:
+def test_interrupted_while_it_is_being_created(
+    run: Run, place: Make, interrupt: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The request is on its way: the server carries it out although nobody waits for the answer."""
+    monkeypatch.setattr(failover, "_LATE_S", 240.0)
     cheap, dear = place("cheap", "aws", brings=1), place("dear", "gcp", brings=2)
-    begun, interrupted = threading.Event(), threading.Event()
 
     def slowly(request: Request) -> None:
-        if _creates(request):
-            begun.set()
-            interrupted.wait(20)
-            time.sleep(0.5)  # the create comes behind the first question whether it is there
+        if _creates(request):  # it comes behind the first question whether it is there
+            interrupt(signal.SIGINT)
+            wait_until(lambda: ("GET", f"{JOBS}/train") in _asked(cheap))
 
-    cheap.api.refuse = slowly
-    with submitting(*WHAT, "--context", "cheap,dear") as process:
-        assert begun.wait(20)
-        process.send_signal(signal.SIGINT)
-        interrupted.set()
-        process.communicate(timeout=240)
-    assert process.returncode == 130
-    assert any(path.startswith(JOBS) and request_kind == "DELETE" for request_kind, path in _asked(cheap))
+    cheap.refuse = slowly
+    done = run("submit", *WHAT, "--context", "cheap,dear")
+    assert done.code == 130
+    assert ("DELETE", f"{JOBS}/train") in _asked(cheap)
     assert (cheap.names(), dear.api.requests) == ([], [])
 
 
-def test_interrupted_twice_it_is_deleted_at_once(place: Make) -> None:
+def test_interrupted_twice_it_is_deleted_at_once(run: Run, place: Make, interrupt: Interrupt) -> None:
     stuck = place("stuck", "aws", brings=1)
     stuck.lets_go = False
-    with submitting(*WHAT, "--context", "stuck,local") as process:
-        wait_until(stuck.live)
-        process.send_signal(signal.SIGINT)
-        wait_until(lambda: ("PATCH", f"{JOBS}/train") in _asked(stuck))
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=240)
-    assert process.returncode == 130
+
+    def again() -> None:
+        interrupt(signal.SIGINT)
+        stuck.refuse = lambda request: interrupt(signal.SIGINT) if request.method == "PATCH" else None
+
+    _once_it_waits(stuck, again)
+    assert run("submit", *WHAT, "--context", "stuck,local").code == 130
     assert stuck.names() == []
 
 

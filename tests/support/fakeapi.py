@@ -246,7 +246,8 @@ class _Server(ThreadingHTTPServer):
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ssl.SSLError):  # a handshake that fails is the client's to tell
+        # A handshake that fails is the client's to tell, and a client may go away in the middle.
+        if not isinstance(sys.exc_info()[1], ssl.SSLError | ConnectionError):
             super().handle_error(request, client_address)
 
 
