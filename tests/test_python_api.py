@@ -105,7 +105,7 @@ def test_a_job_that_is_submitted_runs_and_tells(local_cluster: LocalCluster) -> 
     job = submit(["sh", "-c", "echo $WORD"], name="told", workers=1, no_workspace=True, env={"WORD": "hello"})
     assert repr(job) == "Job('told', context='local', namespace='default')"
     assert [line.text for line in job.logs(follow=True) if line.text == "hello"] == ["hello"]
-    assert job.wait(timeout_s=60, check=True).phase is Phase.SUCCEEDED
+    assert job.wait(timeout_s=240, check=True).phase is Phase.SUCCEEDED
     assert [found.name for found in Job.list()] == ["told"]
     with pytest.raises(ConflictError, match="told has ended"):
         job.cancel()
@@ -114,7 +114,7 @@ def test_a_job_that_is_submitted_runs_and_tells(local_cluster: LocalCluster) -> 
 def test_a_job_is_waited_for_changed_and_deleted(local_cluster: LocalCluster) -> None:
     local_cluster.create_job(shell_job("elastic", FOREVER, grace_s=1, minReplicas=1, maxReplicas=3))
     job = Job.get("elas")
-    assert job.wait(timeout_s=60, running=True).phase is Phase.RUNNING
+    assert job.wait(timeout_s=240, running=True).phase is Phase.RUNNING
     with pytest.raises(TimeoutError, match="elastic is still Running after 0 s"):
         job.wait(timeout_s=0)
     job.scale(2)
@@ -127,7 +127,7 @@ def test_a_job_is_waited_for_changed_and_deleted(local_cluster: LocalCluster) ->
     job.cancel()
 
     async def end() -> Phase:
-        return (await asyncio.wait_for(job, 60)).phase
+        return (await asyncio.wait_for(job, 240)).phase
 
     assert asyncio.run(end()) is Phase.CANCELLED
     with pytest.raises(JobFailedError, match=r"elastic has ended \(Cancelled\)"):

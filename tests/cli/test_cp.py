@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import tarfile
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path) -> None:
 def test_files_arrive_as_they_were(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
-    data = os.urandom(300_000)
+    data = random.Random(1).randbytes(300_000)
     paths = LocalPaths(tmp_path / "state", tmp_path / "sockets")
     with local_worker(paths, there) as worker:
         room = Room(LocalWorkerAccess(paths), worker)

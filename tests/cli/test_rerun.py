@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,6 @@ from elasticctl.cli.submit.derived_manifests import (
     sibling_url,
 )
 from elasticctl.cli.submit.spec_from_flags import child_url
-from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.settings.contexts import Context
 from elasticctl_store.checkpoints.commits import CommitWriter
@@ -32,7 +32,6 @@ from tests.support.clouds import Cloud
 from tests.support.gate import Fault
 from tests.support.job_samples import job
 from tests.support.jobs import shell_job
-from tests.support.scripts import TRAIN
 from tests.support.waiting import wait_until
 
 
@@ -126,13 +125,13 @@ def test_beside_another_url() -> None:
 def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
     local_cluster.create_job(shell_job("brief", "echo $ELASTICCTL_JOB", 1))
     assert run("rerun", "brief", "--name", "brief", "-d").code in (0, 3)  # it may have ended by now
-    assert run("wait", "brief", "--timeout", "120s").code == 0
+    assert run("wait", "brief").code == 0
     done = run("rerun", "brief", "-d")
     assert (done.code, done.out) == (0, "brief-2\n")
     assert done.err == "brief-2: brief again, 1 worker, from step 0\n"
     assert run("rerun", "brief-2", "-d", "--set", "spec.backoffLimit=0").out == "brief-3\n"
     assert local_cluster.get_job("default", "brief-3")["spec"]["backoffLimit"] == 0
-    assert run("wait", "brief-2", "--timeout", "120s").code == 0
+    assert run("wait", "brief-2").code == 0
     uid = local_cluster.get_job("default", "brief-2")["metadata"]["uid"]
     greedy = "spec.replicaSpecs.Worker.template.spec.containers[0].resources={limits: {nvidia.com/gpu: 99}}"
     assert run("rerun", "brief-2", "--name", "brief-2", "--set", greedy, "-d").code == 2
@@ -181,7 +180,7 @@ def test_a_job_that_takes_the_name_of_one_just_cancelled_starts_with_nothing_of_
 
     script = tmp_path / "agent.py"
     script.write_text(AGENT.replace("FOLDER", repr(str(tmp_path))))
-    local_cluster.create_job(shell_job("digits", f"exec {sys.executable} {script}", 1))
+    local_cluster.create_job(shell_job("digits", f"exec {shlex.quote(sys.executable)} {script}", 1))
     wait_until(lambda: seen().get("checkpoint", {}).get("committed", 0) > 5)
     (tmp_path / "reruns").touch()
     for _ in range(3):
@@ -199,30 +198,17 @@ def test_a_job_that_takes_the_name_of_one_just_cancelled_starts_with_nothing_of_
             time.sleep(0.005)
 
 
-def test_what_cannot_be_rerun_is_one_line(run: Run, local_cluster: LocalCluster) -> None:
-    local_cluster.create_job(shell_job("goes-on", "sleep 60", 1))
-    wait_until(lambda: local_cluster.get_job("default", "goes-on").get("status", {}).get("active") == 1)
-    refused = run("rerun", "goes-on", "--name", "goes-on")
-    assert (refused.code, refused.err.count("\n")) == (3, 1)
-    assert refused.err.endswith("ing. FIX: give the new job another --name, or cancel the old one first\n")
-    assert "has no storage URL" in run("rerun", "goes-on", "--from-checkpoint", "latest").err
-    assert "neither a step nor latest" in run("rerun", "goes-on", "--from-checkpoint", "newest").err
-    assert run("rerun", "goes-on", "-o", "json").code == 2
-    assert run("rerun", "goes-on", "--dry-run", "-o", "json").code == 0
-    assert run("delete", "goes-on", "-y").code == 0
-
-
 def test_a_step_that_a_bucket_does_not_have_is_refused_at_once(
-    run: Run, private_home: Path, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    run: Run, private_home: Path, gs: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.name_endpoint(monkeypatch)
-    storage = cloud.open()
+    gs.name_endpoint(monkeypatch)
+    storage = gs.open()
     writer = CommitWriter.take_over(storage)
     for step in (3, 5):
         journals.commit(storage, writer, step)
     manifest = job()
     container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    container["env"][0]["value"] = cloud.url
+    container["env"][0]["value"] = gs.url
     place = SimpleNamespace(
         find=lambda name: manifest,
         cluster=SimpleNamespace(list_jobs=lambda namespace: [manifest]),
@@ -236,26 +222,7 @@ def test_a_step_that_a_bucket_does_not_have_is_refused_at_once(
     for wanted in ("3", "latest"):
         done = run(*order, wanted)
         assert done.code == 0, done.err
-        assert f"{cloud.url}#{wanted}" in done.out
-    cloud.gate.faults = lambda seen: Fault(status=403, code="AccessDenied")
+        assert f"{gs.url}#{wanted}" in done.out
+    gs.gate.faults = lambda seen: Fault(status=403, code="AccessDenied")
     blind = run(*order, "7")
     assert (blind.code, "cannot be seen from this machine" in blind.err) == (0, True)
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares", "forked_workers")
-def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    assert run("submit", str(script), "--gpus", "0", "--wait", "--", "2").code == 0
-    argument = "spec.replicaSpecs.Worker.template.spec.containers[0].args[2]='3'"
-    again = run("rerun", "train", "--from-checkpoint", "4", "--wait", "--set", argument)
-    assert again.code == 0, again.err
-    queries = (LogQuery(previous=True), LogQuery())
-    lines = [line.text for query in queries for line in local_cluster.logs("default", "train-2", query)]
-    assert any("started from step 4, epoch " in line for line in lines), lines
-    status = local_cluster.get_job("default", "train-2")["status"]
-    assert (status["progress"]["step"], status["generations"][0]["resumedStep"]) == (6, 4)
-    missing = run("rerun", "train", "--from-checkpoint", "40")
-    assert missing.code == 3
-    assert missing.err.startswith("error: no checkpoint of step 40 exists; there are: 4")

@@ -230,7 +230,7 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
     target.cluster.set_sharing(LocalSharing(on=False))
     wait_until(lambda: digits(target).status.share is None)
     apply_change(target, target.find("digits"), ScaleFlags(to=2))
-    assert await_workers(target, target.find("digits"), 2, 20) == 0
+    assert await_workers(target, target.find("digits"), 2, None) == 0
     assert sum(worker.phase == "Running" for worker in digits(target).status.workers) == 2
 
 

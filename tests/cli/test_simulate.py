@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pexpect
 import pytest
 
 from elasticctl.api.errors import UsageError
+from elasticctl.cli.framework import target
 from elasticctl.cli.views.simulation import basis_of_job, basis_of_table, notes, outlooks, plot, table
-from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.simulation import Evidence, Point
 from tests.support.cli import Run, Spawn
-from tests.support.scripts import TRAIN
+from tests.support.job_samples import at, job
 
 RATES = "gpus,rate\n4,1000\n16,3500\n64,9000\n"
 
@@ -129,29 +130,32 @@ def test_bars_are_in_proportion() -> None:
     assert [line.split()[1].count("#") for line in lines[1:]] == [22, 11]
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_on_a_terminal_bars_come_below_the_table(private_home: Path, rates: str, terminal: Spawn, width: int) -> None:
-    child = terminal("simulate", "--table", rates, "--gpus", "4,64", width=width, NO_COLOR="1")
+def test_on_a_terminal_bars_come_below_the_table(private_home: Path, rates: str, terminal: Spawn) -> None:
+    child = terminal("simulate", "--table", rates, "--gpus", "4,64", width=80, NO_COLOR="1")
     child.expect(pexpect.EOF)
     table, bars, notes = re.sub(r"\r|\x1b\[[0-9;]*m", "", str(child.before)).split("\n\n")
-    assert all(len(line) <= width for part in (table, bars) for line in part.splitlines())
-    assert ("LOSS EVERY" in table) == (width == 200)
+    assert all(len(line) <= 80 for part in (table, bars) for line in part.splitlines())
+    assert "LOSS EVERY" not in table
     assert "     4  ██████████████████████ 1d0h " in bars
     assert notes.startswith("cheapest: 4 GPUs")
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("light_spares", "forked_workers")
-def test_of_a_job_that_trained(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        TRAIN.replace("run.step(", "time.sleep(0.1); run.step(").replace("import sys", "import sys, time")
+def test_of_a_job_that_trained(run: Run, private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = {"generation": 1, "workers": ["a"], "openedAt": at(0), "firstStepAt": at(5), "resumedStep": 0}
+    found = job(
+        phase="Succeeded",
+        completionTime=at(65),
+        progress={"step": 20, "totalSteps": 20, "at": at(60)},
+        generations=[{**group, "formedAt": at(4), "lastStep": 20}],
+        interruptions=[],
+        restarts={},
     )
-    assert run("submit", str(script), "--gpus", "0", "--wait", "--", "10").code == 0
-    done = run("simulate", "train", "--gpus", "1,2,4")
+    cluster = SimpleNamespace(get_job=lambda namespace, name: found)
+    monkeypatch.setattr(target, "connect", lambda context: cluster)
+    done = run("simulate", "digits", "--gpus", "1,2,4")
     assert done.code == 0, done.err
     rows = [line.split("\t") for line in done.out.splitlines()]
     assert [row[0] for row in rows] == ["RANKS", "1", "2", "4"]
     assert [row[-1] for row in rows[1:]] == ["known", "assumed", "assumed"]
     assert "work: 20 steps, as the job says" in done.err
-    assert "--gpu-type goes with --table" in run("simulate", "train", "--gpu-type", "t4").err
+    assert "--gpu-type goes with --table" in run("simulate", "digits", "--gpu-type", "t4").err

@@ -86,9 +86,8 @@ def test_who_does_not_answer_holds_nobody_up(keys: Path, monkeypatch: pytest.Mon
     now = time.time()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
+        monkeypatch.setattr(module, "LIMIT_S", 0.1)
         assert spot_prices(TYPES, now) is None
-        assert time.monotonic() - began < 60  # as long as the SDK itself would wait
         monkeypatch.setattr(module, "ask_within_limit", never)
         assert spot_prices(TYPES, now + 1) is None  # remembered
     assert list(json.loads(keys.read_text()).values()) == [{"at": now}]

@@ -80,7 +80,7 @@ class Place:
     train: Callable[[str], Manifest]
     shell: Callable[[str, str], Manifest]
     kube_context: str
-    patience_s: int = 120
+    patience_s: int = 600
 
 
 @dataclass(slots=True)
@@ -272,6 +272,7 @@ class Walk:
         self.run("rerun", "walk", "--from-checkpoint", str(left[0]), "--name", "again", "-d")
         wait_until(lambda: self.job("again").status.progress.step, self.place.patience_s, every_s=0.2)
         assert (self.job("again").status.progress.step or 0) >= left[0]
+        assert self.job("again").status.generations[0].resumed_step == left[0]
         assert self.run("delete", "again", code=2).err.startswith("error: again is still Running. FIX: add --yes")
         self.run("delete", "again", "-y")
 

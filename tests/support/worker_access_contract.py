@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import tempfile
@@ -67,7 +68,7 @@ class WorkerAccessContract:
         assert (code, out.decode()) == (0, "".join(f"{word}|" for word in words))
 
     def test_what_is_given_to_read_arrives_whole_and_ends(self, room: Room) -> None:
-        data = os.urandom(300_000)
+        data = random.Random(1).randbytes(300_000)
         assert room.run("cat", given=data) == (0, data, b"")
         assert room.run("cat") == (0, b"", b"")
 
@@ -95,7 +96,7 @@ class WorkerAccessContract:
             room.access.run(gone, ["true"], Streams())
 
     def test_a_port_of_the_worker(self, room: Room) -> None:
-        data = os.urandom(200_000)
+        data = random.Random(1).randbytes(200_000)
         with echo_server() as port:
             assert asyncio.run(through(room, port, data)) == data
 

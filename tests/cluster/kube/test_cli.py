@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
 from elasticctl.api.observed.changes import changes_of
 from elasticctl.api.spec import API_VERSION, PLURAL
+from elasticctl.kubeapi import connection
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
@@ -66,14 +66,14 @@ def test_what_is_shown_takes_few_requests(
 
 
 def test_a_dead_server_is_one_line_within_ten_seconds(
-    run: Run, private_home: Path, kubeconfig: WriteKubeconfig
+    run: Run, private_home: Path, kubeconfig: WriteKubeconfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert 2 * connection.CONNECT_TIMEOUT_S < 10  # a name may have two addresses
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # accepts as a stopped process does: nobody answers
         kubeconfig(f"https://127.0.0.1:{stopped.getsockname()[1]}")
         run("config", "import")
-        began = time.monotonic()
         done = run("list", "--context", "lab")
-    assert time.monotonic() - began < 10
     assert (done.code, done.out) == (3, "")
     assert done.err.startswith("error: no answer from the cluster at https://127.0.0.1:")
     assert done.err.count("\n") == 1

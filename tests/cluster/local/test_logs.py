@@ -139,7 +139,7 @@ def test_following_sees_new_and_remade_workers_to_their_end(local_cluster: Local
     wait_until(lambda: len(running(local_cluster, "live")) == 2)
     (home / "stop").touch()
     wait_until(lambda: phase(local_cluster, "live") == "Succeeded")
-    listener.join(20)
+    listener.join()
     assert [text for worker, text in heard if worker == "live-worker-0"] == ["crashes", "runs", "last words"]
     assert [text for worker, text in heard if worker == "live-worker-1"] == ["runs", "last words"]
     before = local_cluster.logs("default", "live", LogQuery(previous=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,13 @@ def test_a_rank_lost_at_the_start_of_an_outage_is_not_the_scripts_failure(
         """Have the ranks been started again? Then they take the URL over, or try to."""
         return any("prefix=" in one.target and "journal" in one.target for one in s3.gate.seen[seen:])
 
+    def patient() -> bool:
+        """Does a rank say that it goes on trying? Its own words: the storage, which has the others', is away."""
+        logs = local_cluster.paths.state.glob("pods/*/log")
+        return any(b"; trying again until it answers" in log.read_bytes() for log in logs)
+
     wait_until(restoring)
-    time.sleep(10)  # for a script that fails to have been tried again, and to have failed again
+    wait_until(patient)
     assert status(local_cluster)["phase"] not in ("Failed", "Succeeded")
 
     s3.gate.faults = lambda seen: None

@@ -54,7 +54,7 @@ def kill(home: Path, uid: str) -> None:
     for process in mine:
         with suppress(psutil.NoSuchProcess):  # one of those that come and go
             process.kill()
-    psutil.wait_procs(mine, 10)
+    psutil.wait_procs(mine)
 
 
 def _is_of(process: psutil.Process, uid: str) -> bool:
@@ -95,7 +95,7 @@ def test_what_a_vanished_worker_said_is_read_from_the_storage(
     wait_until(lambda: len(stored(successor)) > 100)
     stop.touch()
     wait_until(lambda: phase(local_cluster, "job") == "Succeeded")
-    follower.join(20)
+    follower.join()
 
     def numbers(lines: list[LogLine]) -> dict[str, list[int]]:
         """The numbers that the ranks of each incarnation's generations have printed, in order."""
