@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,8 +54,6 @@ SPEC = JobSpec("digits", ("python", "train.py"))
 
 
 def default() -> Template:
-    from pathlib import Path
-
     return find_template("default", Path("/nonexistent"))
 
 
@@ -77,7 +76,7 @@ def expand(text: str) -> str:
     storage=VALUES,
     provider=st.sampled_from(["local", "aws"]),
 )
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> None:
     manifest = render_manifest(dataclasses.replace(SPEC, provider=provider, **fields), default())
     for reader in (lambda text: parse_yaml(text).data, yaml.safe_load):
@@ -99,7 +98,7 @@ def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> 
 
 
 @given(VALUES)
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_users_template_may_put_values_anywhere(value: str) -> None:
     """Inside quotes, in a longer text, as a key, in a flow mapping, in a captured block, through a filter."""
     text = default().text.replace(
@@ -130,7 +129,7 @@ def test_a_users_template_may_put_values_anywhere(value: str) -> None:
 
 
 @given(VALUES)
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_hostile_name_is_itself_or_refused(name: str) -> None:
     try:
         manifest = render_manifest(dataclasses.replace(SPEC, name=name), default())
@@ -260,8 +259,6 @@ def test_a_faulty_template_is_told_so(text: str, message: str) -> None:
 
 
 def test_every_shipped_template_renders() -> None:
-    from pathlib import Path
-
     assert "default" in shipped_template_names()
     for name in shipped_template_names():
         assert render_manifest(SPEC, find_template(name, Path("/nonexistent")))["metadata"]["name"] == "digits"

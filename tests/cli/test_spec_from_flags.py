@@ -103,7 +103,7 @@ COUNT = st.none() | st.integers(0, 20)
     st.sampled_from([LOCAL, AWS, CPU_CLOUD]),
     st.integers(0, 8),
 )
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_any_numbers_give_a_size_within_its_bounds_or_one_line(
     said: dict[str, Any], context: Context, machine_gpus: int
 ) -> None:
@@ -136,7 +136,7 @@ def test_names_are_made_from_scripts(script: str, name: str) -> None:
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_every_made_name_is_a_name(script: str) -> None:
     assert check_name(name_from(script)) == name_from(script)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.cluster.stored_logs import OVERLAP_S, NumberedLine, ReadLines
@@ -35,6 +35,7 @@ def part_that_is_needed(copy: list[NumberedLine], handover: ReadLines) -> list[N
     return [line for line in copy if since is None or line.at >= since]
 
 
+@settings(max_examples=40)
 @given(printed, st.integers(0, 150), st.integers(0, 150))
 def test_who_has_read_from_the_beginning_goes_on_exactly_there(
     said: list[tuple[str, float]], read_lines: int, stored_lines: int
@@ -46,6 +47,7 @@ def test_who_has_read_from_the_beginning_goes_on_exactly_there(
     assert list(handover.rest(copy)) == lines[:stored_lines][read_lines:]
 
 
+@settings(max_examples=40)
 @given(printed, st.integers(0, 150), st.integers(1, 150), st.integers(0, 150))
 def test_who_has_read_the_end_alone_finds_the_place_by_what_was_read(
     said: list[tuple[str, float]], start: int, read_lines: int, stored_lines: int
@@ -59,6 +61,7 @@ def test_who_has_read_the_end_alone_finds_the_place_by_what_was_read(
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(texts, min_size=1, max_size=100), st.integers(1, 100), st.integers(1, 100), st.integers(1, 100))
 def test_alike_lines_that_do_not_come_all_at_once_are_told_apart(
     said: list[str], start: int, read_lines: int, stored_lines: int

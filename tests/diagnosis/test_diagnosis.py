@@ -463,7 +463,7 @@ PHASES = st.sampled_from(["Pending", "Running", "Restarting", "Suspended", "Succ
     JSON,
     st.dictionaries(st.sampled_from(["metadata", "status"]), JSON) | JSON,
 )
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_any_object_gets_an_answer(phase: str, status: dict[str, Any], template: Any, pod_: Any) -> None:
     manifest = {
         "metadata": {"name": "a"},

@@ -38,7 +38,7 @@ def test_what_is_saved_is_loaded_and_private(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=20))
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("config") / "config.yaml"
     config = Config().having(Context("a", "gcp", storage=text, image=text))

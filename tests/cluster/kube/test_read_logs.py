@@ -13,7 +13,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(STEPS, st.lists(st.integers(0, 12), max_size=8))
 def test_each_line_comes_once_wherever_the_stream_breaks(steps: list[tuple[int, int]], cuts: list[int]) -> None:
     at, log = 1_700_000_000_000_000, []
