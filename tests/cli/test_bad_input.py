@@ -37,24 +37,10 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("submt", 2, 'there is no verb "submt" (did you mean "submit"?). See `elasticctl --help`.'),
-        ("submit", 2, "nothing to run. FIX: give a script, or a manifest with -f"),
-        ("submit tarin.py", 2, 'the script "tarin.py" does not exist (did you mean "train.py"?)'),
         ("submit .", 2, 'the script "." is not a file'),
-        ("submit train.py --epochs 3", 2, "submit has no option --epochs; the script's own arguments come after `--`."),
-        ("submit train.py --gpu-type t5", 2, 'unknown GPU type "t5" (did you mean "t4"?). FIX: use one of t4, v100, '),
-        ("submit train.py --workers 2 --min-workers 3", 2, "2 workers are fewer than the minimum of 3"),
-        (
-            "submit train.py --min-workers 3 --max-workers 2",
-            2,
-            "the minimum of 3 workers is more than the maximum",
-        ),
-        ("submit train.py --workers none", 2, "Invalid value for '--workers': \"none\" is not a whole number"),
         ("submit train.py --env A", 2, "Invalid value for '--env': \"A\" is not of the form NAME=VALUE."),
         ("submit train.py --env a=b=c --env =x", 2, "Invalid value for '--env': \"=x\" is not of the form"),
         ("submit train.py --deadline 5y", 2, "Invalid value for '--deadline': \"5y\" is not a duration such as"),
-        ("submit train.py --name A_b", 2, '--name "A_b": a name is lower-case letters'),
-        ("submit train.py --storage ftp://x", 2, '--storage "ftp://x": give a folder'),
         ("submit train.py --template none", 2, 'no job template "none". FIX: see `elasticctl template list`'),
         ("submit train.py --template ./none.yaml.j2", 2, "cannot read the template none.yaml.j2: No such file"),
         ("submit train.py --set spec.backofLimit=3", 2, "with --set: spec.backofLimit: unknown field (did you mean"),
@@ -78,11 +64,9 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
             "train.py:1: must be a mapping, not \"print('hello')\". FIX: give an ElasticJob manifest",
         ),
         ("submit -f job.yaml --context prod", 3, 'no context "prod". FIX: see `elasticctl config get-contexts`'),
-        ("list --context prod", 3, 'no context "prod"'),
         ("list -o xml", 2, "Invalid value for '-o' / '--output': 'xml' is not one of"),
         ("list -w -o json", 2, "--watch shows tables and cannot be used with --output json"),
         ("status", 0, ""),
-        ("scale a", 2, "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
         ("scale a --to 2 --add 1", 2, "no size given. FIX: add one of"),
         ("wait", 2, "no job given."),
         ("config use-context prod", 3, 'no context "prod"'),
@@ -101,8 +85,6 @@ def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) ->
             2,
             '"My_Team" is not a namespace. FIX: use lower-case',
         ),
-        ("submit train.py -n My_Team", 2, '"My_Team" is not a namespace. FIX: use lower-case letters, digits and'),
-        ("secret set Hub! TOKEN", 2, '"Hub!" is not a valid name of a secret. FIX: use lower-case letters'),
         ("config delete-context local", 2, "the context local is built in and cannot be deleted"),
         ("template show none", 2, 'no job template "none"'),
         ("template new a/b", 2, '"a/b": a template\'s name is letters, digits'),
@@ -180,20 +162,6 @@ def test_a_corrupt_contexts_file_stops_everything_and_stays(run: Run, folder: Pa
         assert done.err.startswith(f"error: {file}:2: not YAML: ")
         assert done.err.count("\n") == 1
     assert file.read_text() == "contexts:\n  - {name: prod, provider: aws"
-
-
-def test_a_full_disk_leaves_the_contexts_as_they_were(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("config", "set-context", "prod", "--provider", "aws").code == 0
-    before = (folder / "home" / "config.yaml").read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    done = run("config", "use-context", "prod")
-    assert done.code == 2
-    assert "No space left on device; the file is unchanged" in done.err
-    assert (folder / "home" / "config.yaml").read_bytes() == before
 
 
 def test_a_bug_of_ours_is_one_line_unless_asked(

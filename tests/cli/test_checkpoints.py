@@ -23,7 +23,6 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import job_samples, journals
 from tests.support.cli import Run
-from tests.support.clouds import Cloud
 from tests.support.train.losses import damage, fill, steps
 
 pytestmark = pytest.mark.usefixtures("private_home")  # deletions are written down there
@@ -60,14 +59,6 @@ def test_a_jobs_checkpoints_are_listed_newest_first(run: Run, words: tuple[str, 
     assert [row[0] for row in rows] == ["40", "30", "20", "10"]
     assert all(row[1] == str(int(row[0]) // 20) and row[4:] == ["1", "whole"] for row in rows)
     assert "loss=0.75" in run("checkpoints", *words, "-o", "wide").out
-
-
-def test_programs_get_everything(run: Run, folder: Path) -> None:
-    data = json.loads(run("checkpoints", str(folder), "-o", "json").out)
-    assert (data["kind"], data["storage"]) == ("CheckpointList", folder.as_uri())
-    newest = data["checkpoints"][0]
-    assert (newest["step"], newest["worldSize"], newest["whole"]) == (40, 1, True)
-    assert newest["metrics"] == {"loss": 0.75}
 
 
 def test_a_storage_without_checkpoints_is_no_error(run: Run, tmp_path: Path) -> None:
@@ -308,14 +299,6 @@ def test_the_newest_one_of_a_running_job_goes_only_by_force_and_fences_it(run: R
     assert restored.commit.step == 30
 
 
-@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
-def test_a_job_loses_its_newest_by_force_alone(run: Run, job: dict[str, Any], folder: Path, phase: str) -> None:
-    job["status"]["phase"] = phase
-    assert run("checkpoints", "rm", "digits", "40", "-y").code == 2
-    assert run("checkpoints", "rm", "digits", "40", "-y", "--force").code == 0
-    assert steps(folder) == [30, 20, 10]
-
-
 def test_prune_keeps_the_last_and_the_best(run: Run, folder: Path) -> None:
     words = ("checkpoints", "prune", str(folder), "--keep-last", "1", "--keep-best", "1", "--metric", "loss")
     done = run(*words, "--dry-run")
@@ -332,26 +315,6 @@ def test_prune_counts_whole_ones_alone(run: Run, folder: Path) -> None:
     next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
     assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y").code == 0
     assert steps(folder) == [40, 30]
-
-
-def test_in_a_bucket_all_is_as_in_a_folder(run: Run, cloud: Cloud, tmp_path: Path) -> None:
-    storage, url = cloud.open(), cloud.url
-    fill(storage)
-    done = run("checkpoints", url)
-    assert (done.code, [line.split("\t")[0] for line in done.out.splitlines()]) == (0, ["STEP", "40", "30", "20", "10"])
-    target = tmp_path / "model.safetensors"
-    assert run("checkpoints", "pull", url, str(target), "--step", "30").code == 0
-    assert safetensors.torch.load_file(target)["w"].tolist() == [30.0] * 300
-    assert run("checkpoints", "verify", url).code == 0
-    (torn,) = [key for key in all_keys(storage, "data") if "step000000020" in key and key.endswith(".safetensors")]
-    storage.put(torn, [bytes(len(storage.get(torn)))])
-    done = run("checkpoints", "verify", url)
-    assert (done.code, done.err.endswith("4 checkpoints, 1 damaged\n")) == (1, True)
-    assert run("checkpoints", "rm", url, "40", "-y").code == 2
-    assert run("checkpoints", "rm", url, "20", "-y").code == 0
-    assert run("checkpoints", "prune", url, "--keep-last", "1", "-y").code == 0
-    assert [commit.step for commit in read_commits(storage)] == [40]
-    assert {key.split("/")[1].split("-")[2] for key in all_keys(storage, "data")} == {"step000000040"}
 
 
 def journal(folder: Path) -> list[Path]:

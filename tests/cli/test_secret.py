@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -89,8 +88,6 @@ def test_a_list_has_no_values(run: Run, private_home: Path) -> None:
     assert table.splitlines()[1].startswith("hub\tA, HF_TOKEN\t")
     data = json.loads(run("secret", "list", "-o", "json").out)
     assert (data["kind"], data["secrets"][0]["keys"]) == ("SecretList", ["A", "HF_TOKEN"])
-    schema = Path(__file__).parents[2] / "docs/schemas/SecretList.json"
-    jsonschema.validate(data, json.loads(schema.read_text("utf-8")))
     assert run("secret", "list", "-o", "name").out == "hub\n"
     assert PLANTED not in table + json.dumps(data)
     assert run("secret", "delete", "hub").err == "secret hub: deleted\n"

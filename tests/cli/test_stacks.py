@@ -9,8 +9,6 @@ import pytest
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.stacks import Stacks
 from tests.support.cli import Run
-from tests.support.cluster_contract import running
-from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 
 SCRIPT = """
@@ -41,12 +39,6 @@ def test_each_rank_of_a_job_is_shown(local_cluster: LocalCluster, run: Run, tmp_
     assert (one.code, one.out.count("rank 1, "), one.out.count("rank 0, ")) == (0, 1, 0)
     missing = run("stacks", "stuck", "--rank", "7")
     assert (missing.code, missing.err) == (3, "error: no rank 7 runs in the 2 workers of stuck\n")
-
-
-def test_a_job_of_another_launcher_is_refused(local_cluster: LocalCluster, run: Run) -> None:
-    local_cluster.create_job(shell_job("other", FOREVER, grace_s=1))
-    wait_until(lambda: running(local_cluster, "other"))
-    assert run("stacks", "other").err.startswith("error: other does not run under elasticctl-launch")
 
 
 def test_what_a_worker_says_may_be_anything() -> None:
