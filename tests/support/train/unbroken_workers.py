@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import pytest
 
 from elasticctl_controller.core.group.group_rules import GroupRules
 from tests.support.launcher_lab import Lab
+from tests.support.processes import has_ended
 from tests.support.train.ledger import Ledger
 from tests.support.vanish import come_back, vanish
 
@@ -64,6 +66,12 @@ class Workers:
         environment: dict[str, Any] = {"LAB": str(self.lab.folder), "NCCL_HOSTID": name, **self.environment, **known}
         command = sys.executable, str(self.script)
         self.lab.start(name, *command, options=self.options, forks=True, **environment)
+
+    def join(self, name: str, faults: str = "") -> None:
+        """A machine comes."""
+        self.lab.add(name)
+        self.names.append(name)
+        self.start(name, faults)
 
     def ledger(self) -> Ledger:
         return Ledger.read(self.lab.folder)
@@ -158,31 +166,28 @@ class Storm:
             self.workers.lose(name)
             self.lost["getting ready"] += 1
         elif self.dice.random() < 0.5:
-            self._ranks_killed[name] += 1
-            self.lost["rank"] += 1
-            os.kill(training[name], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one that is doomed may have died by itself in the meantime
+                os.kill(training[name], signal.SIGKILL)
+                self._ranks_killed[name] += 1
+                self.lost["rank"] += 1
         else:
             self.workers.lose(name)
             self.lost["machine"] += 1
 
     def _add_one(self) -> None:
         name = f"n{len(self.lab.workers)}"
-        self.lab.add(name)
-        self.workers.names.append(name)
         fate = ""
         if self.dice.random() < 0.5:
             self._doomed.add(name)
             fate = f"{self.dice.choice(POINTS)}:+{self.dice.randint(2, 100)}:{name}"
-        self.workers.start(name, fate)
+        self.workers.join(name, fate)
 
     def _training(self) -> dict[str, int]:
         """The process of each worker that has made the last steps, in the newest group."""
         made = self.workers.ledger().made[-4 * self.largest :]
         newest = max((row["group"] for row in made), default=0)
         found = {row["worker"]: row["pid"] for row in made if row["group"] == newest}
-        return {
-            name: pid for name, pid in found.items() if name in self.workers.names and Path(f"/proc/{pid}").exists()
-        }
+        return {name: pid for name, pid in found.items() if name in self.workers.names and not has_ended(pid)}
 
 
 def lose_at_random(lab: Lab, dice: random.Random, losses: int, largest: int = 5) -> Storm:
