@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elasticctl.cluster.local.paths import HOME_VARIABLE
 from tests.support.ports import free_port
@@ -77,9 +77,11 @@ def alone(program: Callable[..., None], *arguments: Any) -> BaseProcess:
     return process
 
 
-def run_script(path: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Do what `python -W error PATH ARGUMENTS...` does; for `alone`."""
-    warnings.simplefilter("error")
+def run_script(
+    path: Path, arguments: Sequence[str], environ: Mapping[str, str], action: Literal["error", "ignore"] = "error"
+) -> None:
+    """Do what `python -W ACTION PATH ARGUMENTS...` does; for `alone`."""
+    warnings.simplefilter(action)
     os.environ.update(environ)
     sys.argv = [str(path), *arguments]
     runpy.run_path(str(path), run_name="__main__")

@@ -15,7 +15,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,6 @@ def by_hand(loader: Any) -> Iterator[Any]:
 
 LOOPS: dict[str, Callable[[Any], Iterable[Any]]] = {
     "to the end": lambda loader: loader,
-    "as many": lambda loader: islice(loader, len(loader)),
     "one too many": lambda loader: (batch for batch, _ in zip(loader, range(len(loader)), strict=False)),
     "by hand": by_hand,
 }
