@@ -28,9 +28,9 @@ from elasticctl.kubeapi.connection import Connection
 ADDRESS = os.environ.get("ELASTICCTL_TEST_ADDRESS", "10.88.0.1")
 SYSTEM = "elasticctl-system"
 RENDEZVOUS_PORT = 7777
-ELECTED_S = 40.0
+ELECTED_S = 120.0
 """Longer than a lease lasts, and than a start takes on a busy machine."""
-SERVED_S = 30.0
+SERVED_S = 120.0
 
 
 def prepare(api: Connection) -> None:
@@ -117,6 +117,6 @@ class Replicas:
         """Stop all of them in an orderly way. Raises RuntimeError if one of them does not exit cleanly."""
         for replica in self.running:
             replica.process.send_signal(signal.SIGTERM)
-        codes = [replica.process.wait(30) for replica in self.running]
+        codes = [replica.process.wait(120) for replica in self.running]
         if any(codes) or any("Traceback" in replica.log.read_text() for replica in self.running):
             raise RuntimeError(f"the controllers ended with {codes}, or with tracebacks in their logs")
