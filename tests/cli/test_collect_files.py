@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
 from elasticctl.cli.submit.upload.collect_files import WorkspaceFiles, collect_files, pieces_of
-from elasticctl.cli.submit.upload.ignore_rules import DEFAULTS
 from elasticctl.cli.submit.upload.workspace import Workspace
 from elasticctl_store.workspace.packing import File, Folder, Link
 
