@@ -17,7 +17,7 @@ from tests.support.controller.sharing_page import Page
 
 NOW = 1e6
 """Long after everything: nobody's patience lasts, and every size has settled."""
-STORIES, EVENTS = 400, 12
+STORIES, EVENTS = 200, 12
 
 quotas = st.none() | st.integers(0, 7)
 jobs = st.tuples(
@@ -69,7 +69,7 @@ def test_stories_go_as_the_page_says() -> None:
 
 def test_workers_of_several_sizes_have_their_nodes_at_rest() -> None:
     """Workers of one, two and four slots, of which the page cannot say which nodes they fit."""
-    for seed in range(STORIES // 4):
+    for seed in range(STORIES // 2):
         go_through(StoryOfLargeWorkers(seed))
 
 
