@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl.dashboard.feed import MAX_GONE, Row, Update, VersionedRows
+from elasticctl.dashboard import feed
+from elasticctl.dashboard.feed import Row, Update, VersionedRows
 
 
 def rows(**values: int) -> list[Row]:
@@ -39,15 +41,15 @@ def test_what_comes_back_is_not_gone() -> None:
     assert board.since(1) == Update(3, False, tuple(rows(a=1)))
 
 
-def test_deletions_are_remembered_within_limits() -> None:
+def test_deletions_are_remembered_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MAX_GONE", 20)
     board = VersionedRows()
-    board.replace([{"uid": str(n)} for n in range(MAX_GONE + 2)])
-    for left in range(MAX_GONE + 1, -1, -1):
+    for left in range(22, -1, -1):
         board.replace([{"uid": str(n)} for n in range(left)])
     assert board.since(1).whole
-    late = board.since(board.version - MAX_GONE)
+    late = board.since(board.version - 20)
     assert not late.whole
-    assert len(late.gone) == MAX_GONE
+    assert len(late.gone) == 20
 
 
 worlds = st.lists(st.dictionaries(st.sampled_from("abcde"), st.integers(0, 2)), max_size=12)

@@ -25,9 +25,9 @@ from elasticctl.dashboard.in_cluster import COOKIE, READ_ONLY, ClusterDashboard
 from elasticctl.kubeapi import connection
 from elasticctl_store.errors import StorageError
 from tests.support.cli import Run
+from tests.support.dashboard.events import Following, news_of
 from tests.support.dashboard.team import Guest, Team, dashboard, team
 
-PATIENCE_S = 10.0
 JO, MARIA = "jo.token-of-jo", "maria.token-of-maria"
 
 
@@ -49,29 +49,12 @@ class Browser:
         return await self.post("/login", {"token": token})
 
     @asynccontextmanager
-    async def events(
-        self, base: str = "/", **headers: str
-    ) -> AsyncIterator[Callable[[str], Awaitable[dict[str, Any]]]]:
-        """A stream of news; what is yielded waits for the next event of a name, and for the end if there is none."""
+    async def events(self, base: str = "/", **headers: str) -> AsyncIterator[Following]:
+        """A stream of news."""
         answer = await self.get(f"{base}events", **headers)
         assert answer.status == 200, await answer.text()
-
-        async def following(name: str) -> dict[str, Any]:
-            event = ""
-            while True:
-                line = (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)).decode()
-                if not line:
-                    raise EOFError
-                key, _, value = line.rstrip("\n").partition(": ")
-                event = value if key == "event" else event
-                if key == "data" and event == name:
-                    found: dict[str, Any] = json.loads(value)
-                    return found
-
-        try:
+        async with news_of(answer) as following:
             yield following
-        finally:
-            answer.close()
 
     async def names(self, base: str = "/", **headers: str) -> list[str]:
         """The jobs that the page shows."""
@@ -113,7 +96,7 @@ def tell(story: Story, **rules: bool) -> None:
                 for client in clients:
                     await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 4 * PATIENCE_S))
+    asyncio.run(run())
 
 
 def test_without_a_login_there_is_the_page_and_nothing_else(cluster: Team) -> None:
@@ -247,17 +230,12 @@ def test_logging_out_ends_all_of_it(cluster: Team) -> None:
                 await following("nothing")
         assert (await jo.get("/session")).status == 401
         assert (await jo.get("/session", Cookie=f"{COOKIE}={kept}")).status == 401, "the server has forgotten it too"
-
-    tell(story)
-
-
-def test_who_logs_in_anew_is_no_longer_who_they_were(cluster: Team) -> None:
-    async def story(open_browser: Open, _: ClusterDashboard) -> None:
-        jo = open_browser()
         before = (await jo.log_in(JO)).cookies[COOKIE].value
         await jo.log_in(MARIA)
         assert (await (await jo.get("/session")).json())["user"] == "maria@example.org"
-        assert (await open_browser().get("/session", Cookie=f"{COOKIE}={before}")).status == 401
+        assert (await open_browser().get("/session", Cookie=f"{COOKIE}={before}")).status == 401, (
+            "and so by a new login"
+        )
 
     tell(story)
 

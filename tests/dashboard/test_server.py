@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse, ClientSession, CookieJar
+from aiohttp import ClientResponse, ClientSession, CookieJar, web
 from aiohttp.test_utils import TestServer
 
-from elasticctl.api.errors import UnreachableError
+from elasticctl.api.errors import ForbiddenError, UnreachableError
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Manifest
@@ -27,19 +27,19 @@ from elasticctl.dashboard.server import MAX_BODY_BYTES, Dashboard
 from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope, Tools
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
+from tests.support.dashboard.events import Following, news_of
 from tests.support.job_samples import AT, at, job
 from tests.support.metrics import keeps_in, store_metrics
-
-PATIENCE_S = 10.0
 
 
 @dataclass(slots=True)
 class Browser:
-    """A client with cookies; `page` is what it talks to."""
+    """A client with cookies; `page` is what it talks to, and `arrived` are the paths that it was asked for."""
 
     session: ClientSession
     page: Dashboard
     origin: str
+    arrived: list[str]
 
     async def get(self, path: str = "", **headers: str) -> ClientResponse:
         url = self.origin + (path if path.startswith("/") else self.page.gate.base + path)
@@ -55,44 +55,45 @@ class Browser:
         return await self.session.post(url, data=data, headers=given)
 
     @asynccontextmanager
-    async def events(self, last: str = "") -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
-        """A stream of news; what is yielded waits for the next event of a name, and returns its data with its id."""
+    async def events(self, last: str = "") -> AsyncIterator[Following]:
+        """A stream of news."""
         answer = await self.get("events", **({"Last-Event-ID": last} if last else {}))
         assert answer.status == 200
         assert answer.content_type == "text/event-stream"
-
-        async def following(name: str) -> dict[str, Any]:
-            fields: dict[str, str] = {}
-            while True:
-                line = (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)).decode().rstrip("\n")
-                if not line and fields.get("event") == name:
-                    return {"id": fields.get("id", ""), **json.loads(fields["data"])}
-                if not line:
-                    fields = {}
-                    continue
-                key, _, value = line.partition(": ")
-                fields[key] = value
-
-        try:
+        async with news_of(answer) as following:
             yield following
-        finally:
-            answer.close()
+
+    async def asking(self, path: str) -> asyncio.Task[ClientResponse]:
+        """A request that has come to its handler."""
+        before = len(self.arrived)
+        task = asyncio.create_task(self.post(path, b""))
+        while len(self.arrived) == before:
+            await asyncio.sleep(0.01)
+        return task
 
 
 def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[str, Any], **settings: Any) -> None:
     """Run a story against a server of its own, whose browser has been let in."""
 
     async def run() -> None:
-        cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
+        cluster = Jobs(*manifests)
         namespace, access = settings.pop("namespace", "default"), settings.pop("access", None)
         place = Scope(cluster, "local", namespace, access)  # type: ignore[arg-type]
         page = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.02, **settings)
-        async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
-            browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
+        app, arrived = page.app(), []
+
+        @web.middleware
+        async def note(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
+            arrived.append(request.path)
+            return await handler(request)
+
+        app.middlewares.append(note)
+        async with TestServer(app) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+            browser = Browser(session, page, f"http://127.0.0.1:{running.port}", arrived)
             await browser.enter()
             await story(browser, cluster)
 
-    asyncio.run(asyncio.wait_for(run(), 3 * PATIENCE_S))
+    asyncio.run(run())
 
 
 def test_a_link_works_once_and_leaves_nothing_in_the_address() -> None:
@@ -314,30 +315,27 @@ def test_viewers_that_give_up_leave_one_look_behind_and_not_one_each() -> None:
     class Slow(Looked):
         def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
             looks.append(worker["metadata"]["name"])
-            assert gate.wait(60)
+            gate.wait()
             return super().run(worker, argv, streams)
 
     async def story(browser: Browser, cluster: Jobs) -> None:
         cluster.pods = [pod("digits-worker-0")]
         async with browser.events() as following:
             await following("jobs")
-            for _ in range(3):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(browser.post("jobs/default/digits/stacks", b""), 0.2)
-            while not looks:
-                await asyncio.sleep(0.01)
-            last = asyncio.create_task(browser.post("jobs/default/digits/stacks", b""))
-            await asyncio.sleep(0.1)
-            gate.set()
+            try:
+                for _ in range(3):
+                    (await browser.asking("jobs/default/digits/stacks")).cancel()
+                while not looks:
+                    await asyncio.sleep(0.01)
+                last = await browser.asking("jobs/default/digits/stacks")
+            finally:
+                gate.set()
             assert (await (await last).json())["lines"][0] == "rank 0, digits-worker-0"
             assert looks == ["digits-worker-0"]
             await browser.post("jobs/default/digits/stacks", b"")
             assert len(looks) == 2
 
-    try:
-        browse(story, launched(), access=Slow)
-    finally:
-        gate.set()
+    browse(story, launched(), access=Slow)
 
 
 def test_a_change_reaches_the_cluster_and_the_page() -> None:
@@ -370,14 +368,11 @@ def test_a_refused_change_says_why() -> None:
     browse(story, job())
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{TOKEN_HEADER: ""}, {TOKEN_HEADER: "wrong"}, {"Origin": "http://evil.example"}, {"Origin": ""}],
-)
-def test_a_change_that_another_page_asks_for_is_refused(headers: dict[str, str]) -> None:
+def test_a_change_that_another_page_asks_for_is_refused() -> None:
     async def story(browser: Browser, cluster: Jobs) -> None:
-        answer = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"}, **headers)
-        assert answer.status == 403
+        for headers in ({TOKEN_HEADER: ""}, {TOKEN_HEADER: "wrong"}, {"Origin": "http://evil.example"}, {"Origin": ""}):
+            answer = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"}, **headers)
+            assert answer.status == 403, headers
         assert cluster.jobs["digits"] == job()
 
     browse(story, job())
@@ -390,17 +385,6 @@ def test_a_page_of_one_namespace_changes_no_other() -> None:
         assert cluster.jobs["digits"] == job()
 
     browse(story, job(), namespace="team-a")
-
-
-def test_a_thousand_jobs_are_one_message_and_then_only_what_changes() -> None:
-    async def story(browser: Browser, cluster: Jobs) -> None:
-        async with browser.events() as following:
-            assert len((await following("jobs"))["rows"]) == 1000
-            cluster.change("job-0500", active=1)
-            browser.page.api.feed.poll_now()
-            assert [row["name"] for row in (await following("jobs"))["rows"]] == ["job-0500"]
-
-    browse(story, *many(1000))
 
 
 def test_a_quiet_stream_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,28 +416,21 @@ def test_jobs_are_looked_at_on_while_projects_take_long() -> None:
         answers = threading.Event()
 
         def slowly() -> list[Any]:
-            answers.wait(PATIENCE_S)
-            return []
+            answers.wait()
+            raise ForbiddenError("jo may not list elasticquotas")
 
         cluster.list_quotas = slowly  # type: ignore[method-assign]
         async with browser.events() as following:
-            assert (await following("jobs"))["whole"]
-            for active in (1, 2):
-                cluster.change("digits", active=active)
-                assert (await following("jobs"))["rows"][0]["active"] == active
-            answers.set()
-            assert (await following("projects"))["pools"] == []
-
-    browse(story, job())
-
-
-def test_trouble_with_quotas_does_not_hide_the_jobs() -> None:
-    async def story(browser: Browser, _: Jobs) -> None:
-        async with browser.events() as following:
-            assert (await following("jobs"))["rows"]
+            try:
+                assert (await following("jobs"))["whole"]
+                for active in (1, 2):
+                    cluster.change("digits", active=active)
+                    assert (await following("jobs"))["rows"][0]["active"] == active
+            finally:
+                answers.set()
             assert "quotas" in (await following("projects"))["notes"][0]
 
-    browse(story, job(), forbidden=["quotas"])
+    browse(story, job())
 
 
 def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
@@ -464,7 +441,7 @@ def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
 
         def slow(_: str, name: str) -> list[Any]:
             asked.append(name)
-            answers.wait(PATIENCE_S)
+            answers.wait()
             return []
 
         async def look_away(name: str) -> None:
@@ -474,14 +451,16 @@ def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
         cluster.list_pods = slow  # type: ignore[method-assign]
         async with browser.events() as following:
             await following("jobs")
-            for name in [*cluster.jobs][:MAX_CALLS]:
-                while name not in asked:  # on a busy machine the server may hear of it too late
-                    await look_away(name)
-            for _ in range(3):
-                for name in cluster.jobs:
-                    await look_away(name)
-            assert sorted(asked) == [f"job-{n:04}" for n in range(MAX_CALLS)]
-            answers.set()
+            try:
+                for name in [*cluster.jobs][:MAX_CALLS]:
+                    while name not in asked:  # on a busy machine the server may hear of it too late
+                        await look_away(name)
+                for _ in range(3):
+                    for name in cluster.jobs:
+                        await look_away(name)
+                assert sorted(asked) == [f"job-{n:04}" for n in range(MAX_CALLS)]
+            finally:
+                answers.set()
             answered = await asyncio.gather(*(browser.get(f"jobs/default/{name}") for name in cluster.jobs))
             assert {answer.status for answer in answered} == {200}
         assert sorted(asked) == sorted(cluster.jobs)
@@ -511,7 +490,7 @@ def test_headers_that_are_no_text_are_refused_like_others() -> None:
         reader, writer = await asyncio.open_connection(*host.split(":"))
         cookie = b"Cookie: elasticctl-dashboard=\xff\xfe\r\n"
         writer.write(b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\n" + cookie + b"Connection: close\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        answer = await reader.read()
         writer.close()
         assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 ")), answer[:80]
 

@@ -18,6 +18,7 @@ from elasticctl.dashboard.access import TOKEN_HEADER
 
 LINK = re.compile(r"http://127\.0\.0\.1:\d+/\S+")
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
+PATIENCE_S = 240.0
 
 
 class Dashboard:
@@ -50,7 +51,7 @@ class Dashboard:
 
     def end_by_itself(self) -> tuple[int, str]:
         """Wait for its end; its exit code, and what it still had to say."""
-        said = self.process.communicate(timeout=240)[1]
+        said = self.process.communicate(timeout=PATIENCE_S)[1]
         return self.process.returncode, said
 
 
@@ -62,14 +63,14 @@ class Guest:
 
     def __init__(self, link: str) -> None:
         self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-        with self._opener.open(link, timeout=20) as answer:
+        with self._opener.open(link, timeout=PATIENCE_S) as answer:
             self.url: str = answer.url
             self.page: str = answer.read().decode()
         assert "ticket" not in self.url
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The stream of news, each with its name."""
-        with self._opener.open(f"{self.url}events", timeout=20) as stream:
+        with self._opener.open(f"{self.url}events", timeout=PATIENCE_S) as stream:
             name = ""
             for line in stream:
                 key, _, value = line.decode().rstrip().partition(": ")
@@ -82,4 +83,4 @@ class Guest:
         where = urlsplit(self.url)
         headers = {TOKEN_HEADER: token, "Origin": f"{where.scheme}://{where.netloc}"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        self._opener.open(request, timeout=20).close()
+        self._opener.open(request, timeout=PATIENCE_S).close()
