@@ -6,6 +6,7 @@ from importlib import resources
 
 import pytest
 
+from elasticctl.api.quota import Quota
 from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.dashboard.looks import FOUND, see
 from tests.support.dashboard.visitor import Visitor, hosted
@@ -37,8 +38,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(360, False), (1280, False), (1280, True)])
 def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     jobs = [
@@ -47,7 +47,9 @@ def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
         job("failed", **FAILED),
         PLANNED,
     ]
-    with hosted(Jobs(*jobs, sharing("waiting", "nlp", 0, "waits for 4 of t4")), namespace=None) as host:
+    long = sharing("a-job-with-a-rather-long-name-as-sweeps-give-them", "nlp", 0, "waits for 2 GPUs " + "x" * 200)
+    cluster = Jobs(*jobs, long, quotas=[Quota("a-project-with-a-very-long-name-of-sixty-three-characters-in-all")])
+    with hosted(cluster, namespace=None) as host:
         page = visitor.open(host.link, width=width, dark=dark)
         address = page.url
         for view, sign in VIEWS.items():
@@ -56,6 +58,12 @@ def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
             page.evaluate(axe)
             assert page.evaluate(FOUND) == [], view
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.locator("#job").evaluate("(pane) => pane.scrollWidth - pane.clientWidth") <= 0, view
         page.goto(f"{address}#/default/digits")
+        if width == 360:
+            see(page.get_by_role("navigation")).to_be_hidden()
+            page.get_by_role("link", name="All jobs").click()
+            see(page.get_by_role("navigation")).to_be_visible()
+            page.get_by_role("link", name="digits").click()
         page.get_by_role("button", name="Scale", exact=True).click()
         assert page.evaluate(FOUND) == []

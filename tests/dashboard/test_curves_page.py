@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 from pathlib import Path
@@ -48,9 +49,15 @@ def reading(page: Page, name: str) -> Locator:
     return page.locator("figure", has=chart(page, name)).locator(".reading")
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [run("one", folder, "--lr", "0.1", loss=2.0), run("other", folder, "--lr", "0.2", loss=4.0)]
+
+
 @pytest.fixture
-def runs(tmp_path: Path) -> Jobs:
-    return Jobs(run("one", tmp_path, "--lr", "0.1", loss=2.0), run("other", tmp_path, "--lr", "0.2", loss=4.0))
+def runs(stored: list[dict[str, object]]) -> Jobs:
+    return Jobs(*copy.deepcopy(stored))
 
 
 def test_several_metrics_and_any_part_of_them(visitor: Visitor, runs: Jobs) -> None:
@@ -109,6 +116,20 @@ def test_runs_beside_each_other(visitor: Visitor, runs: Jobs) -> None:
         page.get_by_text("Values as a table").click()
         see(page.get_by_role("row", name="other loss")).to_contain_text("0.0048")
         see(page.get_by_role("row", name="other loss")).to_contain_text("99")
+        page.get_by_role("button", name="How other differs").click()
+        part = page.locator(".differences")
+        rows = part.get_by_role("row")
+        see(rows.first).to_have_text("Whatoneother")
+        see(rows.filter(has_text="--lr")).to_have_text("--lr0.10.2")
+        see(rows.filter(has_text="loss lowest")).to_have_text("loss lowest0.00240.0048")
+        see(part.get_by_role("status")).to_have_text(
+            "Code: not known: both run what is in their image or on this machine"
+        )
+        see(page).to_have_url(re.compile("diff=default%2Fother"))
+        page.reload()
+        see(rows.filter(has_text="--lr")).to_have_text("--lr0.10.2")
+        page.get_by_role("button", name="How other differs").click()
+        see(part).to_be_hidden()
         page.get_by_role("button", name="Take other out").click()
         see(compared).to_have_count(0)
         see(reading(page, "loss")).to_have_text("0.0024")
@@ -159,7 +180,7 @@ def test_a_drawing_has_the_curves_of_all_runs_and_the_words_of_the_axes(visitor:
     assert len(list(workers.iter(f"{SVG}path"))) >= 1
 
 
-def test_over_samples(visitor: Visitor, runs: Jobs, tmp_path: Path) -> None:
+def test_over_samples(visitor: Visitor, runs: Jobs) -> None:
     runs.jobs["old"] = job("old", curve=CURVE)
     with hosted(runs) as host:
         page = visitor.open(host.link)
@@ -176,23 +197,3 @@ def test_over_samples(visitor: Visitor, runs: Jobs, tmp_path: Path) -> None:
         see(reading(page, "loss")).to_have_text(f"{64 * SPIKE:,} samples  99")
         page.goto(f"{address}#/default/old?x=samples")
         see(page.locator(".metric-charts")).to_contain_text("How many samples its steps had is not known")
-
-
-def test_how_another_run_differs(visitor: Visitor, runs: Jobs) -> None:
-    with hosted(runs) as host:
-        page = visitor.open(host.link)
-        page.goto(f"{page.url}#/default/one?vs=default%2Fother")
-        page.get_by_role("button", name="How other differs").click()
-        part = page.locator(".differences")
-        rows = part.get_by_role("row")
-        see(rows.first).to_have_text("Whatoneother")
-        see(rows.filter(has_text="--lr")).to_have_text("--lr0.10.2")
-        see(rows.filter(has_text="loss lowest")).to_have_text("loss lowest0.00240.0048")
-        see(part.get_by_role("status")).to_have_text(
-            "Code: not known: both run what is in their image or on this machine"
-        )
-        see(page).to_have_url(re.compile("diff=default%2Fother"))
-        page.reload()
-        see(rows.filter(has_text="--lr")).to_have_text("--lr0.10.2")
-        page.get_by_role("button", name="How other differs").click()
-        see(part).to_be_hidden()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
@@ -139,6 +139,7 @@ def test_a_large_job_is_cut_to_what_can_be_read() -> None:
     assert (len(told["workers"]), told["workersInAll"]) == (MAX_WORKERS, MAX_WORKERS + 50)
 
 
+@settings(max_examples=25)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)))
 def test_whatever_a_status_holds_it_can_be_told(status: dict[str, Any]) -> None:
     found = ElasticJob.from_manifest(job(**status))

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.dashboard.looks import FOUND, see
 from tests.support.dashboard.team import Guest, Team, dashboard, served, team
 from tests.support.dashboard.visitor import Visitor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
 
@@ -26,8 +30,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
         yield made
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1280])
+def log_in(page: Page) -> None:
+    page.get_by_label("A token of this cluster").fill(JO)
+    page.get_by_role("button", name="Log in").click()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(360, False), (1280, True)])
 def test_axe_finds_nothing_at_the_login_and_behind_it(cluster: Team, visitor: Visitor, width: int, dark: bool) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     with served(dashboard()) as address:
@@ -40,8 +48,7 @@ def test_axe_finds_nothing_at_the_login_and_behind_it(cluster: Team, visitor: Vi
         see(page.get_by_role("alert").filter(has_text="does not accept this token")).to_be_visible()
         assert page.evaluate(FOUND) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.get_by_label("A token of this cluster").fill(JO)
-        page.keyboard.press("Enter")
+        log_in(page)
         see(page.locator("#list li")).to_have_count(1)
         page.evaluate(axe)
         assert page.evaluate(FOUND) == []
@@ -53,8 +60,7 @@ def test_a_link_to_a_job_is_there_after_the_login_and_nothing_after_the_log_out(
 ) -> None:
     with served(dashboard()) as address:
         page = visitor.open(f"{address}/in/ml/#/ml/digits")
-        page.get_by_label("A token of this cluster").fill(JO)
-        page.get_by_role("button", name="Log in").click()
+        log_in(page)
         see(page.get_by_role("heading", name="digits")).to_be_visible()
         see(page.get_by_text("jo@example.org")).to_be_visible()
         see(page.get_by_text("this dashboard has no credentials for them")).to_be_visible()
@@ -70,8 +76,7 @@ def test_a_link_to_a_job_is_there_after_the_login_and_nothing_after_the_log_out(
 def test_whose_token_expires_is_asked_to_log_in_again(cluster: Team, visitor: Visitor) -> None:
     with served(dashboard()) as address:
         page = visitor.open(f"{address}/in/ml/")
-        page.get_by_label("A token of this cluster").fill(JO)
-        page.get_by_role("button", name="Log in").click()
+        log_in(page)
         see(page.get_by_role("heading", name="digits")).to_be_visible()
         del cluster.people[JO]
         see(page.get_by_role("dialog", name="Log in to elasticctl")).to_be_visible()
@@ -81,8 +86,7 @@ def test_whose_token_expires_is_asked_to_log_in_again(cluster: Team, visitor: Vi
 def test_a_namespace_is_chosen_at_the_top(cluster: Team, visitor: Visitor) -> None:
     with served(dashboard()) as address:
         page = visitor.open(address)
-        page.get_by_label("A token of this cluster").fill(JO)
-        page.get_by_role("button", name="Log in").click()
+        log_in(page)
         see(page.get_by_text("Or name a namespace at the top.")).to_be_visible()
         page.get_by_label("Namespace").fill("ml")
         page.keyboard.press("Enter")
@@ -92,14 +96,3 @@ def test_a_namespace_is_chosen_at_the_top(cluster: Team, visitor: Visitor) -> No
         page.keyboard.press("Enter")
         see(page.get_by_text("at the cluster scope")).to_be_visible()
         assert page.url == f"{address}/"
-
-
-def test_a_job_is_suspended_where_that_is_allowed(cluster: Team, visitor: Visitor) -> None:
-    with served(dashboard(allow_changes=True)) as address:
-        page = visitor.open(f"{address}/in/ml/")
-        page.get_by_label("A token of this cluster").fill(JO)
-        page.get_by_role("button", name="Log in").click()
-        page.get_by_role("button", name="Suspend").click()
-        page.get_by_role("button", name="Suspend", exact=True).last.click()
-        see(page.get_by_text("suspend asked for")).to_be_visible()
-        assert cluster.job("ml", "digits")["spec"]["suspend"] is True

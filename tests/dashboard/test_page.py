@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +14,9 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import UnreachableError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
+from tests.support.cli import Run
 from tests.support.dashboard.cluster import Jobs, many
-from tests.support.dashboard.looks import FAINT, MARKUP, PIXELS, see
+from tests.support.dashboard.looks import MARKUP, PIXELS, see
 from tests.support.dashboard.process import Serve
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import CURVE, FAILED, at, job
@@ -33,11 +32,6 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 
 def tile(page: Page, title: str) -> Locator:
     return page.locator(".tile", has=page.get_by_text(title, exact=True))
-
-
-def elasticctl(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def inked(page: Page, chart: int) -> int:
@@ -59,15 +53,18 @@ def inked(page: Page, chart: int) -> int:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("forked_workers")
 def test_a_job_from_before_its_first_step_to_its_end(
-    serve: Serve, visitor: Visitor, local_cluster: LocalCluster
+    serve: Serve, visitor: Visitor, local_cluster: LocalCluster, run: Run
 ) -> None:
     page = visitor.open(serve().link())
     see(page.get_by_role("main")).to_contain_text("The local cluster is not running", ignore_case=True)
-    elasticctl(
+    assert local_cluster.list_jobs(None) == []  # which starts the supervisor
+    begun = run(
         "submit", str(DIGITS), "--name", "digits", "--workers", "2", "--min-workers", "1", "--max-workers", "3",
-        "--detach", "--", "--epochs", "400", "--step-delay-s", "0.05",
+        "--detach", "--", "--epochs", "100000", "--step-delay-s", "0.05",
     )  # fmt: skip
+    assert begun.code == 0, begun.err
     see(page.get_by_role("heading", name="digits")).to_be_visible()
     see(page.locator(".far")).to_contain_text(re.compile(r"Step [1-9]"))
     first = page.locator(".far").inner_text()
@@ -76,7 +73,7 @@ def test_a_job_from_before_its_first_step_to_its_end(
     see(page.locator("canvas").nth(2)).to_be_visible()  # those of the machines may be there already
     wait_until(lambda: all(inked(page, chart) > 50 for chart in range(3)))
 
-    elasticctl("preempt", "digits", "--worker", "1", "--notice", "none")
+    assert run("preempt", "digits", "--worker", "1", "--notice", "none").code == 0
     disturbed = page.get_by_role("row", name=re.compile("Interruption digits-worker-1 Deleted"))
     see(disturbed).to_contain_text(re.compile(r"Deleted[\d.]+s"))
 
@@ -236,19 +233,20 @@ def test_the_largest_numbers_fit_their_axis(visitor: Visitor) -> None:
             assert len(set(said)) == len(values)
 
 
-def test_time_stands_still_while_nothing_is_heard_of_the_server(visitor: Visitor) -> None:
+def test_when_nothing_is_heard_of_the_server_it_says_so_and_time_stands_still(visitor: Visitor) -> None:
     later = "const then = Date.now(); Date.now = () => then + 600_000; dispatchEvent(new Event('hashchange'))"
     cluster = Jobs(job(startTime=to_rfc3339(time.time() - 100)))
     with hosted(cluster) as host:
         page = visitor.open(host.link)
-        see(page.locator(".titles").first).to_contain_text(re.compile("for 1m4"))
+        see(page.locator(".titles").first).to_contain_text(re.compile("for [1-9]m"))
         cluster.trouble = UnreachableError("prod does not answer")
         see(page.locator("#banner")).to_contain_text("prod does not answer")
         page.evaluate(later)
-        see(page.locator(".titles").first).to_contain_text(re.compile("for 1m[45]"))
+        see(page.locator(".titles").first).to_contain_text(re.compile("for [1-9]m"))
         cluster.trouble = None
         see(page.locator("#banner")).to_be_hidden()
     see(page.locator("#connection")).to_have_text("Reconnecting")
+    see(page.locator("#banner")).to_contain_text("elasticctl dashboard")
     before = page.locator(".titles").first.inner_text()
     page.evaluate(later)
     see(page.locator(".titles").first).to_have_text(before, use_inner_text=True)
@@ -273,30 +271,6 @@ def test_a_long_line_of_a_traceback_stays_in_its_place(visitor: Visitor, width: 
           .map((node) => node.outerHTML.slice(0, 80))"""
         assert page.evaluate(wider) == []
         assert page.locator("#job").evaluate("(pane) => pane.scrollWidth - pane.clientWidth") <= 0
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_everything_is_within_reach(visitor: Visitor, width: int) -> None:
-    """What WCAG 2.2 AA asks for: a main landmark in every view, targets of 24 px, no list that only a mouse scrolls."""
-    small = """() => [...document.querySelectorAll('button, input, select')]
-      .filter((node) => node.checkVisibility())
-      .filter((node) => Math.min(node.getBoundingClientRect().width, node.getBoundingClientRect().height) < 24)
-      .map((node) => node.outerHTML)"""
-    stuck = """() => [...document.querySelectorAll('body *')]
-      .filter((node) => node.checkVisibility() && /auto|scroll/.test(getComputedStyle(node).overflow))
-      .filter((node) => node.tabIndex < 0 && !node.querySelector('a, button'))
-      .map((node) => node.outerHTML.slice(0, 80))"""
-    jobs = [job("digits", curve=CURVE), job("failed", **FAILED), *many(60)]
-    with hosted(Jobs(*jobs)) as host:
-        page = visitor.open(host.link, width=width)
-        see(page.locator("#list li").first).to_be_visible()
-        for name in ("", "digits", "failed"):
-            page.goto(page.url.partition("#")[0] + (f"#/default/{name}" if name else "#/"))
-            if name:
-                see(page.get_by_role("heading", name=name)).to_be_visible()
-            see(page.get_by_role("main")).to_be_visible()
-            assert page.evaluate(small) == []
-            assert page.evaluate(stuck) == []
 
 
 def test_updates_move_nothing(visitor: Visitor) -> None:
@@ -346,23 +320,6 @@ def test_a_loss_that_is_no_number_is_seen_at_a_glance(visitor: Visitor) -> None:
         see(page.get_by_role("img", name=re.compile("^accuracy: 0.1 at .*, 0.95 at "))).to_be_visible()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [400, 1280])
-def test_it_is_readable(visitor: Visitor, width: int, dark: bool) -> None:
-    """Nothing sticks out sideways, and every text stands out from its ground as WCAG's AA asks for."""
-    with hosted(Jobs(job(curve=CURVE), job("failed", **FAILED))) as host:
-        page = visitor.open(host.link, width=width, dark=dark)
-        for name in ("digits", "failed"):
-            page.goto(page.url.partition("#")[0] + f"#/default/{name}")
-            see(page.get_by_role("heading", name=name)).to_be_visible()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.evaluate(FAINT) == []
-        if width == 400:
-            see(page.get_by_role("navigation")).to_be_hidden()
-            page.get_by_role("link", name="All jobs").click()
-            see(page.get_by_role("navigation")).to_be_visible()
-
-
 def test_it_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
     cluster = Jobs(job())
     with hosted(cluster) as host:
@@ -393,16 +350,12 @@ def test_after_a_break_it_goes_on_where_it_was(visitor: Visitor) -> None:
         assert page.evaluate("[...document.querySelectorAll('#list li')].every((row) => row.seen)")
 
 
-def test_it_says_when_the_dashboard_has_ended(visitor: Visitor) -> None:
-    with hosted(Jobs(job())) as host:
-        page = visitor.open(host.link)
-        see(page.get_by_role("heading", name="digits")).to_be_visible()
-    see(page.locator("#connection")).to_have_text("Reconnecting")
-    see(page.locator("#banner")).to_contain_text("elasticctl dashboard")
-
-
-def test_without_jobs_it_says_how_to_start_one(visitor: Visitor) -> None:
+def test_without_jobs_it_says_how_to_start_one_and_what_has_the_focus_keeps_it(visitor: Visitor) -> None:
     with hosted(Jobs()) as host:
         page = visitor.open(host.link)
         see(page.get_by_role("main")).to_contain_text("No jobs yet")
-        see(page.get_by_role("main").get_by_role("button", name="Copy: elasticctl submit train.py")).to_be_visible()
+        copies = page.get_by_role("main").get_by_role("button", name="Copy: elasticctl submit train.py")
+        see(copies).to_be_visible()
+        copies.focus()
+        page.evaluate("dispatchEvent(new Event('hashchange'))")  # as each second, everything is drawn again
+        see(copies).to_be_focused()

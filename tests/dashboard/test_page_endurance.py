@@ -17,8 +17,6 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
-PATIENCE_S = 30
-
 
 def test_an_address_that_nobody_has_made_here_names_no_job(visitor: Visitor) -> None:
     with hosted(Jobs(job())) as host:
@@ -36,7 +34,7 @@ def test_a_job_that_takes_long_to_come_does_not_leave_another_in_its_place(visit
 
     def pods(_: str, name: str) -> list[Any]:
         if name == "slow":
-            answers.wait(PATIENCE_S)
+            answers.wait()
         return []
 
     cluster.list_pods = pods  # type: ignore[method-assign]
@@ -76,7 +74,7 @@ def test_a_refusal_that_comes_late_is_said_all_the_same(visitor: Visitor) -> Non
     cluster, answers = Jobs(job()), threading.Event()
 
     def refuse(*_: object) -> Any:
-        answers.wait(PATIENCE_S)
+        answers.wait()
         raise ConflictError("somebody else was faster")
 
     cluster.patch_job = refuse  # type: ignore[method-assign]
@@ -93,15 +91,6 @@ def test_a_refusal_that_comes_late_is_said_all_the_same(visitor: Visitor) -> Non
             see(page.locator("#ask-error")).to_have_text("")
     finally:
         answers.set()
-
-
-def test_what_has_the_focus_keeps_it(visitor: Visitor) -> None:
-    with hosted(Jobs()) as host:
-        page = visitor.open(host.link)
-        copy = page.get_by_role("button", name="Copy: elasticctl submit train.py")
-        copy.focus()
-        page.evaluate("dispatchEvent(new Event('hashchange'))")  # as each second, everything is drawn again
-        see(copy).to_be_focused()
 
 
 def test_a_connection_that_dies_without_a_word_is_noticed(visitor: Visitor) -> None:

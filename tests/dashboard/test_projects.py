@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from elasticctl.api.errors import UnreachableError
 from elasticctl.api.quota import Quota, usage_by_job
@@ -57,6 +57,7 @@ def test_it_is_cut_to_what_a_page_can_show() -> None:
     assert found["waiting"]["jobs"][0]["message"] == "x" * MAX_TEXT
 
 
+@settings(max_examples=25)
 @given(JSON, JSON)
 def test_whatever_a_share_and_a_quota_hold_it_can_be_told(share: Any, spec: Any) -> None:
     held = usage_by_job([ElasticJob.from_manifest(job(share=share)), ElasticJob.from_manifest(LENT)])

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticctl.api.quota import Quota
-from elasticctl.cluster.local.capacity import LocalSharing
-from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.dashboard.feed import NO_QUOTAS, OWN_ONLY
 from tests.support.dashboard.cluster import Jobs, sharing
-from tests.support.dashboard.looks import FAINT, MARKUP, see
-from tests.support.dashboard.process import Serve
+from tests.support.dashboard.looks import MARKUP, see
 from tests.support.dashboard.visitor import Visitor, hosted
 from tests.support.job_samples import job
-from tests.support.jobs import FOREVER, shell_job
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -136,45 +129,3 @@ def test_the_keyboard_is_enough_for_projects(visitor: Visitor) -> None:
         page.keyboard.press("Tab")
         see(page.get_by_role("link", name="vision/train")).to_be_focused()
         assert page.locator(".meter:not([aria-hidden])").count() == 0, "a bar says nothing that the words do not"
-
-
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_projects_are_readable(visitor: Visitor, width: int, dark: bool) -> None:
-    long = sharing("a-job-with-a-rather-long-name-as-sweeps-give-them", "vision", 0, "waits for 2 GPUs " + "x" * 200)
-    cluster = shared(
-        quotas=[*QUOTAS, Quota("a-project-with-a-very-long-name-of-sixty-three-characters-in-all", 0.5, {"t4": 1})]
-    )
-    cluster.jobs["long"] = long
-    with hosted(cluster, None) as host:
-        page = visitor.open(host.link, width=width, dark=dark)
-        page.get_by_role("link", name=re.compile("^Projects")).click()
-        see(page.get_by_role("region", name="Waiting")).to_contain_text("a-job-with-a-rather-long-name")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator("#job").evaluate("(pane) => pane.scrollWidth - pane.clientWidth") <= 0
-        assert page.evaluate(FAINT) == []
-        if width == 360:
-            see(page.get_by_role("navigation")).to_be_hidden()
-            page.get_by_role("link", name="All jobs").click()
-            see(page.get_by_role("navigation")).to_be_visible()
-
-
-@pytest.mark.timeout(900)
-def test_two_projects_on_a_real_cluster(serve: Serve, visitor: Visitor, local_cluster: LocalCluster) -> None:
-    def elasticctl(*words: str) -> None:
-        subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], check=True, capture_output=True)
-
-    local_cluster.set_sharing(LocalSharing(True, 3))
-    elasticctl("quota", "set", "b", "--guaranteed", "cpu=1")
-    local_cluster.create_job(shell_job("one", FOREVER, 3, namespace="a", minReplicas=3, maxReplicas=3))
-    page = visitor.open(serve("-n", "a").link())
-    page.get_by_role("link", name="Projects").click()
-    pool = page.get_by_role("region", name="cpu")
-    see(pool).to_contain_text("3 of 3 CPU slots held · 0 free")
-    see(pool.get_by_role("listitem").filter(has_text="3 held")).to_have_text(re.compile("^a3 held"))
-    local_cluster.create_job(shell_job("two", FOREVER, 2, namespace="b", minReplicas=2, maxReplicas=2))
-    waiting = page.get_by_role("region", name="Waiting")
-    see(waiting).to_contain_text("b/two waits for 2 CPU slots")
-    local_cluster.delete_job("a", "one")
-    see(pool).to_contain_text("2 of 3 CPU slots held · 1 free")
-    see(waiting).to_be_hidden()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 """How long anything on a page may take on a busy machine."""
 MARKUP = "<img src=x onerror=\"document.title='hit'\"><b>bold</b>"
 """What a job might say of itself, to be shown as it stands."""
@@ -33,26 +33,3 @@ PIXELS = """(shown, width) => {
   return context.getImageData(0, 0, width, copy.height).data;
 }"""
 """The left part of a canvas that is shown, read from a copy: of one that is drawn in, Chromium warns."""
-
-FAINT = """() => {
-  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
-  const over = (top, under) => top.slice(0, 3).map((part, i) => part * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));
-  const light = (colour) => colour.slice(0, 3).map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (node) => {
-    const layers = [];
-    for (let at = node; at; at = at.parentElement) layers.unshift(parse(getComputedStyle(at).backgroundColor));
-    return layers.reduce((under, top) => over(top, under), [255, 255, 255]);
-  };
-  const found = [];
-  for (const node of document.querySelectorAll("body *")) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!own || !node.checkVisibility() || node.closest(":disabled")) continue;
-    const [text, under] = [light(parse(getComputedStyle(node).color)), light(ground(node))];
-    const contrast = (Math.max(text, under) + 0.05) / (Math.min(text, under) + 0.05);
-    if (contrast < 4.5) found.push(`${node.textContent.trim().slice(0, 40)}: ${contrast.toFixed(2)}`);
-  }
-  return found;
-}"""
-"""The texts that stand out from their ground by less than WCAG's AA asks for."""

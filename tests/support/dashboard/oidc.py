@@ -6,8 +6,8 @@ flow, keeps their tokens itself, and sends the ID token along as `Authorization:
 
 from __future__ import annotations
 
+import itertools
 import os
-import secrets
 import socket
 import ssl
 import subprocess
@@ -60,7 +60,7 @@ def provider(certificate: Path | None = None) -> Iterator[str]:
     environ = {**os.environ, "AUTHLIB_INSECURE_TRANSPORT": "1"}
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ) as process:
         try:
-            wait_until(answers, 60)
+            wait_until(answers)
             yield issuer
         finally:
             process.kill()
@@ -101,6 +101,7 @@ class Proxy:
     trusts: ssl.SSLContext | bool = True
     tokens: dict[str, str] = field(default_factory=dict)
     _states: set[str] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -116,7 +117,7 @@ class Proxy:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         token = self.tokens.get(request.cookies.get(COOKIE, ""))
         if token is None:
-            state = secrets.token_urlsafe(16)
+            state = f"state-{next(self._numbers)}"
             self._states.add(state)
             asked = {"response_type": "code", "client_id": CLIENT, "scope": "openid email", "state": state}
             here = {"redirect_uri": f"http://{request.host}/oauth2/callback"}
@@ -145,7 +146,7 @@ class Proxy:
             session.post(f"{self.issuer}/oauth2/token", data=given, ssl=self.trusts) as answer,
         ):
             token = (await answer.json())["id_token"]
-        cookie = secrets.token_urlsafe(16)
+        cookie = f"session-{next(self._numbers)}"
         self.tokens[cookie] = token
         back = web.Response(status=302, headers={"Location": "/in/ml/"})
         back.set_cookie(COOKIE, cookie, httponly=True, samesite="Lax")

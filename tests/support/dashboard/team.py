@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
-from aiohttp import web
 
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
@@ -21,6 +18,7 @@ from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
 from elasticctl.dashboard.user_api import Tools
 from elasticctl.kubeapi import connection, credentials
 from tests.support.certificates import issue, pem, server_context
+from tests.support.dashboard.serving import App, running
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.job_samples import job
 
@@ -35,13 +33,6 @@ class Guest:
     user: str
     sees: set[str]
     changes: set[str] = field(default_factory=set)
-
-
-class App(Protocol):
-    """What can be served."""
-
-    def app(self) -> web.Application:
-        """Its application."""
 
 
 @dataclass(slots=True)
@@ -113,21 +104,5 @@ def dashboard(**rules: bool) -> ClusterDashboard:
 @contextmanager
 def served(page: App) -> Iterator[str]:
     """Serve it from a thread; yields its address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start() -> web.AppRunner:
-        runner = web.AppRunner(page.app(), shutdown_timeout=0.2, handler_cancellation=True, max_field_size=32 << 10)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner
-
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with running(page) as host:
+        yield host.link

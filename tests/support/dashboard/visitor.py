@@ -1,23 +1,19 @@
-"""Somebody who looks at pages, and the dashboard's server beside them in a thread."""
+"""Somebody who looks at pages, and a dashboard for them."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-
-from aiohttp import web
 
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.server import HOST, Dashboard
+from elasticctl.dashboard.server import Dashboard
 from elasticctl.dashboard.user_api import Scope, Tools
 from tests.support.dashboard.looks import PATIENCE_MS
+from tests.support.dashboard.serving import Host, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
@@ -60,42 +56,13 @@ class Visitor:
             self.complaints.append(message.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A dashboard that runs: a link to it, and a way to cut all its connections."""
-
-    link: str
-    cut: Callable[[], object]
-
-
 @contextmanager
 def hosted(cluster: Any, namespace: str | None = "default", access: Callable[[], Any] | None = None) -> Iterator[Host]:
-    """A dashboard of `cluster`, which is looked at every tenth of a second."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    async def start() -> tuple[str, web.AppRunner]:
-        place = Scope(cast(Cluster, cluster), "local", namespace, access)
-        dashboard = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.1)
-        runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, 0).start()
-        return f"http://{HOST}:{runner.addresses[0][1]}{dashboard.gate.issue()}", runner
-
-    link, runner = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-
-    def cut() -> None:
-        for connection in runner.server.connections if runner.server else ():
-            connection.force_close()
-
-    try:
-        yield Host(link, lambda: loop.call_soon_threadsafe(cut))
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    """A dashboard of `cluster`, which is looked at every tenth of a second, by a link that lets in."""
+    place = Scope(cast(Cluster, cluster), "local", namespace, access)
+    dashboard = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.1)
+    with running(dashboard) as host:
+        yield Host(host.link + dashboard.gate.issue(), host.cut)
 
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
