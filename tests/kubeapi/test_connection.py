@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
-import stat
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +106,12 @@ def test_an_invalid_object_is_refused_by_field(api: FakeApi, connection: Connect
 
 
 def test_nobody_listens(kubeconfig: WriteKubeconfig) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    kubeconfig(f"http://127.0.0.1:{port}")
-    with pytest.raises(UnreachableError, match=rf"http://127.0.0.1:{port}: .*Connection refused$"):
-        connect().request("GET", "/version")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        port = silent.getsockname()[1]
+        kubeconfig(f"http://127.0.0.1:{port}")
+        with pytest.raises(UnreachableError, match=rf"http://127.0.0.1:{port}: .*Connection refused$"):
+            connect().request("GET", "/version")
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -122,10 +121,8 @@ def test_a_server_that_is_stopped_is_given_up(
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, nobody answers
         kubeconfig(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
         with pytest.raises(UnreachableError):
             connect().request("GET", "/version", timeout_s=0.3)
-        assert time.monotonic() - began < 20
     assert 2 * 4.0 <= module.ANSWER_TIMEOUT_S < 10
 
 
@@ -146,10 +143,10 @@ def test_an_answer_that_breaks_off_is_lost(kubeconfig: WriteKubeconfig) -> None:
 
 def plugin(tmp_path: Path, code: str) -> dict[str, Any]:
     """A credential plugin, as EKS and GKE have one."""
-    script = tmp_path / "plugin"
-    script.write_text(f"#!{sys.executable}\nimport json, os, pathlib, sys\n{code}\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": str(script), "args": []}}
+    script = tmp_path / "plugin.py"
+    script.write_text(f"import json, os, pathlib, sys\n{code}\n")
+    argv = {"command": sys.executable, "args": [str(script)]}
+    return {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", **argv}}
 
 
 COUNTING = """
@@ -221,7 +218,7 @@ def test_a_clusters_proxy_is_used(api: FakeApi, kubeconfig: WriteKubeconfig) -> 
 
 def test_a_stream_ends_when_another_thread_closes_it(api: FakeApi, connection: Connection) -> None:
     api.put(f"{PODS}/a", {"metadata": {"name": "a"}})
-    stream = connection.stream(PODS, {"watch": "true"}, timeout_s=30)
+    stream = connection.stream(PODS, {"watch": "true"})
     lines: list[bytes] = []
     got_one = threading.Event()
 
@@ -232,10 +229,9 @@ def test_a_stream_ends_when_another_thread_closes_it(api: FakeApi, connection: C
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert got_one.wait(10)
+    got_one.wait()
     stream.close()
-    reader.join(10)
-    assert not reader.is_alive()
+    reader.join()
     assert len(lines) == 1
     stream.close()  # again is harmless
 

@@ -87,7 +87,7 @@ class Streams:
 
     def __iter__(self) -> Iterator[bytes]:
         if not self._streams:
-            self.ended.wait(10)
+            self.ended.wait()
             return
         yield from self._streams.pop(0)
 
@@ -111,7 +111,7 @@ def test_such_a_job_hides_no_other(levels: int) -> None:
     reflector = Reflector(streams, Resource(JOBS), store)
     reflector.start()
     try:
-        assert reflector.wait_synced(10)
+        assert reflector.wait_synced()
         wait_until(lambda: (store.get("ns/other") or {}).get("spec") == {"replicaSpecs": {"Worker": {"replicas": 3}}})
         assert (store.get("ns/deep") or {})["metadata"]["resourceVersion"] == "7"
         assert reflector.relists == 1

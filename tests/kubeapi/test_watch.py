@@ -41,7 +41,7 @@ def names(reflector: Reflector) -> list[str]:
 
 def begun(control: ControlApi, reflector: Reflector) -> None:
     reflector.start()
-    assert reflector.wait_synced(10)
+    assert reflector.wait_synced()
     wait_until(lambda: control.watches)
 
 
