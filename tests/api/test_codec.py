@@ -35,7 +35,6 @@ from elasticctl.api.status import (
     WorkerStatus,
 )
 from elasticctl.cli.views.history import clock
-from tests.support.any_json import JSON, KEYS
 from tests.support.anything import HUGE, TIMES, shaped
 
 MOMENTS = st.integers(0, 4_000_000_000_000_000).map(lambda us: Timestamp(us / 1e6))
@@ -78,13 +77,6 @@ def test_a_status_survives_the_trip() -> None:
     assert from_json(JobStatus, json.loads(json.dumps(to_json(status)))) == status
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), JSON))
-@settings(max_examples=300)
-def test_any_object_decodes(data: dict[str, Any]) -> None:
-    status = from_json(JobStatus, data)
-    assert from_json(JobStatus, to_json(status)) == status
-
-
 @pytest.mark.parametrize("text", TIMES)
 def test_the_first_and_the_last_year_are_none(text: str) -> None:
     assert from_rfc3339(text) is None
@@ -111,7 +103,7 @@ def test_numbers_that_no_api_server_holds_are_missing(value: float) -> None:
 
 
 @given(shaped(JobStatus))
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_a_status_of_any_content_is_read_as_it_is_written(data: dict[str, Any]) -> None:
     status = from_json(JobStatus, data)
     again = from_json(JobStatus, json.loads(json.dumps(to_json(status), allow_nan=False)))

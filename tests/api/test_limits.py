@@ -28,7 +28,7 @@ def test_what_is_stored_is_read_back() -> None:
     assert Limits().to_spec() == {}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(JSON, JSON)
 def test_anything_is_read_and_a_damaged_list_allows_nothing(allowed: Any, job: Any) -> None:
     limits = Limits.from_spec({"allowed": allowed, "images": job})

@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import SpecError
 from elasticctl.api.quota import MAX_WEIGHT, MIN_WEIGHT, POOLS, Quota, check_quota
+from tests.support.any_json import JSON
 
 SLOTS = st.dictionaries(st.sampled_from(POOLS), st.integers(0, 100), max_size=3)
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
 
 
-@given(st.dictionaries(st.sampled_from(["apiVersion", "kind", "metadata", "spec"]), ANYTHING), ANYTHING, ANYTHING)
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from(["apiVersion", "kind", "metadata", "spec"]), JSON), JSON, JSON)
 def test_anything_is_read_as_a_quota_that_makes_sense(manifest: dict[str, Any], weight: Any, slots: Any) -> None:
     for data in (manifest, {**manifest, "spec": {"weight": weight, "guaranteed": slots, "limit": slots}}):
         quota = Quota.from_manifest(data)

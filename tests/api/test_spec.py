@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import (
@@ -18,12 +18,8 @@ from elasticctl.api.spec import (
     Sharing,
     WorkerRef,
 )
+from tests.support.any_json import JSON
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
 SPEC_KEYS = [
     "minReplicas", "maxReplicas", "suspend", "cancel", "cleanPodPolicy", "ttlSecondsAfterFinished", "backoffLimit",
     "activeDeadlineSeconds", "removeWorkers", "policy", "replicaSpecs", "rdzvEndpoint", "sharing",
@@ -42,7 +38,6 @@ def workers(count: Any) -> dict[str, Any]:
     st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), JSON),
     st.dictionaries(st.sampled_from(SPEC_KEYS), JSON),
 )
-@settings(max_examples=300)
 def test_any_object_is_a_job_within_bounds(top: dict[str, Any], spec: dict[str, Any]) -> None:
     for data in (top, {**top, "spec": spec}):
         job = ElasticJob.from_manifest(data)

@@ -26,26 +26,15 @@ DATA = st.recursive(
 
 
 @given(DATA)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_what_is_dumped_is_parsed_back(data: Any) -> None:
     assert parse_yaml(dump_yaml(data)).data == data
 
 
 @given(st.dictionaries(TEXT | TRICKY, TEXT | TRICKY | st.booleans() | st.integers(-100, 100), max_size=5))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_other_readers_read_the_same(data: dict[str, Any]) -> None:
     assert yaml.safe_load(dump_yaml(data)) == data
-
-
-@given(st.text(max_size=80) | st.binary(max_size=80) | st.text(alphabet="ab:-[]{}&*!|>'\"#%@`?,\n \t1", max_size=60))
-@settings(max_examples=400)
-def test_garbage_gives_data_or_a_spec_error(text: str | bytes) -> None:
-    problem = ""
-    try:
-        parse_yaml(text, "x.yaml")
-    except SpecError as e:
-        problem = str(e)
-    assert problem.isprintable()  # nor any newline
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def played_s(nodes: int, found: Conditions, tau_s: float, work: float, seed: int
 
 @pytest.mark.parametrize(
     ("nodes", "between_s", "recovery_s"),
-    [(4, DAY_S, 30.0), (64, DAY_S, 30.0), (16, 7200.0, 60.0), (64, 7200.0, 120.0), (64, 3600.0, 60.0)],
+    [(4, DAY_S, 30.0), (16, 7200.0, 60.0), (64, 3600.0, 60.0)],
 )
 def test_the_closed_form_is_what_playing_it_out_gives(nodes: int, between_s: float, recovery_s: float) -> None:
     """Also where machines last so short a time that recoveries interrupt each other."""
@@ -126,7 +126,7 @@ rates = st.floats(0.01, 1e6)
 measurements = st.dictionaries(st.integers(1, 512), rates, min_size=1, max_size=6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(measured=measurements, gpus=st.integers(1, 4096))
 def test_any_measurements_give_a_curve(measured: dict[int, float], gpus: int) -> None:
     """It goes through what was measured, and beyond it never faster than in proportion nor slower than it was."""

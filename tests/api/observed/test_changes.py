@@ -69,7 +69,7 @@ def test_one_record_that_is_damaged_hides_no_other() -> None:
     assert changes_of(found) == [made(AT)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(JSON, JSON)
 def test_any_object_may_be_read_and_patched(thing: Any, patch: Any) -> None:
     changes_of(thing)

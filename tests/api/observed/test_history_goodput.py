@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.history import Goodput, goodput
@@ -71,29 +69,3 @@ def test_of_a_long_story_only_what_is_known_is_counted() -> None:
 def test_before_the_first_step_there_is_none() -> None:
     assert goodput(status(), 100.0) is None
     assert goodput(status(group(1, 1.0, None)), 100.0) is None
-
-
-moments = st.none() | st.floats(0, 100).map(Timestamp)
-steps = st.none() | st.integers(0, 100)
-groups = st.builds(
-    GroupGeneration,
-    generation=st.integers(0, 9),
-    opened_at=moments,
-    formed_at=moments,
-    first_step_at=moments,
-    resumed_step=steps,
-    last_step=steps,
-)
-
-
-@given(st.lists(groups, max_size=5), moments, moments, moments)
-@settings(max_examples=150)
-def test_it_is_a_share_whatever_is_known(
-    many: list[GroupGeneration], start: Timestamp | None, end: Timestamp | None, at: Timestamp | None
-) -> None:
-    story = JobStatus(start_time=start, completion_time=end, generations=tuple(many), progress=ProgressStatus(at=at))
-    found = goodput(story, 100.0)
-    if found is not None:
-        assert 0.0 <= found.share <= 1.0
-        assert found.wall_s > 0
-        assert min(found.forward_s, found.redone_s) >= 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.history import fraction_done, remaining_s, steps_per_s, unkept_s
@@ -56,12 +54,3 @@ def test_without_an_end_there_is_no_share() -> None:
         progress = dataclasses.replace(STATUS.progress, total_steps=total)
         assert fraction_done(dataclasses.replace(STATUS, progress=progress)) is None
     assert remaining_s(dataclasses.replace(STATUS, progress=ProgressStatus(at=Timestamp(110.0), step=61))) is None
-
-
-@given(st.integers(-5, 10**9), st.integers(-5, 10**9), st.integers(-5, 10**9), st.floats(0, 1e9))
-def test_any_numbers_make_a_sane_answer(step: int, total: int, resumed: int, at: float) -> None:
-    progress = ProgressStatus(at=Timestamp(at), step=step, total_steps=total)
-    group = GroupGeneration(first_step_at=Timestamp(50.0), resumed_step=resumed)
-    status = JobStatus(phase=Phase.RUNNING, generations=(group,), progress=progress)
-    assert remaining_s(status) is None or remaining_s(status) >= 0
-    assert fraction_done(status) is None or 0 <= fraction_done(status) <= 1
