@@ -117,12 +117,14 @@ LOST = re.compile(r'kill -9 \$\(pgrep -n -f "(.*)"\)')
 
 def kill_newest(pattern: str) -> None:
     """Do what `kill -9 $(pgrep -n -f PATTERN)` does, which is not everywhere."""
-    found = [
-        process
-        for process in psutil.process_iter(["cmdline", "create_time"])
+    found = {
+        process.pid: process
+        for process in psutil.process_iter(["cmdline", "create_time", "ppid"])
         if re.search(pattern, " ".join(process.info["cmdline"] or ()))
-    ]
-    max(found, key=lambda process: float(process.info["create_time"])).kill()
+    }
+    # What is forked here, and not started, has the command line of its parent for a moment.
+    started = [process for process in found.values() if process.info["ppid"] not in found]
+    max(started, key=lambda process: float(process.info["create_time"])).kill()
 
 
 @pytest.mark.timeout(900)

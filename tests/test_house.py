@@ -6,9 +6,10 @@ from __future__ import annotations
 import ast
 import graphlib
 import importlib.util
-import pkgutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import grimp
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -52,28 +53,11 @@ def private_uses(nodes: Sequence[ast.AST]) -> Iterator[str]:
                 yield f"{bound[owner]}.{name}"
 
 
-def source_of(module: str) -> ast.Module:
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    return ast.parse(Path(spec.origin).read_text("utf-8"))
-
-
 def test_no_files_import_one_another_in_a_circle() -> None:
     """Imports in functions and those for types alone count as well."""
-    ours = set(OURS)
-    for package in OURS:
-        paths = importlib.import_module(package).__path__
-        ours |= {found.name for found in pkgutil.walk_packages(paths, f"{package}.")}
-    graph = {
-        module: {
-            target
-            for source, name, _ in imports(list(ast.walk(source_of(module))))
-            if (target := f"{source}.{name}" if f"{source}.{name}" in ours else source) in ours - {module}
-        }
-        for module in ours
-    }
-    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(ours)  # raises CycleError
+    found = grimp.build_graph(*OURS, cache_dir=None)
+    graph = {module: found.find_modules_directly_imported_by(module) for module in found.modules}
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(graph)  # raises CycleError
 
 
 def test_each_test_module_stands_alone() -> None:
