@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
+from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UnreachableError
 from elasticctl.api.spec import ANNOTATION_MOVED_TO, ANNOTATION_MOVING_FROM, ANNOTATION_MOVING_TO, ElasticJob
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.target import Target
 from elasticctl.cli.verbs.inspect import logs
 from elasticctl.cli.verbs.run import lifecycle, move
+from elasticctl.cli.views.job import status_table
 from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.diagnosis import diagnose
 from elasticctl.diagnosis.findings import Case
@@ -30,7 +31,7 @@ from elasticctl_store.checkpoints import rollbacks, run_records
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits
 from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.rollbacks import Rollback
-from elasticctl_store.errors import MovedError
+from elasticctl_store.errors import MovedError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from tests.support import journals
 from tests.support.job_samples import job
@@ -62,12 +63,14 @@ class OneCluster:
     bomb: Bomb
     jobs: dict[str, Manifest] = field(default_factory=dict)
     uids: int = 0
+    ended: str = ""
 
     def get_job(self, namespace: str, name: str) -> Manifest:
         if name not in self.jobs:
             raise NotFoundError(f"no job {name}")
         found = copy.deepcopy(self.jobs[name])
-        found["status"]["phase"] = "Suspended" if found["spec"].get("suspend") else "Running"
+        now = "Suspended" if found["spec"].get("suspend") else "Running"
+        found["status"]["phase"] = self.ended or now
         return found
 
     def list_jobs(self, namespace: str | None) -> list[Manifest]:
@@ -210,7 +213,7 @@ ACTIONS: dict[str, Callable[[World], None]] = {
 }
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     to=st.sampled_from(["west", "east"]),
     killed_at=st.integers(1, 20),
@@ -261,6 +264,8 @@ def test_an_open_move_is_seen_and_named_with_the_command_that_ends_it() -> None:
         assert world.job("east").moving_to == f"west {world.url('there')}"
         with pytest.raises(ConflictError, match=r"to context west is not finished. FIX: finish it with `elast"):
             world.resume("east")
+        told = status_table(world.clusters["east"].get_job("default", NAME), [], 0.0)
+        assert "Its move to context west is not finished" in str(told.rows)
         finding = diagnose(Case(world.job("east")))[0]
         assert (finding.rule, finding.decisive) == ("moving", True)
         assert [mend.command for mend in finding.mends] == [
@@ -353,6 +358,83 @@ def test_a_target_that_cannot_be_written_to_is_refused_before_anything_stops(tmp
         assert world.train() == ["east"]
         assert not world.job("east").is_moving
         assert moved_to(LocalStorage(world.root / "here")) is None
+
+
+def test_what_cannot_be_moved_stays_as_it_is() -> None:
+    with a_world() as world:
+        east, west = world.clusters["east"], world.clusters["west"]
+
+        def is_refused(why: str, to: str = "west", storage: str = "") -> None:
+            with pytest.raises(ElasticctlError, match=why):
+                world.move(to, storage)
+            assert not world.job("east").suspend
+            assert not world.job("east").is_moving
+
+        east.ended = "Succeeded"
+        is_refused(r"digits has ended \(Succeeded\) and cannot be moved")
+        east.ended = ""
+        is_refused("is already in context east. FIX: give --storage", "east")
+        is_refused("is where the job's state already is", "west", "here")
+        taken = LocalStorage(world.root / "taken")
+        journals.commit(taken, take_over(taken), 7)
+        is_refused("a job has been running there. FIX: choose an empty target", "west", "taken")
+        world.clusters["west"] = east
+        is_refused("the contexts east and west lead to the same place")
+        world.clusters["west"] = west
+        west.jobs["digits"] = job(NAME)
+        west.jobs["digits"]["metadata"]["uid"] = "another"
+        is_refused("there is another job digits in context west")
+        east.jobs[NAME]["status"] = {}
+        (storage,) = east.jobs[NAME]["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"]
+        storage["value"] = world.url("empty")
+        is_refused("has committed no checkpoint in")
+        storage["name"] = "OTHER"
+        is_refused("names no storage")
+
+
+def test_after_a_failure_it_is_said_where_the_job_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with a_world() as world:
+        put = LocalStorage.put
+
+        def refuse(storage: LocalStorage, key: str, *args: Any, **options: Any) -> int:
+            if storage.url == world.url("there") and key.startswith("data/"):
+                raise StorageError("no permission")
+            return put(storage, key, *args, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, "put", refuse)
+            with pytest.raises(ElasticctlError, match="no permission"):
+                world.move("west", "there")
+        again = "Next: repeat the move, or: elasticctl resume digits --here --context east"
+        assert f"digits is still in east, suspended. {again}\n" in capsys.readouterr().err
+        world.resume("east", here=True)
+        assert world.train() == ["east"]
+
+        def unreachable(*args: object) -> Manifest:
+            raise UnreachableError("no answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(world.clusters["west"], "patch_job", unreachable)
+            with pytest.raises(UnreachableError):
+                world.move("west", "there")
+        assert "and can continue only from there. Next: repeat the move to start it there" in capsys.readouterr().err
+        assert world.train() == []
+        world.move("west", "there")
+        assert world.train() == ["west"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with a_world() as world:
+        world.train()
+        here, there = (LocalStorage(world.root / name) for name in ("here", "there"))
+        journals.flip(world.root / "here", next(read_commits(here)))
+        world.move("west", "there")
+        said = capsys.readouterr().err
+        assert "digits: step 2 is damaged: data/" in said
+        assert "digits: step 1 copied" in said
+        assert [commit.step for commit in read_commits(there)] == [1]
 
 
 def test_what_a_job_has_noted_goes_along_and_the_checkpoint_that_it_has_gone_back_to() -> None:
