@@ -15,7 +15,7 @@ import typer
 from typer.main import get_command, get_group
 
 from elasticctl.cli.main import app
-from tests.support.cli import Run
+from tests.support.cli import Run, with_programs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -124,6 +124,7 @@ def submits(page: Path) -> Iterator[list[str]]:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path, run: Run) -> Path:
     """Where a reader sits: scripts, a template, and contexts of the names that pages use."""
     monkeypatch.chdir(tmp_path)
+    with_programs(tmp_path / "bin", monkeypatch, "bash", "mpirun")
     for script in ("train.py", "experiments/train.py", "examples/digits/train.py", "pkg/train.py"):
         (tmp_path / script).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / script).write_text("print('hello')\n")

@@ -14,7 +14,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.cli.submit.training_command import Command, of_words
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from tests.support.cli import Run
+from tests.support.cli import Run, with_programs
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "pkg/train.py").write_text("import sys\nprint('module', sys.argv[1:], flush=True)\n")
     (folder / "train.sh").write_text('echo "shell $* of $RANK"\npython -m pkg.train inner\n')
     monkeypatch.chdir(folder)
+    with_programs(tmp_path / "bin", monkeypatch, "bash")
     return folder
 
 
@@ -265,8 +266,8 @@ def test_a_shell_script_and_a_module_run_from_the_copy(run: Run, local_cluster: 
     assert run("submit", "-m", "pkg.train", "--name", "module", "-d", "--", "--x").code == 0
     for path in project.rglob("*.*"):
         path.write_text("edited")
-    assert run("wait", "shell", "--timeout", "60s").code == 0
-    assert run("wait", "module", "--timeout", "60s").code == 0
+    assert run("wait", "shell", "--timeout", "600s").code == 0
+    assert run("wait", "module", "--timeout", "600s").code == 0
     shell, module = (
         [line.text for line in local_cluster.logs("default", name, LogQuery())] for name in ("shell", "module")
     )

@@ -64,6 +64,14 @@ def without_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
 
 
+def with_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have a shell of these names on the PATH: what they would do with their arguments is none of the test's affair."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """`run("list", "-o", "json")` in this process."""

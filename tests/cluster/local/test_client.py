@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("forked_supervisor")
 ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 
-def test_garbage_is_refused_by_field(local_cluster: LocalCluster) -> None:
+def test_garbage_is_refused_by_field_and_what_is_no_json_as_a_whole(local_cluster: LocalCluster) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({}, "apiVersion"),
         ({**shell_job("job", "true"), "spec": None}, "spec"),
@@ -36,10 +36,6 @@ def test_garbage_is_refused_by_field(local_cluster: LocalCluster) -> None:
             local_cluster.create_job(manifest)
         assert error.value.path == path
     assert local_cluster.list_jobs(None) == []
-
-
-def test_what_is_not_json_is_refused(local_cluster: LocalCluster) -> None:
-    local_cluster.list_jobs(None)
     for body in (b"", b"{", b"[]", b'"text"', b"\xff", b"[" * 100_000):
         head = f"POST /v1/namespaces/default/jobs HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.socket(socket.AF_UNIX) as plain:
@@ -50,13 +46,10 @@ def test_what_is_not_json_is_refused(local_cluster: LocalCluster) -> None:
         assert b'"error": "invalid"' in answer
 
 
-def test_a_path_that_is_not_there_is_an_error_too(local_cluster: LocalCluster) -> None:
+def test_what_is_not_there_is_an_error_too(local_cluster: LocalCluster) -> None:
     local_cluster.list_jobs(None)
     with pytest.raises(ClusterError, match="404"):
         request(local_cluster.paths.api_socket, "GET", "/v2/other")
-
-
-def test_names_of_any_content_are_not_found(local_cluster: LocalCluster) -> None:
     for name in ("../x", "..", "a/b", "a?b", "ä ö", "%2e%2e", "a\nb"):
         with pytest.raises(NotFoundError):
             local_cluster.get_job("default", name)
@@ -90,27 +83,18 @@ def test_gpus_are_handed_out_exclusively_and_waited_for(
     wait_until(lambda: running(local_cluster, "second"))
 
 
-def test_without_gpus_cuda_sees_none(local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
-    local_cluster.create_job(shell_job("cpu", '[ "${CUDA_VISIBLE_DEVICES-unset}" = "" ]'))
-    wait_until(lambda: phase(local_cluster, "cpu") == "Succeeded")
-
-
-@pytest.mark.parametrize(
-    ("container", "said"),
-    [
+def test_what_cannot_be_started_fails_the_job_and_says_why(local_cluster: LocalCluster) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"command": ["no-such-program"]}, "no such program"),
         ({"workingDir": "/no/such/folder"}, "/no/such/folder does not exist"),
         ({"command": []}, "give the container a command"),
-    ],
-)
-def test_what_cannot_be_started_fails_the_job_and_says_why(
-    local_cluster: LocalCluster, container: dict[str, Any], said: str
-) -> None:
-    local_cluster.create_job(shell_job("wrong", "true", container=container, backoffLimit=0))
-    wait_until(lambda: phase(local_cluster, "wrong") == "Failed")
-    events = local_cluster.list_events("default", "wrong")
-    assert any(event["reason"] == "StartError" and said in event["message"] for event in events)
+    ]
+    for number, (container, _) in enumerate(wrong):
+        local_cluster.create_job(shell_job(f"wrong-{number}", "true", container=container, backoffLimit=0))
+    for number, (_, said) in enumerate(wrong):
+        wait_until(lambda name=f"wrong-{number}": phase(local_cluster, name) == "Failed")
+        events = local_cluster.list_events("default", f"wrong-{number}")
+        assert any(event["reason"] == "StartError" and said in event["message"] for event in events)
 
 
 def test_a_worker_deaf_to_sigterm_is_killed_after_its_grace(local_cluster: LocalCluster) -> None:
@@ -124,11 +108,13 @@ def test_a_worker_deaf_to_sigterm_is_killed_after_its_grace(local_cluster: Local
 def test_the_environment_is_the_jobs_and_not_the_shells(
     local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And of the GPUs, CUDA sees none where none was asked for."""
     monkeypatch.setenv("SECRET_OF_THE_SHELL", "x")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
     env = [{"name": "MINE", "value": "m"}, {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    check = (
-        f'[ -z "$SECRET_OF_THE_SHELL" ] && [ "$MINE-$IP" = m-127.0.0.1 ] && [ "$(which python)" = {sys.executable} ]'
-    )
+    python = f'[ "$(command -v python)" = "{sys.executable}" ]'
+    gpus = '[ "${CUDA_VISIBLE_DEVICES-unset}" = "" ]'
+    check = f'[ -z "$SECRET_OF_THE_SHELL" ] && [ "$MINE-$IP" = m-127.0.0.1 ] && {python} && {gpus}'
     local_cluster.create_job(shell_job("env", check, container={"env": env}, backoffLimit=0))
     wait_until(lambda: phase(local_cluster, "env") in ("Succeeded", "Failed"))
     assert phase(local_cluster, "env") == "Succeeded"
