@@ -100,7 +100,6 @@ def test_commands_in_a_worker(job: str, run: Run, start: Start, local_cluster: L
         f"here inner-worker-1 {tmp_path}\n",
         "",
     )
-    assert printed("exec", job, "nothing-of-the-sort") == (127, "", 'there is no program "nothing-of-the-sort"\n')
     code, out, err = printed("exec", job, "-it", "--", "cat")  # `start` gives it /dev/null
     assert (code, out, err) == (0, "", "stdin and stdout are not both a terminal: the command runs without one\n")
     assert run("exec", job, "--worker", "9", "--", "true").err == (
@@ -118,7 +117,7 @@ def test_commands_in_a_worker(job: str, run: Run, start: Start, local_cluster: L
     assert waiting.stdout is not None
     assert waiting.stdout.readline() == "ready\n"
     waiting.send_signal(signal.SIGINT)
-    assert waiting.wait(60) == 5
+    assert waiting.wait() == 5
 
     local_cluster.patch_job("default", job, {"spec": {"suspend": True}})
     wait_until(lambda: not running(local_cluster, job))
@@ -144,14 +143,15 @@ def test_a_shell_on_a_terminal(job: str, terminal: Spawn, tmp_path: Path) -> Non
     assert child.exitstatus == 3
 
 
+@pytest.mark.usefixtures("light_spares", "forked_workers")
 def test_a_worker_to_look_around_in(
-    local_cluster: LocalCluster, run: Run, start: Start, terminal: Spawn, light_spares: None, tmp_path: Path
+    local_cluster: LocalCluster, run: Run, start: Start, terminal: Spawn, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('no')")
     assert run("submit", str(tmp_path / "train.py"), "--workers", "2", "--name", "bad", "--env", "MARK=here").code == 1
     look = ("sh", "-c", "cat train.py; echo; echo $MARK $ELASTICCTL_WORKER$ELASTICCTL_STORAGE; exit 5")
     process = start("debug", "bad", "--for", "10m", "--", *look)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, out) == (5, "raise SystemExit('no')\nhere bad-debug-worker-0\n")
     assert "bad-debug: a worker like those of bad, for 10m00s at most; it ends with its shell\n" in err
     assert [job["metadata"]["name"] for job in local_cluster.list_jobs("default")] == ["bad"]
@@ -159,9 +159,9 @@ def test_a_worker_to_look_around_in(
     child = terminal("debug", "bad")
     child.expect_exact("the job's command: ")
     child.sendline("echo in $ELASTICCTL_WORKER$((40 + 2))")
-    child.expect_exact("in bad-debug-worker-042", timeout=120)
+    child.expect_exact("in bad-debug-worker-042")
     local_cluster.patch_job("default", "bad-debug", {"spec": {"cancel": True}})  # as when its time is over
-    child.expect_exact("bad-debug has ended: ", timeout=120)
+    child.expect_exact("bad-debug has ended: ")
     child.wait()
     assert [job["metadata"]["name"] for job in local_cluster.list_jobs("default")] == ["bad"]
 
@@ -186,11 +186,11 @@ def test_a_port_of_a_worker(job: str, start: Start, run: Run) -> None:
         here = first.partition(" -> ")[0]
         assert first == f"{here} -> inner-worker-0:{port}\n"
         assert second == f"127.0.0.1:{port} is the port of inner-worker-0 itself: it runs on this machine\n"
-        with urlopen(f"http://{here}/", timeout=60) as page:
+        with urlopen(f"http://{here}/", timeout=240) as page:
             assert page.read() == b"curves"
         taken = run("port-forward", job, f"{here.rpartition(':')[2]}:6006")
         assert taken.code == 2
         assert "FIX: `:6006` takes a free one" in taken.err
         forward.send_signal(signal.SIGINT)
-        assert forward.wait(60) == 130
+        assert forward.wait() == 130
         server.shutdown()

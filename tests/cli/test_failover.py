@@ -211,12 +211,6 @@ def test_where_nobody_has_capacity_nothing_is_left(run: Run, place: Make) -> Non
     )
 
 
-def test_one_context_can_be_given_up_too(run: Run, place: Make) -> None:
-    only = place("only", "aws")
-    done = run("submit", *WHAT, "--context", "only", "--capacity-timeout", "0s")
-    assert (done.code, only.names()) == (3, [])
-
-
 def test_what_all_refuse_alike_is_said_once(run: Run, place: Make) -> None:
     place("one", "aws")
     place("two", "gcp")

@@ -21,6 +21,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.main import main
+from tests.support.cli import Done
 from tests.support.jobs import LIGHT, shell_job
 from tests.support.waiting import wait_until
 
@@ -56,15 +57,6 @@ PROMISED: Mapping[str, tuple[str, ...]] = {
     "local": ("status", "down"),
     "completion": ("bash", "zsh", "fish"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True, slots=True)
