@@ -31,8 +31,6 @@ torch.distributed.all_reduce_coalesced(tensors, group={group})
     ("group", "end", "code"),
     [
         ("world.channel.group", "sys.exit(3)", 3),
-        ("None", "raise ValueError", 1),
-        ("world.channel.group", "dist.leave(world)", 0),
         ("None", "dist.leave(world); destroy_process_group(); torch.distributed.destroy_process_group()", 0),
         ("None", "", 0),
     ],
@@ -53,7 +51,7 @@ def test_a_rank_ends_with_its_own_exit_code(group: str, end: str, code: int) -> 
         ]
         for process in ended:
             stack.callback(process.kill)
-        said = [process.communicate(timeout=240)[1] for process in ended]
+        said = [process.communicate()[1] for process in ended]
     assert [process.returncode for process in ended] == [code, code], said
     assert not any("terminate called" in text for text in said)
 
@@ -83,7 +81,6 @@ def test_a_worker_of_a_data_loader_that_imports_the_script_does_not_train(tmp_pa
         env={**os.environ, "ELASTICCTL_STORAGE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
     assert ended.returncode == 1, ended.stderr

