@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,16 @@ from tests.support.train import ranks
 from tests.support.train.programs import Numbers
 
 
+def in_both_ways(program: Callable[[bool], None]) -> None:
+    """In DistributedDataParallel as ranks have it that start again when the group changes, and that stay."""
+    dist.init_process_group("gloo")
+    for stays in (False, True):
+        program(stays)
+        dist.barrier()
+
+
 def freeze_and_thaw(stays: bool) -> None:
     """The gradients are the means over both ranks, whichever parameters have some by now."""
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     first, last = nn.Linear(2, 2), nn.Linear(2, 1)
@@ -51,17 +59,14 @@ def freeze_and_thaw(stays: bool) -> None:
         first.requires_grad_(False)
         model(inputs).sum().backward()
     assert torch.equal(last.bias.grad, torch.tensor([2.0])), "the mean from before, and this rank's"
-    dist.barrier()
 
 
-@pytest.mark.parametrize("stays", [False, True])
-def test_gradients_are_means_of_all_ranks_whatever_is_thawed_by_then(stays: bool) -> None:
-    assert ranks.run(freeze_and_thaw, 2, stays, timeout_s=120) == [0, 0]
+def test_gradients_are_means_of_all_ranks_whatever_is_thawed_by_then() -> None:
+    assert ranks.run(in_both_ways, 2, freeze_and_thaw) == [0, 0]
 
 
 def join_and_hook(stays: bool) -> None:
     """A pass before rank 1 enters `join`, as a newcomer, and one after it; then what a model of `Run` does not take."""
-    dist.init_process_group("gloo")
     module, rank = nn.Linear(2, 1), dist.get_rank()
     watch = PeerWatch(2, lambda error: pytest.fail(str(error)), Channel(training=dist.group.WORLD))
     model: Any = ElasticDataParallel(module, watch, init_sync=True) if stays else ResumableDataParallel(module)
@@ -79,13 +84,11 @@ def join_and_hook(stays: bool) -> None:
     if stays:
         with pytest.raises(TrainError, match="pass Run the model in DistributedDataParallel with your hook"):
             model.register_comm_hook(None, fp16_compress_hook)
-    dist.barrier()
 
 
-@pytest.mark.parametrize("stays", [False, True])
-def test_join_does_nothing_and_what_cannot_work_says_so(stays: bool) -> None:
+def test_join_does_nothing_and_what_cannot_work_says_so() -> None:
     """In torch's own `join`, ranks that stay and newcomers would wait for each other in different collectives."""
-    assert ranks.run(join_and_hook, 2, stays, timeout_s=240) == [0, 0]
+    assert ranks.run(in_both_ways, 2, join_and_hook) == [0, 0]
 
 
 def leave_one_out() -> None:
@@ -102,7 +105,7 @@ def leave_one_out() -> None:
 
 
 def test_a_parameter_without_a_gradient_is_an_error_that_says_what_to_do() -> None:
-    assert ranks.run(leave_one_out, 2, timeout_s=120) == [0, 0]
+    assert ranks.run(leave_one_out, 2) == [0, 0]
 
 
 def train(url: Path, steps: int, *, thaws: bool, begins_frozen: bool = True) -> nn.ModuleList:
@@ -164,6 +167,6 @@ def test_three_ranks_sum_up_gradients_after_a_restart_as_they_would_have_without
     for url, steps in (("whole", 12), ("parts", 5), ("parts", 6), ("parts", 12)):
         folder = tmp_path / f"{url}-weights"
         folder.mkdir(exist_ok=True)
-        assert ranks.run(train_on_a_rank, 3, str(tmp_path / url), str(folder), steps, timeout_s=120) == [0, 0, 0]
+        assert ranks.run(train_on_a_rank, 3, str(tmp_path / url), str(folder), steps) == [0, 0, 0]
     whole, parts = (torch.load(tmp_path / f"{url}-weights" / "0-12") for url in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)

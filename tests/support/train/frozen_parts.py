@@ -83,7 +83,7 @@ class World:
 
     def change(self) -> None:
         for name in self.rng.sample(sorted(self.state), self.rng.choice((0, 1, 1, 1, 2, 6))):
-            self.state[name] = torch.randn(self.state[name].shape)
+            self.state[name].numpy()[:] = torch.randn(self.state[name].shape)  # behind autograd's back
 
     def save(self) -> None:
         self.change()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def model_for(how: str) -> torch.nn.Module:
         return Shard(1 if by_columns else 0)  # FSDP2 itself takes no other columns
 
     reduced = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    precision = reduced if how == "mixed" else MixedPrecisionPolicy()
+    precision = reduced if "mixed" in how else MixedPrecisionPolicy()
     for part in (model.first, model.middle, model.last, model):
         fully_shard(part, mesh=mesh, shard_placement_fn=place, mp_policy=precision)
     return model
@@ -210,13 +209,14 @@ def tensors_for(how: str) -> dict[str, torch.Tensor]:
     return {name: distribute_tensor(tensor, mesh, placements, src_data_rank=None) for name, tensor in whole.items()}
 
 
-def save_tensors(url: str, how: str) -> None:
-    """Save them once, beside a plain tensor that all ranks hold."""
+def save_tensors(folder: str, kinds: Sequence[str]) -> None:
+    """Save them once in each spread, beside a plain tensor that all ranks hold."""
     world = join()
-    checkpoints = Checkpointer(storage.open(url), world)
-    state = {"model": tensors_for(how) | {"plain": torch.arange(1000.0)}}
-    checkpoints.save(state, Label(1), local={"rank": torch.tensor(world.rank)})
-    assert checkpoints.settle()
+    for how in kinds:
+        checkpoints = Checkpointer(LocalStorage(Path(folder, how)), world)
+        state = {"model": tensors_for(how) | {"plain": torch.arange(1000.0)}}
+        checkpoints.save(state, Label(1), local={"rank": torch.tensor(world.rank)})
+        assert checkpoints.settle()
     leave(world)
 
 
@@ -236,18 +236,17 @@ def save_over_meshes(url: str, outcome: str) -> None:
     leave(world)
 
 
-def restore_tensors(url: str, how: str, outcome: str) -> None:
+def restore_tensors(folder: str, spreads: Mapping[str, str]) -> None:
     """Restore them in another spread, first as ranks of one node, then each on a node of its own.
 
-    Each rank compares its part bit by bit and notes how many tensors it has compared.
+    Each rank compares its part bit by bit.
     """
     world = join()
-    live = tensors_for(how)
-    compared = 0
-    for node in ("one", f"of rank {world.rank}"):
-        be_on(node, f"{outcome}-{world.rank}")
-        compared += compare_restored(url, world, live)
-    Path(f"{outcome}-{world.rank}").write_text(str(compared))
+    for saved, how in spreads.items():
+        live = tensors_for(how)
+        for node in ("one", f"of rank {world.rank}"):
+            be_on(node, f"{folder}/{world.rank}")
+            compare_restored(LocalStorage(Path(folder, saved)), world, live)
     leave(world)
 
 
@@ -257,9 +256,9 @@ def be_on(node: str, note: str) -> None:
     local_tier.BOOT_ID_FILE.write_text(node)
 
 
-def compare_restored(url: str, world: World, live: dict[str, torch.Tensor]) -> int:
-    """Restore tensors that are spread like these, and compare: how many are there?"""
-    restored = Checkpointer(storage.open(url), world).restore({"model": live})
+def compare_restored(place: LocalStorage, world: World, live: dict[str, torch.Tensor]) -> None:
+    """Restore tensors that are spread like these, and compare."""
+    restored = Checkpointer(place, world).restore({"model": live})
     assert restored is not None
     found = restored.state["model"]
     assert torch.equal(found.pop("plain"), torch.arange(1000.0))
@@ -274,7 +273,6 @@ def compare_restored(url: str, world: World, live: dict[str, torch.Tensor]) -> i
             assert torch.equal(found[name], tensor), name
     if restored.local is not None:
         assert int(restored.local["rank"]) == world.rank
-    return len(live)
 
 
 class Counted(LocalStorage):
@@ -299,14 +297,15 @@ def tier_of(node: str) -> str:
     return node if Path(node).is_dir() else ""
 
 
-def save_on_nodes(url: str, nodes: list[str]) -> None:
-    """Save the large state twice; `nodes` has each rank's."""
+def save_on_nodes(places: Mapping[str, list[str]]) -> None:
+    """Save the large state twice to each URL, on nodes of which it names each rank's."""
     world = join()
-    os.environ["ELASTICCTL_LOCAL_TIER"] = tier_of(nodes[world.rank])
-    checkpoints = Checkpointer(storage.open(url), world)
-    for step in (1, 2):
-        checkpoints.save(large_state(), Label(step), local={"rank": torch.tensor(world.rank)})
-        assert checkpoints.settle()
+    for url, nodes in places.items():
+        os.environ["ELASTICCTL_LOCAL_TIER"] = tier_of(nodes[world.rank])
+        checkpoints = Checkpointer(storage.open(url), world)
+        for step in (1, 2):
+            checkpoints.save(large_state(), Label(step), local={"rank": torch.tensor(world.rank)})
+            assert checkpoints.settle()
     leave(world)
 
 
@@ -362,25 +361,6 @@ def outlive(url: str, outcome: str) -> None:
     leave(world)
 
 
-def save_what_is_lost(url: str, outcome: str) -> None:
-    """Save twice; the storage acknowledges the last rank's share document of the first save, and loses it."""
-    world = join()
-    checkpoints = Checkpointer(storage.open(url), world)
-    store = LocalStorage.put
-
-    def lose(place: LocalStorage, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
-        if world.rank == world.size - 1 and "-n000001-" in key and key.endswith(".json"):
-            return zlib.crc32(b"".join(parts))
-        return store(place, key, parts, if_absent=if_absent)
-
-    LocalStorage.put = lose  # type: ignore[method-assign]
-    for step in (1, 2):
-        checkpoints.save(large_state(), Label(step))
-        with Path(f"{outcome}-{world.rank}").open("a") as file:
-            file.write(f"{checkpoints.settle()} ")
-    leave(world)
-
-
 def restore_without_memory(url: str, outcome: str) -> None:
     """Restore where rank 1 has no memory for what it reads; each rank notes why that failed, and they meet again."""
     world = join()
@@ -394,14 +374,12 @@ def restore_without_memory(url: str, outcome: str) -> None:
     leave(world)
 
 
-def restore_on_nodes(url: str, nodes: list[str], outcome: str) -> None:
-    """Restore the large state, compare it, note how often this rank has read from storage, and parcels it took part in.
+def restore_on_nodes(places: Mapping[str, list[str]]) -> None:
+    """Restore the large state from each URL, and compare it.
 
-    `nodes` has each rank's.
+    URL-RANK gets how often this rank has read from storage, and in how many parcels it took part.
     """
     world = join()
-    os.environ["ELASTICCTL_LOCAL_TIER"] = tier_of(nodes[world.rank])
-    be_on(nodes[world.rank], f"{outcome}-{world.rank}")
     share, parcels = World.share, 0
 
     def counted_share(world: World, data: torch.Tensor, source: int) -> None:
@@ -410,12 +388,15 @@ def restore_on_nodes(url: str, nodes: list[str], outcome: str) -> None:
         share(world, data, source)
 
     World.share = counted_share  # type: ignore[method-assign]
-    counted = Counted(Path(url))
-    restored = Checkpointer(counted, world).restore()
-    assert restored is not None
-    assert same(restored.state, large_state())
-    assert restored.local is None or int(restored.local["rank"]) == world.rank
-    Path(f"{outcome}-{world.rank}").write_text(f"{counted.reads} {parcels}")
+    for url, nodes in places.items():
+        os.environ["ELASTICCTL_LOCAL_TIER"] = tier_of(nodes[world.rank])
+        be_on(nodes[world.rank], f"{url}-{world.rank}")
+        parcels, counted = 0, Counted(Path(url))
+        restored = Checkpointer(counted, world).restore()
+        assert restored is not None
+        assert same(restored.state, large_state())
+        assert restored.local is None or int(restored.local["rank"]) == world.rank
+        Path(f"{url}-{world.rank}").write_text(f"{counted.reads} {parcels}")
     leave(world)
 
 
@@ -454,8 +435,8 @@ def train_with_copies(url: str, nodes: list[str], notes: str, stop: int) -> None
     train(url, notes, "rows", 8, SavePolicy(every_s=3600))
 
 
-def save_tables(root: str, saves: int, dim: int, first: int = 1) -> None:
-    """Go on from what is there, and save tables of which each rank has a shard."""
+def save_tables(root: str, saves: int, first: int = 1) -> None:
+    """Go on from what is there, and save tables of which each rank has a shard: of one by rows, of one by columns."""
     unchanged.LEAST_BYTES, unchanged.LEAST_SHARE, tables.SAMPLE_ROWS = 0, 0, 4
     world = join()
     mesh = init_device_mesh("cpu", (world.size,))
@@ -465,7 +446,7 @@ def save_tables(root: str, saves: int, dim: int, first: int = 1) -> None:
         raise SaveError("not what was saved")
     for step in range(first, first + saves):
         state = table_state(step)
-        for name in ("wide", "narrow"):
+        for dim, name in enumerate(("wide", "narrow")):
             state["model"][name] = distribute_tensor(state["model"][name].contiguous(), mesh, [Shard(dim)])
         checkpoints.save(state, Label(step))
         if not checkpoints.settle():

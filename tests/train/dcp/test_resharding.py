@@ -17,7 +17,7 @@ from tests.support.train.dcp_programs import only_if
 
 @pytest.mark.parametrize(
     ("ranks_then", "how_then", "ranks_now", "how_now"),
-    [(2, "rows", 3, "columns"), (3, "columns", 1, "plain"), (2, "some", 2, "replicated")],
+    [(2, "rows", 3, "columns"), (3, "some", 1, "plain")],
 )
 def test_a_state_is_loaded_by_other_ranks(
     tmp_path: Path, ranks_then: int, how_then: str, ranks_now: int, how_now: str

@@ -65,17 +65,11 @@ def load(state: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
     return state
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_everything_comes_back_and_nothing_is_stored_as_a_pickle(tmp_path: Path) -> None:
     save(some_state(), tmp_path)
-    assert same(load(blank(some_state()), tmp_path), some_state())
-
-
-def test_nothing_is_stored_as_a_pickle(tmp_path: Path) -> None:
-    save(some_state(), tmp_path)
-    (document,) = (tmp_path / "data").glob("*/*.json")
-    assert json.loads(document.read_bytes())["state"]["a.b"] == 1
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"PK\x03\x04" not in stored  # torch.save makes zip files
+    assert same(load(blank(some_state()), tmp_path), some_state())
 
 
 def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:

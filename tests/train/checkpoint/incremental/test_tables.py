@@ -58,7 +58,7 @@ def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp
     torch.manual_seed(0)
     weight, average = torch.randn(3000, 32), torch.zeros(3000, 32)
     table_bytes, written = 2 * 3000 * 32 * 4, []
-    for step in range(1, 101):
+    for step in range(1, 41):
         rows = torch.randint(3000, (30,))
         weight[rows] += 1
         average[rows] += 0.5
@@ -74,7 +74,7 @@ def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp
             assert same(found["model"]["w"], weight)
             assert same(found["optimizer"]["state"][0]["exp_avg"], average)
     assert sum(written[2:]) / len(written[2:]) < 0.08 * table_bytes
-    assert sorted(written)[50] < 0.03 * table_bytes
+    assert sorted(written)[20] < 0.03 * table_bytes
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -113,18 +113,6 @@ def test_dense_training_has_no_tables(tmp_path: Path) -> None:
     assert not base_files(storage)
 
 
-def test_a_table_that_changes_as_a_whole_is_none_any_more(tmp_path: Path) -> None:
-    storage = Counting(tmp_path)
-    checkpoints = run_of(storage, 4)
-    for step in range(5, 9):
-        state = table_state(step)
-        for value in state["model"].values():
-            value += step
-        assert save(checkpoints, state, step)
-        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
-    assert not base_files(storage)
-
-
 def test_what_does_not_change_at_all_is_not_written(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = run_of(storage, 5)
@@ -132,21 +120,6 @@ def test_what_does_not_change_at_all_is_not_written(tmp_path: Path) -> None:
     assert save(checkpoints, table_state(5), 6)
     assert not [key for key in storage.put_bytes if key.startswith(entries.BASE)]
     assert same(restore.read_alone(storage, next(read_commits(storage)))[0], table_state(5))
-
-
-@pytest.mark.parametrize("fails", [".safetensors", ".json"])
-def test_after_a_save_that_failed_the_tables_are_written_in_full(tmp_path: Path, fails: str) -> None:
-    storage = Counting(tmp_path)
-    checkpoints = run_of(storage, 5)
-    storage.fails = fails
-    assert not save(checkpoints, table_state(6), 6)
-    storage.fails = ""
-    assert save(checkpoints, table_state(7), 7)
-    newest = next(read_commits(storage))
-    assert not any(entries.is_patch(file.key) for file in read_contents(storage, newest).files)
-    assert save(checkpoints, table_state(8), 8)
-    for commit in read_commits(storage):
-        check(storage, commit)
 
 
 @pytest.mark.parametrize("fills", ["/rows-", f"/{entries.DATA}"])
@@ -196,10 +169,11 @@ def test_bitmaps_that_would_be_too_large_are_neither_written_nor_read(
         check(storage, next(read_commits(storage)))
 
 
-def test_a_patch_that_is_gone_is_noticed_before_the_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_patch", [False, True])
+def test_a_base_file_or_patch_that_is_gone_is_noticed_before_the_commit(tmp_path: Path, is_patch: bool) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = run_of(storage, 5)
-    storage.delete(patches(storage)[-1:])
+    storage.delete([key for key in base_files(storage) if entries.is_patch(key) == is_patch][-1:])
     assert not save(checkpoints, table_state(6), 6)
     assert save(checkpoints, table_state(7), 7)
     check(storage, next(read_commits(storage)))
@@ -216,16 +190,6 @@ def test_damage_of_a_table_or_a_patch_is_found(tmp_path: Path, which: int) -> No
         verify.verify(storage, newest, lambda count: None)
     with pytest.raises(DamagedError):
         restore.read_alone(storage, newest)
-
-
-def test_a_damaged_patch_is_noticed_when_something_older_is_to_go(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    checkpoints = run_of(storage, 5, 1)
-    flip(tmp_path / patches(storage)[-1])
-    for step in (6, 7, 8):
-        assert save(checkpoints, table_state(step), step)
-    (commit, *_) = read_commits(storage)
-    check(storage, commit)
 
 
 def overlook(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
@@ -319,19 +283,17 @@ def test_a_checkpoint_with_patches_can_be_moved_and_pulled(tmp_path: Path) -> No
     assert set(all_keys(target, entries.BASE)) <= set(all_keys(source, entries.BASE))
 
 
-@pytest.mark.parametrize("chunk_bytes", [64, 1000, 4096])
-def test_rows_are_patched_where_reads_begin_and_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
-) -> None:
+def test_rows_are_patched_where_reads_begin_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     run_of(storage, 6)
-    monkeypatch.setattr(verify, "CHUNK_BYTES", chunk_bytes)
     newest = next(read_commits(storage))
-    verify.verify(storage, newest, lambda count: None)
-    verify.pull(storage, newest, "model", tmp_path / "pulled", lambda count: None)
-    pulled = changing_rows.load(tmp_path / "pulled")
-    for name, tensor in table_state(6)["model"].items():
-        assert same(pulled[name], tensor.contiguous().view(-1).view(torch.uint8))
+    for chunk_bytes in (64, 1000, 4096):
+        monkeypatch.setattr(verify, "CHUNK_BYTES", chunk_bytes)
+        verify.verify(storage, newest, lambda count: None)
+        verify.pull(storage, newest, "model", tmp_path / "pulled", lambda count: None)
+        pulled = changing_rows.load(tmp_path / "pulled")
+        for name, tensor in table_state(6)["model"].items():
+            assert same(pulled[name], tensor.contiguous().view(-1).view(torch.uint8))
 
 
 def test_patched_tables_are_restored_from_memory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,17 +390,15 @@ def test_what_two_ranks_have_saved_one_rank_reads_and_the_other_way_round(tmp_pa
         check(storage, commit)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_of_sharded_tables_each_rank_writes_the_rows_of_its_shard(tmp_path: Path, dim: int) -> None:
-    assert ranks.run(sharded.save_tables, 2, str(tmp_path), 6, dim) == [0, 0]
+def test_of_sharded_tables_each_rank_writes_the_rows_of_its_shard(tmp_path: Path) -> None:
+    assert ranks.run(sharded.save_tables, 2, str(tmp_path), 6) == [0, 0]
     storage = LocalStorage(tmp_path)
     assert {key[-33:] for key in patches(storage)} == {f"/share-{rank:05d}-of-00002.safetensors" for rank in (0, 1)}
     for commit in read_commits(storage):
         check(storage, commit)
-    assert ranks.run(sharded.save_tables, 3, str(tmp_path), 1, dim, 7) == [0, 0, 0]
+    assert ranks.run(sharded.save_tables, 3, str(tmp_path), 1, 7) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
-    world = tell(tmp_path, seed, events=10, kind=RowsWorld)
+def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path) -> None:
+    world = tell(tmp_path, 1, events=15, kind=RowsWorld)
     assert world.patches

@@ -12,14 +12,11 @@ import torch
 from elasticctl_store.checkpoints import entries, tensor_boxes, verify
 from elasticctl_store.checkpoints.commits import delete_commit, read_commits
 from elasticctl_store.checkpoints.entries import Retention
-from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
-from elasticctl_store.errors import DamagedError, StorageError
-from elasticctl_store.storage import all_keys
+from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.incremental import unchanged
-from elasticctl_train.checkpoint.memory import local_tier
 from tests.support.train import programs, ranks
 from tests.support.train.checkpoints import FOLDER, gather_shares, make_share
 from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
@@ -38,13 +35,13 @@ def test_what_is_frozen_is_written_three_times_at_most(tmp_path: Path) -> None:
     storage = Counting(tmp_path)
     checkpoints = Checkpointer(storage)
     written = []
-    for step in range(1, 21):
+    for step in range(1, 13):
         storage.put_bytes.clear()
         assert save(checkpoints, frozen_state(step), step)
         written.append(sum(storage.put_bytes.values()))
     whole = written[0]
     assert max(written[3:]) < 0.1 * whole
-    assert sum(written) < 0.3 * 20 * whole
+    assert sum(written) < 3.9 * whole
     assert len(base_files(storage)) == 1
     for commit in read_commits(storage):
         verify.verify(storage, commit, lambda count: None)
@@ -52,47 +49,7 @@ def test_what_is_frozen_is_written_three_times_at_most(tmp_path: Path) -> None:
         assert same(restore.read_alone(storage, commit)[0], frozen_state(commit.step))
     restored = Checkpointer(storage).restore()
     assert restored is not None
-    assert same(restored.state, frozen_state(20))
-
-
-def test_without_anything_frozen_all_is_as_before(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    checkpoints = Checkpointer(storage)
-    for step in range(1, 6):
-        assert save(checkpoints, {"model": {"w": torch.full((3000,), float(step))}}, step)
-    assert not base_files(storage)
-    assert all(b'"format":2' in storage.get(key) for key in all_keys(storage, entries.JOURNAL))
-
-
-def test_a_frozen_tensor_that_is_written_to_after_all_is_saved(tmp_path: Path) -> None:
-    storage = Counting(tmp_path)
-    checkpoints = Checkpointer(storage, keep=Retention(50))
-    state = frozen_state(0)
-    states = {}
-    for step in range(1, 13):
-        if step in (6, 7, 9):
-            state["model"][f"layer.{step}"].numpy()[0, 0] = step  # behind autograd's back
-        assert save(checkpoints, state, step)
-        states[step] = {
-            part: value if part == "step" else {k: v.clone() for k, v in value.items()} for part, value in state.items()
-        }
-    for commit in read_commits(storage):
-        assert same(restore.read_alone(storage, commit)[0], states[commit.step])
-
-
-def test_a_base_file_lives_as_long_as_a_commit_needs_it(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    older = Checkpointer(storage, keep=Retention(2))
-    for step in range(1, 6):
-        assert save(older, frozen_state(step), step)
-    (first,) = base_files(storage)
-    younger = Checkpointer(storage, keep=Retention(2))
-    assert save(younger, frozen_state(6), 6)
-    assert base_files(storage) == [first]  # the commit of step 5 needs it
-    assert save(younger, frozen_state(7), 7)
-    assert base_files(storage) == []
-    assert save(younger, frozen_state(8), 8)
-    assert len(base_files(storage)) == 1
+    assert same(restored.state, frozen_state(12))
 
 
 def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> None:
@@ -103,7 +60,7 @@ def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> No
     for step in range(2, 6):
         assert save(checkpoints, frozen_state(step), step)
     (base,) = base_files(storage)
-    for step in range(6, 20):
+    for step in range(6, 10):
         checkpoints = Checkpointer(storage, keep=Retention(1))
         if step % 2:
             restored = checkpoints.restore()
@@ -117,22 +74,7 @@ def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> No
         assert base_files(storage) == [base]
     (commit,) = read_commits(storage)
     verify.verify(storage, commit, lambda count: None)
-    assert same(restore.read_alone(storage, commit)[0], frozen_state(19))
-
-
-def test_after_a_restart_what_has_changed_is_written(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    checkpoints = Checkpointer(storage)
-    for step in range(1, 6):
-        assert save(checkpoints, frozen_state(step), step)
-    checkpoints = Checkpointer(storage)
-    assert checkpoints.restore() is not None
-    for step in range(6, 12):
-        state = frozen_state(step)
-        state["model"]["layer.3"][0, 0] = 7 if step < 9 else step
-        assert save(checkpoints, state, step)
-        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
-    assert len(base_files(storage)) <= 3
+    assert same(restore.read_alone(storage, commit)[0], frozen_state(9))
 
 
 @pytest.mark.parametrize(
@@ -192,34 +134,6 @@ def test_a_damaged_base_file_is_written_anew_and_nothing_older_goes(tmp_path: Pa
     assert len(base_files(storage)) == 1
 
 
-def test_a_base_file_that_is_gone_is_noticed_before_the_commit(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    checkpoints = Checkpointer(storage)
-    for step in range(1, 5):
-        assert save(checkpoints, frozen_state(step), step)
-    (base,) = base_files(storage)
-    storage.delete([base])
-    assert not save(checkpoints, frozen_state(5), 5)
-    assert save(checkpoints, frozen_state(6), 6)
-    newest = next(read_commits(storage))
-    verify.verify(storage, newest, lambda count: None)
-    assert newest.step == 6
-
-
-def test_a_lost_entry_of_a_commit_with_a_base_file_is_made_again(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    checkpoints = Checkpointer(storage)
-    for step in range(1, 6):
-        assert save(checkpoints, frozen_state(step), step)
-    before = next(read_commits(storage))
-    flip(tmp_path / entries.key_of(before.position), 20)
-    checkpoints = Checkpointer(storage, keep=Retention(1))
-    restored = checkpoints.restore()
-    assert restored is not None
-    assert (restored.commit.step, restored.commit.bases) == (5, before.bases)
-    assert same(restored.state, frozen_state(5))
-
-
 def test_while_an_entry_cannot_be_read_no_base_file_goes(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage, keep=Retention(9))
@@ -235,45 +149,6 @@ def test_while_an_entry_cannot_be_read_no_base_file_goes(tmp_path: Path) -> None
     for step in (7, 8):
         assert save(checkpoints, frozen_state(step), step)
     assert base_files(storage) == [base]
-
-
-def test_a_checkpoint_with_a_base_file_can_be_moved_and_pulled(tmp_path: Path) -> None:
-    source, target = LocalStorage(tmp_path / "here"), LocalStorage(tmp_path / "there")
-    checkpoints = Checkpointer(source)
-    for step in range(1, 6):
-        assert save(checkpoints, frozen_state(step), step)
-    newest = find_newest(source)
-    assert newest is not None
-    copy_checkpoint(source, target, newest)
-    again = copy_checkpoint(source, target, newest)
-    assert again.sent == 0
-    moved = next(read_commits(target))
-    verify.verify(target, moved, lambda count: None)
-    assert same(restore.read_alone(target, moved)[0], frozen_state(5))
-    assert verify.pull(target, moved, "model", tmp_path / "model.safetensors", lambda count: None) == 11
-
-
-def test_what_is_stored_in_two_files_is_restored_from_memory_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = tmp_path / "tier"
-    tier.mkdir(mode=0o700)
-    monkeypatch.setenv(local_tier.VARIABLE, str(tier))
-    storage = LocalStorage(tmp_path / "state")
-    checkpoints = Checkpointer(storage)
-    for step in range(1, 6):
-        assert save(checkpoints, frozen_state(step), step)
-
-    class Refusing(LocalStorage):
-        def read_into(self, key: str, start: int, into: memoryview) -> None:
-            raise StorageError(f"{key} is read from storage")
-
-    for base in base_files(storage):
-        flip(tmp_path / "state" / base)
-    restored = Checkpointer(Refusing(tmp_path / "state")).restore()
-    assert restored is not None
-    assert restored.commit.bases
-    assert same(restored.state, frozen_state(5))
 
 
 def test_a_copy_for_memory_has_all_in_one_file(tmp_path: Path) -> None:
@@ -311,6 +186,5 @@ def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
     assert same(restored.state, frozen_state(8))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
-    tell(tmp_path, seed, events=15)
+def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path) -> None:
+    tell(tmp_path, 1, events=25)

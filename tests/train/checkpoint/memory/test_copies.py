@@ -82,12 +82,10 @@ def resume(tmp_path: Path, nodes: list[str]) -> dict[str, Any]:
     return noted
 
 
-@pytest.mark.parametrize("loss", ["ranks", "node"])
-def test_training_goes_on_from_memory_bit_by_bit(
-    tmp_path: Path, nodes: list[str], undisturbed: dict[str, Any], loss: str
+def test_training_goes_on_from_memory_bit_by_bit_where_a_node_is_lost_too(
+    tmp_path: Path, nodes: list[str], undisturbed: dict[str, Any]
 ) -> None:
-    if loss == "node":
-        shutil.rmtree(Path(nodes[1], "copies"))
+    shutil.rmtree(Path(nodes[1], "copies"))
     second = resume(tmp_path, nodes)
     assert second["first"] == STOP
     assert second["losses"] == undisturbed["losses"][STOP:]
