@@ -7,23 +7,43 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.storage.local import LocalStorage
+from tests.support.forked.launcher import take_output
+from tests.support.train import ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = 1797
 
 
-def run(*argv: str, cwd: Path, **environ: str) -> str:
+def train(path: str, log: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Be the process of an example, which prints to the end of a file and works in its folder."""
+    take_output(Path(log))
+    os.chdir(Path(log).parent)
+    ranks.run_script(Path(path), arguments, {"CUDA_VISIBLE_DEVICES": "", **environ})
+
+
+def trained(path: Path, folder: Path, *arguments: str, world_size: int = 1, **environ: str) -> str:
+    """What an example prints, with an environment as torchrun's."""
+    log = folder / "log"
+    log.write_text("")
+    codes = ranks.run(train, world_size, str(path), str(log), arguments, environ)
+    assert codes == [0] * world_size, log.read_text()
+    return log.read_text()
+
+
+def run(*argv: str, cwd: Path) -> str:
     """What a command says; it has to succeed."""
-    settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", **environ}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        argv, cwd=cwd, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=110, check=False,
-    )  # fmt: skip
+        argv, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -35,13 +55,22 @@ def right(said: str) -> int:
     return int(found[0])
 
 
+def test_it_learns_the_digits_and_resumes(tmp_path: Path) -> None:
+    script, state = EXAMPLES / "digits" / "train.py", str(tmp_path / "state")
+    first = trained(script, tmp_path, "--storage", state, "--epochs", "8")
+    assert re.search(r"epoch 7: step 184, test accuracy 0\.9[5-9]", first)
+    assert next(read_commits(LocalStorage(tmp_path / "state"))).metrics["test_accuracy"] >= 0.95
+    second = trained(script, tmp_path, "--storage", state, "--epochs", "9")
+    assert "resumed from step 184, epoch 8" in second
+    assert re.findall(r"epoch \d+: step \d+", second) == ["epoch 8: step 207"]
+
+
 def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    plain = run(sys.executable, *torchrun, str(EXAMPLES / "ddp" / "plain.py"), cwd=tmp_path)
+    plain = trained(EXAMPLES / "ddp" / "plain.py", tmp_path, world_size=2)
     assert right(plain) > 0.95 * SAMPLES / 2
-    elastic = (sys.executable, str(EXAMPLES / "ddp" / "elastic.py"))
-    assert right(run(*elastic, cwd=tmp_path, ELASTICCTL_STORAGE="./state")) > 0.95 * SAMPLES
-    again = run(*elastic, cwd=tmp_path, ELASTICCTL_STORAGE="./state")
+    elastic = EXAMPLES / "ddp" / "elastic.py"
+    assert right(trained(elastic, tmp_path, ELASTICCTL_STORAGE="./state")) > 0.95 * SAMPLES
+    again = trained(elastic, tmp_path, ELASTICCTL_STORAGE="./state")
     assert "epoch 10" in again
     assert "right" not in again
 
