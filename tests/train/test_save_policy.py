@@ -101,13 +101,6 @@ def test_only_the_rank_whose_interval_counts_tells_it(caplog: pytest.LogCaptureF
     assert caplog.messages == []
 
 
-def test_writing_is_given_half_the_time_at_most() -> None:
-    cadence = Cadence(SavePolicy(), 0, 0.0)
-    cadence.written(15.0)
-    cadence.saved(0.0)
-    assert walk(cadence, 0, [1.0] * 65)[1] == [30, 60]
-
-
 def test_a_given_interval_stays_whatever_saves_cost() -> None:
     cadence = Cadence(SavePolicy(10.0), 0, 0.0)
     cadence.saved(100.0)

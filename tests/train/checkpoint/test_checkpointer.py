@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import multiprocessing
 import os
 import resource
@@ -27,7 +26,6 @@ from elasticctl_store.checkpoints.entries import (
     DATA,
     JOURNAL,
     Commit,
-    Retention,
     base_key,
     encode,
     folder_of,
@@ -101,6 +99,7 @@ def test_training_may_change_the_state_as_soon_as_save_returns(tmp_path: Path) -
     checkpoints.save(state, Label(1))
     assert checkpoints.busy
     state["model"]["w"].zero_()
+    assert list(read_commits(storage)) == []
     storage.gate.set()
     checkpoints.settle()
     restored = checkpoints.restore()
@@ -141,16 +140,6 @@ def test_of_a_skipped_save_one_rank_tells(tmp_path: Path, caplog: pytest.LogCapt
     assert checkpoints.skipped == 1
     assert caplog.messages == []
     storage.gate.set()
-
-
-def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:
-    storage = Gated(tmp_path)
-    checkpoints = Checkpointer(storage)
-    checkpoints.save(state_of(1), Label(1))
-    assert list(read_commits(storage)) == []
-    storage.gate.set()
-    checkpoints.settle()
-    assert [commit.step for commit in read_commits(storage)] == [1]
 
 
 @pytest.fixture
@@ -234,14 +223,6 @@ def test_a_commit_is_told_with_its_number_and_size(tmp_path: Path) -> None:
     assert all(commit.size_bytes > 200 and took_s > 0 for commit, took_s in told)
 
 
-def test_the_last_three_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpointer(LocalStorage(tmp_path))
-    for step in range(6):
-        checkpoints.save(state_of(step), Label(step))
-    checkpoints.settle()
-    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [5, 4, 3]
-
-
 def damage_newest(storage: LocalStorage, kind: str) -> None:
     folder = next(read_commits(storage)).folder
     key = next(key for key in all_keys(storage, folder) if key.endswith(kind))
@@ -265,31 +246,6 @@ def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, cap
     younger.restore()
     younger.save(state_of(4), Label(4))
     assert younger.settle()
-
-
-@pytest.mark.parametrize("gone", ["newest", "all", "torn"])
-def test_a_lost_journal_entry_is_made_again(tmp_path: Path, gone: str) -> None:
-    checkpoints = Checkpointer(LocalStorage(tmp_path))
-    for step in (1, 2):
-        checkpoints.save(state_of(step), Label(step, 4, {"loss": 0.5, "odd": math.nan}))
-        checkpoints.settle()
-    before = next(read_commits(LocalStorage(tmp_path)))
-    newest, *older = sorted((tmp_path / "journal").iterdir())
-    if gone == "torn":
-        newest.write_bytes(newest.read_bytes()[:70])
-    else:
-        newest.unlink()
-        for entry in older if gone == "all" else ():
-            entry.unlink()
-    younger = Checkpointer(LocalStorage(tmp_path))
-    restored = younger.restore()
-    assert restored is not None
-    assert same(restored.state, state_of(2))
-    assert (restored.commit.step, restored.commit.epoch, restored.commit.metrics) == (2, 4, {"loss": 0.5})
-    assert (restored.commit.shares, restored.commit.size_bytes) == (before.shares, before.size_bytes)
-    younger.save(state_of(3), Label(3))
-    assert younger.settle()
-    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("entry_too", [False, True])
@@ -462,31 +418,6 @@ def test_a_tensor_file_that_is_damaged_is_read_three_times(tmp_path: Path) -> No
     assert storage.reads[key] == 3
 
 
-def test_a_listing_without_the_entry_of_the_run_itself_is_not_believed(tmp_path: Path) -> None:
-    class Forgetful(LocalStorage):
-        """Twice, there is nothing in the journal."""
-
-        forgets = 0
-
-        def list(self, prefix: str, *, after: str = "") -> list[str]:
-            if prefix == JOURNAL and self.forgets:
-                self.forgets -= 1
-                return []
-            return super().list(prefix, after=after)
-
-    storage = Forgetful(tmp_path)
-    for step in (1, 2, 3):
-        checkpoints = Checkpointer(storage, keep=Retention(99))
-        storage.forgets = 2
-        restored = checkpoints.restore()
-        assert (restored.commit.step if restored is not None else 0) == step - 1
-        checkpoints.save(state_of(step), Label(step))
-        storage.forgets = 2
-        checkpoints.settle()
-    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [3, 2, 1]
-    assert len({folder_of(key) for key in all_keys(storage, DATA)}) == 3
-
-
 def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     checkpoints.save(state_of(1), Label(1))
@@ -561,13 +492,6 @@ def test_a_run_is_fenced_whose_folder_is_swept_while_it_writes(tmp_path: Path, m
     checkpoints.save(state_of(1), Label(1))
     with pytest.raises(FencedError, match="a newer run"):
         checkpoints.settle()
-
-
-def test_a_share_that_the_storage_has_lost_costs_that_save_only(tmp_path: Path) -> None:
-    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
-    assert ranks.run(sharded.save_what_is_lost, 2, url, outcome) == [0, 0]
-    assert [Path(f"{outcome}-{rank}").read_text() for rank in range(2)] == ["False True "] * 2
-    assert [commit.step for commit in read_commits(LocalStorage(tmp_path / "state"))] == [2]
 
 
 def test_ranks_whose_shares_a_younger_run_has_swept_end_fenced_at_once(tmp_path: Path) -> None:

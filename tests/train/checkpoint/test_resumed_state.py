@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import tempfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from elasticctl_store.checkpoints.commits import read_commits
@@ -27,7 +24,7 @@ from elasticctl_train import Run
 from elasticctl_train.checkpoint import compatibility, parts, restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import read_buffers
-from tests.support.train.states import same, trees
+from tests.support.train.states import same
 
 OPTIMIZERS = sorted(
     name
@@ -123,8 +120,11 @@ def written(state: Any) -> tuple[Any, list[int]]:
     return torch.load(file), sizes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*[(kind, torch.float32) for kind in OPTIMIZERS], ("Adam", torch.bfloat16), ("SGD", torch.float64)],
+    ids=str,
+)
 def test_a_resumed_optimizer_is_as_one_that_went_on(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     model, optimizer = trained(kind, dtype)
     steps(model, optimizer, 2)
@@ -224,24 +224,6 @@ def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
 @pytest.mark.parametrize(("start", "length"), [(64, 1000), (32, 1 << 20)])
 def test_small_and_unaligned_tensors_are_copied(start: int, length: int) -> None:
     assert read_buffers.ReadBuffer(2 << 20).keep(start, torch.uint8, (length,)) is None
-
-
-@given(st.dictionaries(st.text(max_size=6) | st.sampled_from(["$rank", "$x", "a/b", "a", ""]), trees, max_size=3))
-@settings(max_examples=60)
-def test_whatever_is_saved_comes_back_and_the_rest_is_refused(state: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoints = Checkpointer(LocalStorage(Path(folder)))
-        local = {"own": list(state.values()), **state}
-        if any(name.startswith("$") for name in state):
-            with pytest.raises(StateError, match="needs another name"):
-                checkpoints.save(state, Label(1), local=local)
-            return
-        checkpoints.save(state, Label(1), local=local)
-        assert checkpoints.settle()
-        restored = checkpoints.restore()
-        assert restored is not None
-        assert same(restored.state, state)
-        assert same(restored.local, local)
 
 
 def test_ordered_dicts_are_plain_ones_to_earlier_versions(tmp_path: Path) -> None:

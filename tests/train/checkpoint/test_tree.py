@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from contextlib import suppress
@@ -27,31 +26,6 @@ from tests.support.train.states import same, through_json, trees
 @settings(max_examples=150)
 def test_a_tree_survives_json(tree: Any) -> None:
     assert same(through_json(tree), tree)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda parameters: torch.optim.Adam(parameters, amsgrad=True),
-        lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
-        lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(1e-3)),
-        torch.optim.Adafactor,
-        torch.optim.LBFGS,
-    ],
-)
-def test_the_states_of_torchs_optimizers_survive(make: Any) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
-    optimizer = make(model.parameters())
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 3)).sum()
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-    assert same(through_json(optimizer.state_dict()), optimizer.state_dict())
 
 
 def test_the_states_of_torchs_schedulers_survive() -> None:
@@ -261,11 +235,6 @@ def test_json_that_is_no_tree_is_damage_and_nothing_worse(data: Any) -> None:
 
     with suppress(DamagedError):
         decode(data, tensor)
-
-
-def test_a_pickle_in_a_text_stays_text() -> None:
-    text = pickle.dumps([1, 2]).decode("latin-1")
-    assert through_json({"$tensor": text}) == {"$tensor": text}
 
 
 def test_leaves_are_named_as_the_flattener_names_them() -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from elasticctl_store.checkpoints.entries import ObjectRef
-from elasticctl_store.errors import NoMemoryError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers, local_tier
@@ -84,11 +83,6 @@ def restored(root: Path) -> tuple[int, int]:
 
 def files(base: Path, kind: str) -> list[Path]:
     return sorted(base.glob(f"*/*.{kind}"))
-
-
-def test_a_restarted_process_restores_from_memory(tmp_path: Path, base: Path) -> None:
-    saved(tmp_path / "state", 1, 2, 3)
-    assert restored(tmp_path / "state") == (3, 0)
 
 
 def test_what_is_restored_stays_as_it_is_when_training_goes_on(tmp_path: Path, base: Path) -> None:
@@ -277,8 +271,3 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
     assert opened(base, 1, 3).offers().keys() == {refs[2], refs[3]}
     assert not opened(base, 0, 3).clear(but_for="data/save-1/")
     assert opened(base, 1, 3).offers() == {refs[3]: Offer(files(base, "data")[0])}
-
-
-def test_more_than_there_can_be_is_said_in_words() -> None:
-    with pytest.raises(NoMemoryError, match="268435456 MB of memory for a checkpoint"):
-        anonymous(1 << 48)
