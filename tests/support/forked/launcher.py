@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import BinaryIO
@@ -42,7 +43,8 @@ class ForkedLauncher:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended since: it is the server that waits for it
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self._process.terminate()

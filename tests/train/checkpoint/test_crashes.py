@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,12 +35,8 @@ def test_a_kill_before_any_request_loses_nothing(cloud: Cloud, tmp_path: Path) -
     running: list[BaseProcess] = []
     turn = 0
 
-    def kill() -> None:
-        assert running[0].pid is not None
-        os.kill(running[0].pid, signal.SIGKILL)
-
     def plan(seen: Seen) -> Fault | None:
-        return Fault(call=kill, lose="before") if seen.number >= turn else None
+        return Fault(call=running[0].kill, lose="before") if seen.number >= turn else None
 
     die_at, ended = 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:
