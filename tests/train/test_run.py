@@ -209,22 +209,6 @@ def test_batches_that_are_fetched_ahead_of_their_steps_are_said(caplog: pytest.L
     assert caplog.text.count(said) == 1
 
 
-def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp_path: Path) -> None:
-    seen: Counter[int] = Counter()
-    for stop_at in (2, None):
-        with Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP) as run:
-            for _ in run.epochs(1):
-                for index, batch in enumerate(run.loader(Numbers(30), global_batch=3)):
-                    seen.update(batch.tolist())
-                    if index % 2:
-                        run.step()
-                    if run.steps_done == stop_at:
-                        break
-                if stop_at:
-                    break
-    assert seen == Counter(range(30))
-
-
 @pytest.mark.parametrize("goes_by_steps_done", [False, True])
 def test_a_step_goes_on_while_gradients_wait_for_an_optimizer(tmp_path: Path, goes_by_steps_done: bool) -> None:
     """A script that accumulates gradients may call run.step for each batch: a resume must not lose some of them."""
