@@ -8,8 +8,8 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
 
-# .ci/cluster tries what has failed once more, on a new cluster. The other tests, which run beside these, have failed others.
-ON_CLUSTER = $(PYTEST) -o cache_dir=.pytest_cache/cluster $(if $(AGAIN),--last-failed) tests/on_cluster
+# The other tests, which run beside these in CI, have a cache of their own.
+ON_CLUSTER = $(PYTEST) -o cache_dir=.pytest_cache/cluster tests/on_cluster
 
 # What is worth making faster: tests/on_cluster run one after the other.
 SLOWEST := --durations 30 --durations-min 5
