@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,32 +21,49 @@ LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
 LAB_HOME = Path(os.environ.get("KUBELAB_HOME", "/tmp/kubelab"))
 """Where the lab keeps the pids of its processes."""
 
-_STARTS = 10
-"""Threads of what has been killed may hold its port a moment longer."""
+_UNREACHED = ("Unable to connect to the server", "did you specify the right host or port?")
+"""What kubectl says when it could not send its request."""
+_READING = ("describe", "explain", "history", "logs", "status", "wait")
+_PATIENCE_S = 300
 _started: list[subprocess.Popen[bytes]] = []
 """Parts of the control plane; the lab ends them, after this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """How a command ended, and after how long."""
+    """How a command ended."""
 
     code: int
     out: str
     err: str
-    took_s: float
 
 
 def kubectl(*words: str, given: str = "", timeout_s: float = 120) -> str:
-    """What kubectl prints, `given` on its standard input; fails with what it says when it fails."""
-    done = _run(["kubectl", *words], given=given, timeout_s=timeout_s)
+    """What kubectl prints, `given` on its standard input; fails with what it says when it fails.
+
+    It is typed again as long as it does not reach the server.
+    """
+    done = _run_kubectl(*words, given=given, timeout_s=timeout_s)
     assert done.code == 0, done
     return done.out
 
 
-def elasticctl(*words: str, timeout_s: float = 120) -> Typed:
-    """Run the command line against the current context of $KUBECONFIG, which has to be imported (`cli_home`)."""
-    return _run([sys.executable, "-m", "elasticctl.cli", *words], timeout_s=timeout_s)
+def refusal(*words: str, given: str = "") -> str:
+    """What kubectl says when it fails."""
+    done = _run_kubectl(*words, given=given, timeout_s=120)
+    assert done.code != 0, done
+    return done.err
+
+
+def elasticctl(*words: str, patient: bool = True) -> Typed:
+    """Run the command line against the current context of $KUBECONFIG, which has to be imported (`cli_home`).
+
+    `patient`: a verb that only reads is typed again as long as the server does not answer it in time.
+    """
+    while True:
+        done = _run([sys.executable, "-m", "elasticctl.cli", *words], timeout_s=_PATIENCE_S)
+        if not (patient and words[0] in _READING and "no answer from the cluster" in done.err):
+            return done
 
 
 def need_lab() -> None:
@@ -75,23 +92,36 @@ def frozen(part: str = "kube-apiserver") -> Iterator[None]:
 
 def restart(part: str) -> None:
     """Kill a part of the control plane, and start it as it was."""
-    need_lab()
-    pid, command = _pid(part), _command(part)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: _born(pid) in ("", None), 10)
-    _start(part, command)
+    with stopped(part):
+        pass
 
 
 @contextmanager
-def revived(part: str) -> Iterator[None]:
-    """Start a part of the control plane as it was, if it has ended meanwhile."""
+def stopped(part: str) -> Iterator[None]:
+    """Kill a part of the control plane, and start it as it was afterwards."""
     need_lab()
-    command = _command(part)
+    pid, command = _pid(part), _command(part)
+    os.kill(pid, signal.SIGKILL)
     try:
+        wait_until(lambda: _has_ended(pid))
         yield
     finally:
-        if _born(_pid(part)) in ("", None):
-            _start(part, command)
+        _start(part, command)
+
+
+def start_node(name: str) -> None:
+    """Bring back a node that was killed; it takes pods again then."""
+    lab("start-node", name, timeout_s=300)
+    wait_until(lambda: not kubectl("get", "node", name, "-o", "jsonpath={.spec.taints}"), every_s=0.5)
+
+
+def kill_processes(pod_uid: str) -> None:
+    """Kill what runs in a pod of the lab, on this machine: when a pod is deleted, its processes are told to stop."""
+    need_lab()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if f"/pod{pod_uid}" in (process / "cgroup").read_text() and (process / "comm").read_text() != "pause\n":
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _command(part: str) -> tuple[list[bytes], dict[bytes, bytes]]:
@@ -105,35 +135,37 @@ def _command(part: str) -> tuple[list[bytes], dict[bytes, bytes]]:
 def _start(part: str, command: tuple[list[bytes], dict[bytes, bytes]]) -> None:
     argv, environ = command
     with (LAB_HOME / "log" / f"{part}.log").open("ab") as log:
-        for _ in range(_STARTS):
-            process = subprocess.Popen(
-                argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-            try:
-                process.wait(2)
-            except subprocess.TimeoutExpired:
-                break
-        else:
-            raise AssertionError(f"{part} does not start again")
+        process = subprocess.Popen(
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     _started.append(process)
-    (LAB_HOME / "pid" / part).write_text(f"{process.pid} {_born(process.pid)}")
+    started_at = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    (LAB_HOME / "pid" / part).write_text(f"{process.pid} {started_at}")  # as the lab notes it
 
 
 def _pid(part: str) -> int:
     return int((LAB_HOME / "pid" / part).read_text().split()[0])
 
 
-def _born(pid: int) -> str | None:
-    """When a process was started, as the lab notes it beside its pid; "" when it has ended, None: there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return None
-    return "" if fields[0] == "Z" else fields[19]
+def _has_ended(pid: int) -> bool:
+    """Have all its threads? A thread that still ends holds the process's ports."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if thread.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return False
+    return True
+
+
+def _run_kubectl(*words: str, given: str, timeout_s: float) -> Typed:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        done = _run(["kubectl", *words], given=given, timeout_s=timeout_s)
+        if time.monotonic() > deadline or not any(said in done.err for said in _UNREACHED):
+            return done
+        time.sleep(0.5)
 
 
 def _run(argv: list[str], *, given: str = "", timeout_s: float) -> Typed:
-    began = time.monotonic()
     done = subprocess.run(
         argv,
         input=given,
@@ -143,4 +175,4 @@ def _run(argv: list[str], *, given: str = "", timeout_s: float) -> Typed:
         check=False,
         env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
     )
-    return Typed(done.returncode, done.stdout, done.stderr, time.monotonic() - began)
+    return Typed(done.returncode, done.stdout, done.stderr)

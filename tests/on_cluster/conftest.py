@@ -12,8 +12,9 @@ from typing import TypeVar
 import pytest
 
 from benchmarks.replicas import Replicas, prepare
-from elasticctl.kubeapi.connection import Connection, connect
+from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.commands import LAB_HOME, elasticctl, kubectl, lab, need_lab
+from tests.on_cluster.patient import PatientConnection
 from tests.on_cluster.waiting import wait_until
 
 R = TypeVar("R", bound=Replicas)
@@ -40,7 +41,7 @@ def api() -> Connection:
     """The cluster; the tests are skipped where there is none."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("$KUBECONFIG is not set")
-    return connect()
+    return PatientConnection()
 
 
 @pytest.fixture(scope="session")
@@ -78,11 +79,11 @@ def karpenter(api: Connection) -> Iterator[None]:
         yield
     finally:
         kubectl("delete", "nodepools,nodeclaims", "--all", "--wait=false")
-        wait_until(lambda: not api.request("GET", CLAIMS)["items"], 120, every_s=0.5)
+        wait_until(lambda: not api.request("GET", CLAIMS)["items"], every_s=0.5)
         os.kill(int((LAB_HOME / "pid" / "karpenter").read_text().split()[0]), signal.SIGTERM)
         definitions = [name for name in kubectl("get", "crd", "-o", "name").split() if "karpenter" in name]
         kubectl("delete", "--wait=false", *definitions)
-        wait_until(lambda: "karpenter" not in kubectl("get", "crd", "-o", "name"), 60, every_s=0.5)
+        wait_until(lambda: "karpenter" not in kubectl("get", "crd", "-o", "name"), every_s=0.5)
 
 
 @contextmanager
@@ -95,4 +96,6 @@ def stopping(replicas: R) -> Iterator[R]:
             replicas.stop()
         finally:
             for replica in replicas.running:
+                replica.process.kill()  # one that has not stopped would lead in the tests that follow
+                replica.process.wait()
                 print(f"--- {replica.log.name}", replica.log.read_text(), sep="\n")

@@ -24,7 +24,7 @@ def eat_once_told(file: Path) -> None:
     file.unlink()
     eaten = []
     while True:
-        eaten.append(bytearray(os.urandom(4096) * (BLOCK_BYTES // 4096)))
+        eaten.append(bytearray(b"\1" * BLOCK_BYTES))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def clear(cluster: KubeCluster) -> None:
     names = [job["metadata"]["name"] for job in cluster.list_jobs("default")]
     for name in names:
         cluster.delete_job("default", name)
-    wait_until(lambda: not cluster.list_jobs("default"), 30)
+    wait_until(lambda: not cluster.list_jobs("default"))
 
 
 class TestKubeCluster(ClusterContract):
@@ -70,14 +70,14 @@ def test_a_follow_goes_on_through_scaling_and_replacement(cluster: Cluster) -> N
     def said(text: str) -> list[str]:
         return sorted(line.worker[-1] for line in list(got) if line.text.startswith(text))
 
-    wait_until(lambda: said("here") == ["0", "1"], 60)
+    wait_until(lambda: said("here") == ["0", "1"])
     cluster.evict_pod("default", "talks-worker-1", grace_s=10.0)
-    wait_until(lambda: len(said("here")) == 3 and said("bye") == ["1"], 60)
+    wait_until(lambda: len(said("here")) == 3 and said("bye") == ["1"])
     cluster.patch_job("default", "talks", scale(3))
-    wait_until(lambda: len(said("here")) == 4, 60)
-    wait_until(lambda: len(running(cluster, "talks")) == 3, 60)
+    wait_until(lambda: len(said("here")) == 4)
+    wait_until(lambda: len(running(cluster, "talks")) == 3)
     cluster.patch_job("default", "talks", {"spec": {"cancel": True}})
-    wait_until(lambda: not reader.is_alive(), 60)
+    wait_until(lambda: not reader.is_alive())
     assert phase(cluster, "talks") == "Cancelled"
     assert len(said("here")) == 4
 

@@ -72,23 +72,23 @@ class Person:
         self.address, self._opener = address, urllib.request.build_opener(*handlers)
 
     def log_in(self, name: str) -> None:
-        with self._opener.open(f"{self.address}/", timeout=20) as form:
+        with self._opener.open(f"{self.address}/", timeout=90) as form:
             where = form.url
-        with self._opener.open(where, urllib.parse.urlencode({"sub": name}).encode(), timeout=20) as page:
+        with self._opener.open(where, urllib.parse.urlencode({"sub": name}).encode(), timeout=90) as page:
             assert "<title>elasticctl</title>" in page.read().decode()
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data, {"Origin": self.address, **headers})
         try:
-            with self._opener.open(request, timeout=20) as answer:
+            with self._opener.open(request, timeout=90) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as refused:
             return refused.code, json.load(refused)
 
     def hears(self, wanted: str) -> dict[str, Any]:
         """The next news of this name, of the namespace."""
-        with self._opener.open(f"{self.address}/in/{SPACE}/events", timeout=20) as stream:
+        with self._opener.open(f"{self.address}/in/{SPACE}/events", timeout=90) as stream:
             name = ""
             for line in stream:
                 key, _, value = line.decode().rstrip().partition(": ")
@@ -136,7 +136,7 @@ def test_who_logs_in_by_oidc_is_known_to_the_api_server(
             for person, name in ((jo, "jo@example.org"), (maria, "maria@example.org")):
                 person.log_in(name)
                 # The API server asks the issuer for its keys by and by.
-                wait_until(lambda person=person: person.ask("/session")[0] == 200, 90)
+                wait_until(lambda person=person: person.ask("/session")[0] == 200)
                 assert person.ask("/session")[1] == {"user": f"oidc:{name}"}
                 assert [row["name"] for row in person.hears("jobs")["rows"]] == ["digits"]
             change = f"/in/{SPACE}/jobs/{SPACE}/digits/suspend"

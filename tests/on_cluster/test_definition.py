@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,9 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.spec import API_VERSION, PLURAL
 from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, connect, resource_path
-from tests.on_cluster.commands import kubectl
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
+from tests.on_cluster.commands import kubectl, refusal
+from tests.on_cluster.patient import PatientConnection
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
 
@@ -40,18 +40,11 @@ def remove(api: Connection) -> None:
         cluster.delete_job("default", NAME)
     except NotFoundError:
         return
-    wait_until(lambda: NAME not in [job["metadata"]["name"] for job in cluster.list_jobs("default")], 60)
+    wait_until(lambda: NAME not in [job["metadata"]["name"] for job in cluster.list_jobs("default")])
 
 
 def job(**spec: Any) -> Manifest:
     return shell_job(NAME, "true", 2, **{"minReplicas": 1, "maxReplicas": 4, **spec})
-
-
-def refusal(*words: str, given: str = "") -> str:
-    """What kubectl says when it fails."""
-    done = subprocess.run(["kubectl", *words], input=given, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode != 0, done.stdout
-    return done.stderr
 
 
 def apply(manifest: Manifest, *options: str) -> str:
@@ -62,7 +55,7 @@ def as_controller(api: Connection, status: Manifest) -> None:
     """Write a status as the controller does: all of it, under its own name."""
     found = api.request("GET", STATUS.removesuffix("/status"))
     with_status = {**found, "status": status}
-    connect(client=CONTROLLER).request("PUT", STATUS, with_status)
+    PatientConnection(CONTROLLER).request("PUT", STATUS, with_status)
 
 
 def owners(api: Connection) -> set[tuple[str, str]]:
@@ -146,7 +139,7 @@ def test_a_file_that_is_applied_again_keeps_what_the_controller_has_written(
     apply(manifest, *options)
     as_controller(api, {"phase": "Running", "training": 2})
     admitted = {"metadata": {"annotations": {"elastic.pytorch.org/kueue-admitted": "uid"}}}
-    connect(client=CONTROLLER).request("PATCH", STATUS.removesuffix("/status"), admitted, content_type=MERGE_PATCH)
+    PatientConnection(CONTROLLER).request("PATCH", STATUS.removesuffix("/status"), admitted, content_type=MERGE_PATCH)
     manifest["status"] = {"phase": "Failed"}  # a file may have been written by `kubectl get -o yaml`
     manifest["spec"]["maxReplicas"] = 3
     apply(manifest, *options)
@@ -163,14 +156,14 @@ def test_a_file_without_suspend_leaves_it_to_the_queue(api: Connection, options:
     apply(job(), *options)
     for suspend in (True, False):
         patch = {"spec": {"suspend": suspend}}
-        connect(client=CONTROLLER).request("PATCH", path, patch, content_type=MERGE_PATCH)
+        PatientConnection(CONTROLLER).request("PATCH", path, patch, content_type=MERGE_PATCH)
         apply(job(maxReplicas=3), *options)
         assert api.request("GET", path)["spec"]["suspend"] is suspend
 
 
 def test_a_scaling_and_a_file_do_not_overwrite_each_other(api: Connection) -> None:
     apply(job(), "--server-side")
-    KubeCluster(connect()).patch_job("default", NAME, replicas(3))
+    KubeCluster(api).patch_job("default", NAME, replicas(3))
     assert ("elasticctl", "") in owners(api)
     heard = refusal("apply", "--server-side", "-f", "-", given=json.dumps(job()))
     assert 'conflict with "elasticctl"' in heard

@@ -78,18 +78,18 @@ def test_two_jobs_never_hold_half_of_what_each_needs(cluster: KubeCluster, api: 
 
     for name in ("first", "second"):
         cluster.create_job(a_job(name))
-    wait_until(lambda: sorted(count()) == [0, 3] and len(cluster.list_pods(NAMESPACE, "second")) == 3, 60)
+    wait_until(lambda: sorted(count()) == [0, 3] and len(cluster.list_pods(NAMESPACE, "second")) == 3)
     assert (2, 2) not in seen
     first = "first" if count()[0] else "second"
     second = "second" if first == "first" else "first"
     [one, *_] = cluster.list_pods(NAMESPACE, first)
     uid = one["metadata"]["uid"]
     api.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{one['metadata']['name']}")
-    wait_until(lambda: uid not in [pod["metadata"]["uid"] for pod in cluster.list_pods(NAMESPACE, first)], 30)
-    wait_until(lambda: placed(cluster, first) == 3, 30)  # a replaced worker does not wait for two more
+    wait_until(lambda: uid not in [pod["metadata"]["uid"] for pod in cluster.list_pods(NAMESPACE, first)])
+    wait_until(lambda: placed(cluster, first) == 3)  # a replaced worker does not wait for two more
     assert placed(cluster, second) == 0
 
     replicas = cluster.get_job(NAMESPACE, second)["spec"]["replicaSpecs"]
     replicas["Worker"]["replicas"] = 3
     cluster.patch_job(NAMESPACE, second, {"spec": {"minReplicas": 1}})
-    wait_until(lambda: placed(cluster, second) == 1, 60)  # its minimum is less now, and the fourth place is free
+    wait_until(lambda: placed(cluster, second) == 1)  # its minimum is less now, and the fourth place is free

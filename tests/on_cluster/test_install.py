@@ -38,12 +38,12 @@ def installer(crd: None, api: Connection) -> Iterator[Installer]:
         "PATCH", resource_path("v1", None, "namespaces", installation.NAMESPACE), ours, content_type=MERGE_PATCH
     )
     made.apply(manifests())
-    made.await_available(installation.NAMESPACE, 120)
+    made.await_available(installation.NAMESPACE, 240)
     assert not [line for line in said if "left out" in line]
     yield made
     found = made.inspect(manifests()).objects
     made.remove(found)
-    wait_until(lambda: not _left(api, found), 120)
+    wait_until(lambda: not _left(api, found))
     prepare(api)
 
 
@@ -73,43 +73,6 @@ def test_a_second_time_changes_nothing(installer: Installer, api: Connection) ->
     said: list[str] = []
     Installer(api, said.append).apply(manifests())
     assert [line for line in said if not line.endswith((": unchanged", ": kept"))] == []
-
-
-@pytest.mark.parametrize(
-    ("group", "resource", "verb", "allowed"),
-    [
-        ("", "pods", "create", True),
-        ("", "nodes", "watch", True),
-        ("", "secrets", "create", True),
-        ("", "secrets", "get", False),
-        ("", "secrets", "list", False),
-        ("", "pods/exec", "create", False),
-        ("", "pods/log", "get", False),
-        ("", "pods", "patch", False),
-        ("", "nodes", "delete", False),
-        ("", "nodes", "patch", False),
-        ("", "configmaps", "list", False),
-        ("", "serviceaccounts/token", "create", False),
-        ("apps", "deployments", "create", False),
-        ("rbac.authorization.k8s.io", "clusterroles", "update", False),
-        ("elastic.pytorch.org", "elasticjobs", "delete", True),
-        ("elastic.pytorch.org", "elasticjobs", "update", False),
-        ("elastic.pytorch.org", "elasticjobs/status", "update", True),
-        ("coordination.k8s.io", "leases", "update", False),
-    ],
-)
-def test_the_controller_may_do_this_and_not_that(
-    installer: Installer, api: Connection, group: str, resource: str, verb: str, allowed: bool
-) -> None:
-    name, _, part = resource.partition("/")
-    asked = {"group": group, "resource": name, "subresource": part, "verb": verb, "namespace": "default"}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": {"user": USER, "resourceAttributes": asked},
-    }
-    answer = api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-    assert answer["status"].get("allowed", False) is allowed
 
 
 Right = tuple[str, str, str, tuple[str, ...]]
@@ -167,12 +130,12 @@ def trainer(installer: Installer, api: Connection) -> Iterator[Trainer]:
 
 
 def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Connection) -> None:
-    (leader,) = wait_until(lambda: leaders(api), 60)
+    (leader,) = wait_until(lambda: leaders(api))
     api.request("DELETE", f"{PODS}/{leader}", {"gracePeriodSeconds": 0})
-    wait_until(lambda: leaders(api) not in ([], [leader]), 60)
+    wait_until(lambda: leaders(api) not in ([], [leader]))
     trainer.disturbed(lambda: trainer.kill(1), 2)
     assert trainer.job().status.phase is Phase.RUNNING
-    wait_until(lambda: "Deleted" in trainer.reasons(), 30)
+    wait_until(lambda: "Deleted" in trainer.reasons())
     (leader,) = leaders(api)
     page = metrics_of(leader)
     assert 'elasticctl_api_requests_total{outcome="ok",verb="POST"}' in page
@@ -193,6 +156,6 @@ def test_it_is_taken_out_once_no_job_lives(
     trainer.delete()
     done = elasticctl("install", "--uninstall", "--yes")
     assert done.code == 0, done
-    wait_until(lambda: not _left(api, found.objects), 120)
+    wait_until(lambda: not _left(api, found.objects))
     assert "elasticctl is not installed there" in elasticctl("install", "--uninstall", "--yes").err
     prepare(api)  # for what is torn down after this

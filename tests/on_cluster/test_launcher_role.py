@@ -41,7 +41,7 @@ def test_mpirun_reaches_workers_on_all_nodes_one_that_has_come_later_among_them(
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
+        "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": {"matchLabels": {"job-name": "mpi"}},
     }
     template = {"spec": {"containers": [worker], "topologySpreadConstraints": [spread]}}
@@ -54,12 +54,12 @@ def test_mpirun_reaches_workers_on_all_nodes_one_that_has_come_later_among_them(
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "mpi", "namespace": NAMESPACE}}
     try:
         api.request("POST", resource_path(API_VERSION, NAMESPACE, PLURAL), manifest | {"spec": spec})
-        wait_until(lambda: [pod["status"]["phase"] for pod in job.pods()] == ["Running", "Running"], 120)
-        wait_until(lambda: "folder " in logs(), 120)
+        wait_until(lambda: [pod["status"]["phase"] for pod in job.pods()] == ["Running", "Running"])
+        wait_until(lambda: "folder " in logs())
         nodes = api.request("GET", "/api/v1/nodes")["items"]
         assert len({pod["spec"]["nodeName"] for pod in job.pods()}) == min(2, len(nodes))
         job.scale(3)
-        wait_until(lambda: job.job().status.phase.terminal, 120)
+        wait_until(lambda: job.job().status.phase.terminal)
         assert job.job().status.phase is Phase.SUCCEEDED, logs()
         said = sorted(line for line in logs().splitlines() if line.startswith("rank "))
         assert said == [f"rank {rank} on mpi-worker-{rank // 2}: 15" for rank in range(6)]

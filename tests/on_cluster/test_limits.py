@@ -52,7 +52,7 @@ def limited(api: Connection, crd: None) -> Iterator[Connection]:
     with suppress(NotFoundError):
         api.request("DELETE", f"{QUOTAS}/{PROJECT}")
     api.request("POST", QUOTAS, {**quota, "spec": {"allowed": ALLOWED}})
-    wait_until(lambda: "its image" in refusal(api, job_of("probe", image="evil.example/x")), 30)
+    wait_until(lambda: "its image" in refusal(api, job_of("probe", image="evil.example/x")))
     yield api
     api.request("DELETE", f"{QUOTAS}/{PROJECT}")
 
@@ -79,11 +79,11 @@ def test_other_changes_of_a_job_from_before_go_through(limited: Connection) -> N
         return False
 
     try:
-        wait_until(stored, 30)
+        wait_until(stored)
     finally:
         quota = {"apiVersion": API_VERSION, "kind": "ElasticQuota", "metadata": {"name": PROJECT}}
         limited.request("POST", QUOTAS, {**quota, "spec": {"allowed": ALLOWED}})
-    wait_until(lambda: "its image" in refusal(limited, job_of("probe", image="evil.example/x")), 30)
+    wait_until(lambda: "its image" in refusal(limited, job_of("probe", image="evil.example/x")))
     patch = {"spec": {"suspend": True}}
     merge = "application/merge-patch+json"
     limited.request("PATCH", jobs(name), patch, content_type=merge)

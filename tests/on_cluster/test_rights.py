@@ -6,8 +6,8 @@ removing what a job of the same name has left behind.
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,13 +26,14 @@ from elasticctl.api.status import ConditionType
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.install import Installer, path_of
 from elasticctl.kubeapi import installation
-from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, connect, resource_path
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.kubeapi.features import Feature
 from elasticctl.kubeapi.single_namespace import OF_THE_CLUSTER, is_for_all
 from elasticctl_controller.core.manifests import build_token_secret
 from tests.on_cluster.audit import Audit, need_audit_log
 from tests.on_cluster.commands import kubectl
 from tests.on_cluster.installing import manifests
+from tests.on_cluster.patient import PatientConnection
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.controller.rights import Right, bound_roles, leader_role, rights_of
@@ -41,7 +42,6 @@ from tests.support.rights_table import roles
 
 QUIET = "trap 'exit 0' TERM; while :; do sleep 0.2; done"
 QUEUE = "rights"
-PATIENCE_S = 60
 POD_GROUPS = {"scheduling.volcano.sh": ("v1beta1", "Volcano"), "scheduling.x-k8s.io": ("v1alpha1", "Coscheduling")}
 STATUS_PATCH = ("elastic.pytorch.org", "elasticjobs/status", "patch")
 NEVER_CALLED = {("elastic.pytorch.org", "elasticjobs/finalizers", "update")}
@@ -56,6 +56,7 @@ class Life:
     namespace: str
     audit: Audit
     cluster: KubeCluster = field(init=False)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self.cluster = KubeCluster(self.api)
@@ -63,7 +64,7 @@ class Life:
     def used(self, *rights: Right) -> None:
         """Wait until all these rights have been used."""
         try:
-            wait_until(lambda: set(rights) <= self.audit.read(), PATIENCE_S)
+            wait_until(lambda: set(rights) <= self.audit.read())
         except AssertionError:
             assert sorted(set(rights) - self.audit.used) == []
 
@@ -90,8 +91,8 @@ class Life:
     def stir(self, name: str) -> set[Right]:
         """Change the job's spec, and then its annotations some times; the rights that have been used."""
         for number in range(10):
-            changed = {"spec": {"policy": {"stragglerSeconds": time.time() % 60}}} if number == 0 else {}
-            note = {"metadata": {"annotations": {"test.elasticctl.dev/note": str(time.time())}}}
+            changed = {"spec": {"policy": {"stragglerSeconds": next(self._numbers)}}} if number == 0 else {}
+            note = {"metadata": {"annotations": {"test.elasticctl.dev/note": str(next(self._numbers))}}}
             self.cluster.patch_job(self.namespace, name, {**note, **changed})
         return self.audit.read()
 
@@ -110,14 +111,14 @@ class Life:
     def delete(self, name: str) -> None:
         """Delete a job, and wait until it is gone with its pods."""
         self.cluster.delete_job(self.namespace, name)
-        wait_until(lambda: not self.pods(name), PATIENCE_S)
+        wait_until(lambda: not self.pods(name))
 
     def come_again(self, name: str, left: dict[str, str], **given: Any) -> None:
         """Create a job twice: what the first has `left` (group and plural -> name) is in the way of the second."""
         paths = {key: self._path(key, called) for key, called in left.items()}
         self.create(name, **given)
         for path in paths.values():
-            wait_until(lambda path=path: self._exists(path), PATIENCE_S)  # type: ignore[misc]
+            wait_until(lambda path=path: self._exists(path))  # type: ignore[misc]
             self._hold(path, ["test.elasticctl.dev/held"])
         self.delete(name)
         self.create(name, **given)
@@ -126,8 +127,8 @@ class Life:
             self.used(*((group.partition("/")[0], plural, verb) for verb in ("create", "get", "delete")))
             self._hold(path, None)
         for path in paths.values():
-            wait_until(lambda path=path: self._exists(path), PATIENCE_S)  # type: ignore[misc]
-        wait_until(lambda: self.pods(name), PATIENCE_S)
+            wait_until(lambda path=path: self._exists(path))  # type: ignore[misc]
+        wait_until(lambda: self.pods(name))
 
     def _path(self, key: str, name: str) -> str:
         group, _, plural = key.rpartition("/")
@@ -154,7 +155,7 @@ def always(life: Life) -> None:
     life.used(("elastic.pytorch.org", "elasticjobs", "delete"), ("elastic.pytorch.org", "elasticjobs/status", "update"))
     # Its Secret is there, with a token that is none: that is changed.
     life.create("held", suspend=True)
-    wait_until(lambda: life.has("held").status.token is not None, PATIENCE_S)
+    wait_until(lambda: life.has("held").status.token is not None)
     secret = build_token_secret(life.has("held"), "none", "none")
     life.api.request("POST", resource_path("v1", life.namespace, "secrets"), secret)
     life.patch("held", {"suspend": False})
@@ -164,19 +165,19 @@ def always(life: Life) -> None:
     life.used(("", "pods", "delete"), ("", "events", "create"))
     # Two messages in a row that cannot be delivered are one event, told twice.
     life.create("noticed", annotations={ANNOTATION_NOTIFY: "slack"}, minReplicas=1)
-    wait_until(lambda: life.has("noticed").status.phase == "Running", PATIENCE_S)
+    wait_until(lambda: life.has("noticed").status.phase == "Running")
     for pod in life.pods("noticed"):
         life.api.request("DELETE", resource_path("v1", life.namespace, "pods", pod["metadata"]["name"]))
-    wait_until(lambda: len(life.has("noticed").status.interruptions) > 0, PATIENCE_S)
-    wait_until(lambda: life.has("noticed").status.phase == "Running", PATIENCE_S)
+    wait_until(lambda: len(life.has("noticed").status.interruptions) > 0)
+    wait_until(lambda: life.has("noticed").status.phase == "Running")
     life.used(("", "events", "create"))
     # Somebody else changes the job whenever its status is written.
-    wait_until(lambda: STATUS_PATCH in life.stir("noticed"), PATIENCE_S)
+    wait_until(lambda: STATUS_PATCH in life.stir("noticed"))
     life.patch("noticed", {"cancel": True})
     life.used(("", "events", "patch"))
     # Only events tell what a node cannot mount.
     life.used(("", "events", "list"))
-    wait_until(lambda: "is-not-there" in life.waits_for("mounts"), PATIENCE_S)
+    wait_until(lambda: "is-not-there" in life.waits_for("mounts"))
     life.patch("mounts", {"cancel": True})
 
 
@@ -203,7 +204,7 @@ def gangs(life: Life) -> None:
     """The minimum of a job changes while its pods wait: no node has their GPUs."""
     life.create("gang", 3, minReplicas=3, maxReplicas=3, pod={"nodeSelector": {"there": "are-none"}})
     life.used(("scheduling.k8s.io", "podgroups", "create"))
-    wait_until(lambda: len(life.pods("gang")) == 3, PATIENCE_S)
+    wait_until(lambda: len(life.pods("gang")) == 3)
     life.patch("gang", {"minReplicas": 2})
     life.used(*(("scheduling.k8s.io", "podgroups", verb) for verb in ("get", "patch")))
     life.delete("gang")
@@ -230,7 +231,7 @@ def queueing(life: Life) -> None:
         life.create(
             "queued", 2, labels={**labels, f"{KUEUE}/priority-class": QUEUE}, suspend=True, resources=resources, **grows
         )
-        wait_until(lambda: len(life.pods("queued")) == 2, PATIENCE_S)
+        wait_until(lambda: len(life.pods("queued")) == 2)
         waits = {"resources": resources, "pod": {"priorityClassName": QUEUE}}
         life.create("waits", labels=labels, suspend=True, **waits)
         life.used((KUEUE, "workloadpriorityclasses", "get"), ("scheduling.k8s.io", "priorityclasses", "get"))
@@ -250,7 +251,7 @@ def priority_classes(api: Connection) -> Iterator[None]:
     for path, (version, kind) in paths.items():
         api.request("POST", path, {"apiVersion": version, "kind": kind, "metadata": {"name": QUEUE}, "value": 7})
     try:
-        wait_until(lambda: accepts_pods_of_class(api), PATIENCE_S)
+        wait_until(lambda: accepts_pods_of_class(api))
         yield
     finally:
         for path in paths:
@@ -338,7 +339,7 @@ def test_no_call_is_refused_and_no_right_unused(
         api.request("DELETE", path_of(installation.lease(home)))
     try:
         installer.apply(wanted)
-        installer.await_available(home, 120)
+        installer.await_available(home, 240)
         always(life)
         for feature in features:
             PARTS[feature](life)
@@ -395,7 +396,7 @@ def test_an_administrator_of_the_namespace_can_upgrade(
     config["users"][0]["user"] = {"token": kubectl("create", "token", "boss", "-n", namespace).strip()}
     (tmp_path / "boss").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "boss"))
-    boss = Installer(connect(), print)
+    boss = Installer(PatientConnection(), print)
     try:
         newer = manifests(namespace=namespace, replicas=0, features=[], confined=True, flags=["--node-grace-s=2"])
         left = boss.apply(newer, confined=True)

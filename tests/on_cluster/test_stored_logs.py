@@ -52,7 +52,7 @@ def delete(cluster: KubeCluster) -> None:
         cluster.delete_job("default", NAME)
     except NotFoundError:
         return
-    wait_until(lambda: NAME not in [job["metadata"]["name"] for job in cluster.list_jobs("default")], 60)
+    wait_until(lambda: NAME not in [job["metadata"]["name"] for job in cluster.list_jobs("default")])
 
 
 def lines_of(lines: Sequence[LogLine]) -> dict[str, list[int]]:
@@ -86,19 +86,19 @@ def test_a_worker_that_is_gone_is_still_heard(cluster: KubeCluster) -> None:
         target=lambda: heard.extend(cluster.logs("default", NAME, LogQuery(follow=True))), daemon=True
     )
     follower.start()
-    wait_until(lambda: len(running(cluster, NAME)) == 2, 120)
+    wait_until(lambda: len(running(cluster, NAME)) == 2)
     victim = running(cluster, NAME)[0]["metadata"]["uid"]
-    wait_until(lambda: stored(victim) > 200, 120)
+    wait_until(lambda: stored(victim) > 200)
     cluster.evict_pod("default", f"{NAME}-worker-0", grace_s=0.0)
-    wait_until(lambda: victim not in [pod["metadata"]["uid"] for pod in running(cluster, NAME)], 60)
-    wait_until(lambda: len(running(cluster, NAME)) == 2, 120)
+    wait_until(lambda: victim not in [pod["metadata"]["uid"] for pod in running(cluster, NAME)])
+    wait_until(lambda: len(running(cluster, NAME)) == 2)
     successor = running(cluster, NAME)[0]["metadata"]["uid"]
-    wait_until(lambda: stored(successor) > 200, 120)
+    wait_until(lambda: stored(successor) > 200)
     before = lines_of(list(cluster.logs("default", NAME, LogQuery(previous=True))))
     assert {life.partition("/")[0] for life in before} == {victim}
     cluster.patch_job("default", NAME, {"spec": {"cancel": True}})
-    wait_until(lambda: phase(cluster, NAME) == "Cancelled" and not cluster.list_pods("default", NAME), 120)
-    follower.join(60)
+    wait_until(lambda: phase(cluster, NAME) == "Cancelled" and not cluster.list_pods("default", NAME))
+    follower.join(240)
     assert not follower.is_alive()
     read, followed = lines_of(list(cluster.logs("default", NAME, LogQuery(everything=True)))), lines_of(heard)
     assert {life.partition("/")[0] for life in read} >= {victim, successor}

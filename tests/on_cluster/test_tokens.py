@@ -20,9 +20,6 @@ from tests.on_cluster.conftest import stopping
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
-KUBELET_S = 180
-"""Kubelets look at a pod's files every minute or so, and whenever the pod changes."""
-
 
 @pytest.fixture
 def trainer(api: Connection, crd: None, tmp_path: Path) -> Iterator[Trainer]:
@@ -39,13 +36,12 @@ def answer(token: str) -> int:
     """What the service says to whoever shows a token."""
     url = f"http://{ADDRESS}:{RENDEZVOUS_PORT}/v1/jobs/default/tokens/heartbeat"
     try:
-        urllib.request.urlopen(urllib.request.Request(url, b"?", {"Authorization": f"Bearer {token}"}), timeout=10)
+        urllib.request.urlopen(urllib.request.Request(url, b"?", {"Authorization": f"Bearer {token}"}), timeout=60)
     except urllib.error.HTTPError as refused:
         return refused.code
     raise AssertionError("no body is an answer")
 
 
-@pytest.mark.timeout(900)
 def test_a_jobs_token_changes_and_its_workers_train_on(trainer: Trainer) -> None:
     def tokens() -> set[str]:
         pods = [f"{trainer.name}-worker-{index}" for index in range(2)]
@@ -75,17 +71,17 @@ def test_a_jobs_token_changes_and_its_workers_train_on(trainer: Trainer) -> None
     before, uids, generation = tokens(), trainer.uids(), trainer.job().status.generation
     (first,) = before
     put("since", -EVERY_S)
-    wait_until(is_delivered, 60)
+    wait_until(is_delivered)
     assert answer(first) == 400, "it is good until the workers have the next"
-    wait_until(lambda: not before & bring_tokens(), KUBELET_S, every_s=1)
+    wait_until(lambda: not before & bring_tokens(), every_s=1)
     (second,) = tokens()
     assert answer(second) == 400
     put("formerUntil", -1.0)
-    wait_until(lambda: answer(first) == 503, 60)
+    wait_until(lambda: answer(first) == 503)
     assert (answer(second), answer("0" * 64)) == (400, 401)
     step = trainer.job().status.progress.step or 0
-    wait_until(lambda: (trainer.job().status.progress.step or 0) > step + 20, 60)
+    wait_until(lambda: (trainer.job().status.progress.step or 0) > step + 20)
     assert (trainer.uids(), trainer.job().status.generation) == (uids, generation)
     assert trainer.job().status.restarts == {}
     trainer.patch({"spec": {"cancel": True}})
-    wait_until(lambda: answer(second) == 410, 60)
+    wait_until(lambda: answer(second) == 410)

@@ -10,19 +10,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replicas import Replicas
-from elasticctl.api.codec import Manifest
+from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.api.status import Cause, GroupGeneration, Interruption, Phase
 from elasticctl.kubeapi.connection import Connection
-from elasticctl_controller.kube.nodes import SETTLE_S
-from tests.on_cluster.commands import elasticctl, frozen, kubectl, lab, need_lab, restart, revived
+from tests.on_cluster.commands import (
+    elasticctl,
+    frozen,
+    kill_processes,
+    kubectl,
+    lab,
+    need_lab,
+    restart,
+    start_node,
+    stopped,
+)
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
 SHARDED = Path(__file__).parents[1] / "support/train/sharded_worker.py"
-OUTAGE_S = 60.0
-LONGEST_PAUSE_S = 15.0
-"""Between two checkpoints, of which there is one a second; a shared machine may be slow."""
+OUTAGE_S = 20.0
+"""Longer than any lease of the controller's lasts, and than the lab's Kubernetes waits for a node."""
+SETTLED_S = 5.0
+"""By then a node that was taken for lost would be: nodes.UNKNOWN_GRACE_S."""
 
 
 def keeps_copies(trainer: Trainer, workers: int, after: int = 0) -> GroupGeneration | None:
@@ -75,12 +85,12 @@ def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> N
     trainer = Trainer(api, "short")
     trainer.delete()
     trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running")
-    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 240)
+    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED)
     job = trainer.job()
     assert (job.status.interruptions, job.status.failures) == ((), 0)
     assert (job.status.progress.step, job.status.checkpoint.step) == (23, 23)  # an epoch: 1,438 samples by 64
     trainer.patch({"spec": {"ttlSecondsAfterFinished": 1}})
-    wait_until(trainer.is_gone, 60)
+    wait_until(trainer.is_gone)
     with pytest.raises(NotFoundError):
         trainer.job()
 
@@ -90,60 +100,46 @@ def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
     digits.disturbed(lambda: digits.scale(4), 4)
     grown = digits.uids()
     assert first.items() <= grown.items()
-    digits.disturbed(lambda: digits.scale(2), 2)
-    wait_until(lambda: len(digits.pods()) == 2, 60)
-    assert digits.uids().items() <= grown.items()
     digits.disturbed(lambda: digits.scale(3), 3)
-    wait_until(lambda: "Scaled" in digits.reasons(), 10)
+    wait_until(lambda: len(digits.pods()) == 3)
+    assert digits.uids().items() <= grown.items()
+    wait_until(lambda: "Scaled" in digits.reasons())
 
 
-@pytest.mark.parametrize("index", [pytest.param(2, marks=pytest.mark.each_release), 1, 0])
+@pytest.mark.parametrize("index", [pytest.param(2, marks=pytest.mark.each_release), 0])
 def test_a_worker_that_is_killed_costs_no_step_and_no_process_of_another(digits: Trainer, index: int) -> None:
-    digits.wait_steady()
     before, starts, generation = digits.uids(), digits.starts(), digits.job().status.generation
     trains = digits.disturbed(lambda: digits.kill(index), 3)
     after = digits.uids()
     new = set(after.values()) - set(before.values())
     assert digits.starts() - starts == dict.fromkeys(new, 1)
     made = [item for item in trains.status.generations if item.generation > generation and item.first_step_at]
-    assert {item.resumed_from for item in made} == {"memory"}
+    assert {item.resumed_from for item in made if item.resumed_from} == {"memory"}
     lost = f"digits-worker-{index}"
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} == {lost}
-    last = digits.job().status.interruptions[-1]
-    assert (last.worker, last.cause) == (lost, Cause.DELETED)
-    wait_until(lambda: Cause.DELETED.value in digits.reasons(), 10)
-    assert last.steps_redone == 0
-    assert last.recovery_s is not None  # how long is for a benchmark to say: the lab shares its cores with all else
-    print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step, {last.steps_redone} steps redone")
-
-
-def resumed_after_a_loss(trainer: Trainer) -> GroupGeneration:
-    """Kill a worker, and return the first generation that has resumed after that; the next may form before one has."""
-    copied = wait_until(lambda: keeps_copies(trainer, 3), 240)
-    assert copied is not None
-    before = copied.generation
-    trainer.kill(1)
-    wait_until(lambda: keeps_copies(trainer, 3, before), 240)
-    made = [item for item in trainer.job().status.generations if item.generation > before]
-    return next(item for item in made if item.resumed_from)
-
-
-def resumes_from_a_save(made: GroupGeneration) -> bool:
-    """SIGTERM came first, and the ranks have saved; or they had just saved, and no copy was newer yet."""
-    return "has to stop" in made.reason or "no complete copy in workers' memory is newer" in made.resumed_because
+    (last,) = wait_until(lambda: recovered(digits, {lost: before[lost]}))
+    assert (last.worker, last.cause, last.steps_redone) == (lost, Cause.DELETED, 0)
+    wait_until(lambda: Cause.DELETED.value in digits.reasons())
+    # How long it took is for a benchmark to say: the lab shares its cores with all else.
+    print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step")
 
 
 def test_sharded_training_goes_on_from_copies_in_memory_on_another_node(api: Connection, replicas: Replicas) -> None:
+    """It stores nothing but on SIGTERM, which a worker whose processes are killed does not hear."""
     trainer = Trainer(api, "sharded")
     trainer.delete()
     try:
         trainer.submit_script([str(SHARDED)], 3, environment={"LAB": "/state"})
-        found = [resumed_after_a_loss(trainer)]
-        while resumes_from_a_save(found[-1]) and len(found) < 5:
-            found.append(resumed_after_a_loss(trainer))
-        assert found[-1].resumed_from == "copies", [item.resumed_because or item for item in found]
-        assert (found[-1].resumed_step or 0) > 0
+        copied = wait_until(lambda: keeps_copies(trainer, 3))
+        assert copied is not None
+        kill_processes(trainer.uids()[f"{trainer.name}-worker-1"])
+        wait_until(lambda: keeps_copies(trainer, 3, copied.generation))
+        # A group may have been over before it resumed.
+        made = [item for item in trainer.job().status.generations if item.generation > copied.generation]
+        resumed = next(item for item in made if item.resumed_from)
+        assert resumed.resumed_from == "copies", resumed.resumed_because
+        assert (resumed.resumed_step or 0) > 0
     finally:
         trainer.delete()
 
@@ -157,9 +153,8 @@ def test_the_next_controller_takes_over(digits: Trainer, replicas: Replicas) -> 
     began = time.monotonic()
     replicas.leader()
     print(f"fail-over: {time.monotonic() - began:.1f} s")
-    assert time.monotonic() - began < 20
     step = digits.job().status.progress.step or 0
-    wait_until(lambda: (digits.job().status.progress.step or 0) > step + 10, 60)
+    wait_until(lambda: (digits.job().status.progress.step or 0) > step + 10)
     assert digits.job().status.generation == generation  # nobody had to stop for it
     replicas.start()
     digits.disturbed(lambda: digits.kill(1), 3)
@@ -170,15 +165,15 @@ def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> No
     node, on_it = node_of(digits, 1)
     before = digits.uids()
     try:
-        digits.disturbed(lambda: lab("kill-node", node), 3, 240)
+        digits.disturbed(lambda: lab("kill-node", node), 3)
         assert are_replaced(digits, before, on_it)
         assert {item.worker for item in digits.ends_of(before)} == on_it
-        wait_until(lambda: is_unheard(api, node), 120)  # the peers may have noticed first
-        wait_until(lambda: {item.cause for item in digits.ends_of(before)} == {Cause.NODE_LOST}, 30)
-        wait_until(lambda: Cause.NODE_LOST.value in digits.reasons(), 10)
-        wait_until(lambda: all(map(is_staying, digits.pods())), 10)  # what cannot end on that node is gone all the same
+        wait_until(lambda: is_unheard(api, node))  # the peers may have noticed first
+        wait_until(lambda: {item.cause for item in digits.ends_of(before)} == {Cause.NODE_LOST})
+        wait_until(lambda: Cause.NODE_LOST.value in digits.reasons())
+        wait_until(lambda: all(map(is_staying, digits.pods())))  # what cannot end on that node is gone all the same
     finally:
-        lab("start-node", node)
+        start_node(node)
 
 
 def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> None:
@@ -189,22 +184,22 @@ def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> Non
         lab("kill-node", node)
         api.request("DELETE", f"/api/v1/nodes/{node}")
         began = time.monotonic()
-        wait_until(lambda: are_replaced(digits, before, on_it), 60)
+        wait_until(lambda: are_replaced(digits, before, on_it))
         print(f"{len(on_it)} workers replaced {time.monotonic() - began:.1f} s after their node's deletion")
 
-    with revived("kube-proxy"):  # the lab has one for all nodes, which ends with the object of the first node
+    with stopped("kube-proxy"):  # the lab has one for all nodes, which ends with the object of the first node
         try:
-            digits.disturbed(reclaim, 3, 240)
+            digits.disturbed(reclaim, 3)
             assert {item.cause for item in digits.ends_of(before)} == {Cause.NODE_LOST}
         finally:
-            lab("start-node", node)
+            start_node(node)
 
 
 @pytest.fixture
 def budget(digits: Trainer) -> Iterator[int]:
     """The job has a minimum of 2, and a disruption budget that says so; yields how many workers it protects."""
     digits.patch({"spec": {"minReplicas": 2}})
-    wait_until(lambda: "2" in kubectl("get", "pdb", "-o", "jsonpath={.items[*].status.desiredHealthy}"), 60)
+    wait_until(lambda: "2" in kubectl("get", "pdb", "-o", "jsonpath={.items[*].status.desiredHealthy}"))
     yield 2
     digits.patch({"spec": {"minReplicas": 1}})
 
@@ -223,13 +218,13 @@ def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> N
         watching = threading.Thread(target=count)
         watching.start()
         try:
-            kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=150s", timeout_s=180)
+            kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=240s", timeout_s=300)
         finally:
             over.set()
             watching.join()
 
     try:
-        digits.disturbed(drain, 3, 240)
+        digits.disturbed(drain, 3)
     finally:
         kubectl("uncordon", node)
     assert min(seen) >= budget
@@ -237,7 +232,7 @@ def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> N
     assert {(name, uid) for name, uid in before.items() if name not in on_it} <= after.items()
     assert len(after) == 3
     assert node not in {pod["spec"]["nodeName"] for pod in digits.pods() if is_staying(pod)}
-    lost = wait_until(lambda: recovered(digits, before), 60)
+    lost = wait_until(lambda: recovered(digits, before))
     assert {item.worker for item in lost} == on_it
     assert {item.cause for item in lost} == {Cause.DRAINED}
     assert [item.steps_redone for item in lost] == [0] * len(on_it)
@@ -255,29 +250,25 @@ def recovered(digits: Trainer, uids: dict[str, str]) -> list[Interruption]:
 
 @pytest.mark.usefixtures("cli_home")
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
-def test_training_goes_on_while_the_control_plane_says_nothing(digits: Trainer, replicas: Replicas, part: str) -> None:
+def test_training_goes_on_while_the_control_plane_says_nothing(
+    digits: Trainer, api: Connection, replicas: Replicas, part: str
+) -> None:
     need_lab()
     digits.wait_training(3)
-    digits.wait_steady()
     before, uids, leader = digits.job().status, digits.uids(), replicas.leader()
     with frozen(part):
         until = time.monotonic() + OUTAGE_S
-        listed = elasticctl("list")
+        listed = elasticctl("list", patient=False)
         assert (listed.code, listed.out, listed.err.count("\n")) == (3, "", 1), listed
         assert listed.err.startswith("error: no answer from the cluster at "), listed
-        assert listed.took_s < 10
         while time.monotonic() < until:
             step = digits.stored_step()
-            wait_until(lambda step=step: digits.stored_step() > step, LONGEST_PAUSE_S, every_s=0.2)  # type: ignore[misc]
+            wait_until(lambda step=step: digits.stored_step() > step, every_s=0.2)  # type: ignore[misc]
         assert not leader.leads(), "it cannot know whether another leads by now"
         stored = digits.stored_step()
-    back_at = time.time()
-    wait_until(leader.leads, 20)  # nobody else has taken the lease of a server that answered nobody
+    wait_until(leader.leads)  # nobody else has taken the lease of a server that answered nobody
     assert leader.process.poll() is None
-
-    # Kubernetes now calls nodes silent that could not reach the server. Nobody is replaced for it, and the status
-    # tells what has happened meanwhile.
-    wait_until(lambda: (digits.job().status.progress.at or 0) > back_at + SETTLE_S + 5, 120, every_s=0.5)
+    wait_settled(digits, api)
     after = digits.job().status
     assert (after.progress.step or 0) >= stored
     assert (after.checkpoint.step or 0) >= stored
@@ -288,29 +279,43 @@ def test_training_goes_on_while_the_control_plane_says_nothing(digits: Trainer, 
 
 
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
-def test_a_restart_of_the_control_plane_restarts_no_worker(digits: Trainer, replicas: Replicas, part: str) -> None:
+def test_a_restart_of_the_control_plane_restarts_no_worker(
+    digits: Trainer, api: Connection, replicas: Replicas, part: str
+) -> None:
     need_lab()
     digits.wait_training(3)
     before, uids, starts = digits.job().status, digits.uids(), digits.starts()
     controllers = [replica.process for replica in replicas.running]
     restart(part)
-    began = time.monotonic()
-    wait_until(lambda: is_reported_after(digits, 0.0), 60)
-    served_at, served_s = time.time(), time.monotonic() - began
-    # A report that a leader has stored since: the server serves, and somebody leads.
-    wait_until(lambda: is_reported_after(digits, served_at), 60)
-    took_s = time.monotonic() - began
-    print(f"{part}: served again after {served_s:.1f} s; a leader stores reports after {took_s:.1f} s")
-    wait_until(lambda: len([replica for replica in replicas.running if replica.leads()]) == 1, 20)
+    wait_settled(digits, api)
+    wait_until(lambda: len([replica for replica in replicas.running if replica.leads()]) == 1)
     assert [process.poll() for process in controllers] == [None] * len(controllers)
-
-    # Kubernetes calls nodes silent that could not reach the server, as it does after an outage.
-    settled = time.time() + SETTLE_S + 5
-    wait_until(lambda: (digits.job().status.progress.at or 0) > settled, 120, every_s=0.5)
     after = digits.job().status
     assert (digits.uids(), digits.starts()) == (uids, starts)
     assert (after.generation, after.interruptions) == (before.generation, before.interruptions)
     digits.disturbed(lambda: digits.kill(1), 3)
+
+
+def wait_settled(digits: Trainer, api: Connection) -> None:
+    """Wait after an outage until nothing that it has caused can still come.
+
+    Kubernetes calls nodes silent that could not reach the server, until they have reported again. Whoever is replaced
+    for that is so soon; what workers report is stored again by a leader.
+    """
+    back_at = time.time()
+    wait_until(lambda: are_heard(api, back_at), every_s=0.5)
+    heard_at = time.time()
+    wait_until(lambda: is_reported_after(digits, heard_at + SETTLED_S), every_s=0.5)
+
+
+def are_heard(api: Connection, since: float) -> bool:
+    """Have all nodes reported since then, and does Kubernetes hold none of them for silent?"""
+    try:
+        nodes = api.request("GET", "/api/v1/nodes")["items"]
+    except ClusterError:  # a server that has just started may refuse for many reasons
+        return False
+    ready = [item for node in nodes for item in node["status"]["conditions"] if item["type"] == "Ready"]
+    return all(item["status"] == "True" and from_rfc3339(item["lastHeartbeatTime"]) > since for item in ready)
 
 
 def is_reported_after(digits: Trainer, at: float) -> bool:

@@ -39,7 +39,7 @@ def folder(api: Connection, replicas: Replicas) -> Iterator[Path]:
 def _clear(cluster: KubeCluster) -> None:
     for job in cluster.list_jobs("default"):
         cluster.delete_job("default", job["metadata"]["name"])
-    wait_until(lambda: not cluster.list_jobs("default"), 90)
+    wait_until(lambda: not cluster.list_jobs("default"))
 
 
 def mounted(manifest: Manifest, folder: Path) -> Manifest:

@@ -13,6 +13,7 @@ from benchmarks.replicas import Replicas
 from elasticctl.api.yamltext import dump_yaml
 from tests.on_cluster.commands import elasticctl, kubectl
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
+from tests.support.jobs import LIGHT
 
 NAME = "luggage"
 SCRIPT = """\
@@ -52,7 +53,7 @@ def test_the_folder_and_a_secret_reach_every_worker(replicas: Replicas, state: P
     fields = {
         f"{POD}.volumes": [memory, volume],
         f"{POD}.containers[0].volumeMounts": mounts,
-        f"{POD}.containers[0].command[0]": str(binaries / "elasticctl-launch"),
+        f"{POD}.containers[0].command": [str(binaries / "elasticctl-launch"), *LIGHT, "--nproc-per-node", "1", "--"],
     }
     settings = [word for path, value in fields.items() for word in ("--set", f"{path}={dump_yaml(value).strip()}")]
     path = f"PATH={binaries}{os.pathsep}/usr/local/bin:/usr/bin:/bin"
@@ -62,14 +63,14 @@ def test_the_folder_and_a_secret_reach_every_worker(replicas: Replicas, state: P
         first = elasticctl(*submit)
         assert first.code == 0, first
         assert "2 of them sent" in first.err
-        ended = elasticctl("wait", NAME, "--timeout", "3m", timeout_s=200)
+        ended = elasticctl("wait", NAME, "--timeout", "4m")
         assert ended.code == 0, (ended, elasticctl("logs", NAME), elasticctl("describe", NAME))
         told = {file.name: file.read_text() for file in state.glob("rank-*")}
         assert told == {"rank-0": "1 True True", "rank-1": "1 True True"}
         assert "planted" not in elasticctl("describe", NAME, "-o", "json").out
         (project / "lib/version.py").write_text("NUMBER = 2\n")
         (state / "rank-0").unlink()
-        again = elasticctl("rerun", NAME, "--same-code", "--wait", timeout_s=300)
+        again = elasticctl("rerun", NAME, "--same-code", "--wait")
         assert again.code == 0, again
         assert (state / "rank-0").read_text() == "1 True True"
     finally:

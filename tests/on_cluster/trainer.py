@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.commits import read_commits
 from tests.on_cluster.waiting import wait_until
+from tests.support.jobs import LIGHT
 
 IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/trainer:dev")
 HOST_FOLDER = Path(os.environ.get("ELASTICCTL_TEST_HOST_FOLDER", "/tmp/kubelab-host"))
@@ -50,17 +51,19 @@ class Trainer:
         limits: Manifest | None = None,
         pod: Manifest | None = None,
         environment: Mapping[str, str] | None = None,
+        options: Sequence[str] = LIGHT,
         **spec: Any,
     ) -> None:
         """Create the job with any Python script; `limits` and `environment` are each worker's, `pod` is more of its
-        template."""
+        template, `options` are the launcher's."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o777)  # workers are nobody in particular
+        launch = str(Path(sys.executable).parent / "elasticctl-launch")
         worker = {
             "name": WORKER_CONTAINER,
             "image": IMAGE,
-            "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--nproc-per-node", "1", "--"],
+            "command": [launch, *options, "--nproc-per-node", "1", "--"],
             "args": [sys.executable, *script],
             "env": [
                 {"name": "ELASTICCTL_STORAGE", "value": "file:///state"},
@@ -124,7 +127,8 @@ class Trainer:
         """The reasons of the job's events."""
         params = {"fieldSelector": f"involvedObject.name={self.name},involvedObject.kind={KIND}"}
         events = self.api.request("GET", resource_path("v1", NAMESPACE, "events"), None, params)["items"]
-        return [event["reason"] for event in events if event["involvedObject"]["uid"] == self.job().uid]
+        uid = self.job().uid
+        return [event["reason"] for event in events if event["involvedObject"]["uid"] == uid]
 
     def stored_step(self) -> int:
         """The newest checkpoint's step as the storage itself has it, whatever the API says; 0: there is none."""
@@ -145,7 +149,7 @@ class Trainer:
             self.api.request("DELETE", self._path(), {"propagationPolicy": "Foreground"})
         except NotFoundError:
             return
-        wait_until(self.is_gone, 90)
+        wait_until(self.is_gone)
 
     def is_gone(self) -> bool:
         """True once neither the job nor anything that it owned is there."""
@@ -166,7 +170,7 @@ class Trainer:
             for plural in ("services", "secrets")
         }
 
-    def wait_training(self, workers: int, after: int = 0, timeout_s: float = 240) -> ElasticJob:
+    def wait_training(self, workers: int, after: int = 0) -> ElasticJob:
         """Wait until a generation later than `after`, of that many workers, has made a step."""
 
         def training() -> ElasticJob | None:
@@ -175,31 +179,21 @@ class Trainer:
             trains = newest and newest[0].first_step_at is not None and len(newest[0].workers) == workers
             return job if trains and newest[0].generation > after else None
 
-        found = wait_until(training, timeout_s)
+        found = wait_until(training)
         assert found is not None
         return found
-
-    def wait_steady(self, seconds: float = 10) -> None:
-        """Wait until the group has trained that long: a spare that is still importing PyTorch is none."""
-
-        def steady() -> bool:
-            job = self.job()
-            first = job.status.generations[-1].first_step_at
-            return first is not None and (job.status.progress.at or 0) > first + seconds
-
-        wait_until(steady, 180, every_s=0.5)
 
     def wait_committed(self) -> int:
         """Wait for a fresh checkpoint; returns its step."""
         before = self.job().status.checkpoint.step or 0
-        return wait_until(lambda: self._committed_after(before), 60)
+        return wait_until(lambda: self._committed_after(before))
 
-    def disturbed(self, how: Callable[[], None], workers: int, timeout_s: float = 240) -> ElasticJob:
+    def disturbed(self, how: Callable[[], None], workers: int) -> ElasticJob:
         """Disturb the job once it has a checkpoint; wait until `workers` train, and check that nothing was lost."""
         committed = self.wait_committed()
         before = self.job().status
         how()
-        after = self.wait_training(workers, before.generation, timeout_s)
+        after = self.wait_training(workers, before.generation)
         for generation in after.status.generations:
             if (
                 generation.generation > before.generation and generation.resumed_step is not None

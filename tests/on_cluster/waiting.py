@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from elasticctl.api.errors import UnreachableError
+from elasticctl.api.errors import BusyError, UnreachableError
 from tests.support import waiting
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 20.0, *, every_s: float = 0.1) -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 240.0, *, every_s: float = 0.1) -> T:
     """See `tests.support.waiting.wait_until`; an API server that does not answer in time is asked again, too."""
 
     def answered() -> T | None:
         try:
             return condition()
-        except UnreachableError as error:
+        except (UnreachableError, BusyError) as error:
             print(f"asked again: {error}")
             return None
 
