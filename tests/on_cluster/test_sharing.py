@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -13,17 +12,17 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError, SpecError
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import GPU, Quota
-from elasticctl.api.status import Phase
+from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, list_objects
-from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
+from tests.on_cluster.conftest import stopping
+from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.sharing_story import give_way_and_grow_back, status
+from tests.support.sharing_story import status
 
 PROJECTS = ("a", "b")
 SLOTS = 4
-FOLDER = HOST_FOLDER / "sharing"
 
 
 def offer(api: Connection, slots: int) -> None:
@@ -45,61 +44,65 @@ def cluster(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory
             api.request("POST", "/api/v1/namespaces", {"metadata": {"name": project}})
         found.put_quota(Quota(project, guaranteed={GPU: SLOTS // len(PROJECTS)}).to_manifest())
     offer(api, SLOTS)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    FOLDER.chmod(0o777)  # workers are nobody in particular
-    controllers = Replicas(tmp_path_factory.mktemp("controllers"))
     try:
-        controllers.start(flags=["--sharing"])
-        controllers.leader()
-        yield found
+        with stopping(Replicas(tmp_path_factory.mktemp("controllers"))) as controllers:
+            controllers.start(flags=["--sharing"])
+            controllers.leader()
+            yield found
+            clear(found, api)
     finally:
         for project in PROJECTS:
-            for job in found.list_jobs(project):
-                found.delete_job(project, job["metadata"]["name"])
             found.delete_quota(project)
-        try:
-            controllers.stop()
-        finally:
-            for replica in controllers.running:
-                print(f"--- {replica.log.name}", replica.log.read_text(), sep="\n")
-            offer(api, 0)
+        offer(api, 0)
+
+
+def clear(cluster: KubeCluster, api: Connection) -> None:
+    """Delete all jobs, and wait until no pod is left, also of jobs that are gone."""
+    for project in PROJECTS:
+        for job in cluster.list_jobs(project):
+            cluster.delete_job(project, job["metadata"]["name"])
+    wait_until(lambda: not any(list_objects(api, f"/api/v1/namespaces/{project}/pods") for project in PROJECTS))
 
 
 @pytest.fixture(autouse=True)
 def nobody_else(cluster: KubeCluster, api: Connection) -> None:
     """All slots are free when a test begins."""
-    for project in PROJECTS:
-        for job in cluster.list_jobs(project):
-            cluster.delete_job(project, job["metadata"]["name"])
-    wait_until(lambda: not _pods(api), 90)
+    clear(cluster, api)
 
 
 def on_a_gpu(manifest: Manifest) -> Manifest:
-    """The job with a GPU for each worker, and what its pods need in the lab."""
-    spec = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    spec["volumes"] = [{"name": "state", "hostPath": {"path": str(FOLDER), "type": "Directory"}}]
-    for container in spec["containers"]:
-        container |= {
-            "image": IMAGE,
-            "volumeMounts": [{"name": "state", "mountPath": "/state"}],
-            "resources": {"limits": {GPU_RESOURCE: "1"}},
-        }
+    """The job with a GPU for each worker, and an image."""
+    for container in manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]:
+        container |= {"image": IMAGE, "resources": {"limits": {GPU_RESOURCE: "1"}}}
     return manifest
 
 
 def test_a_job_grows_gives_way_and_grows_back(cluster: KubeCluster) -> None:
-    give_way_and_grow_back(cluster, lambda job: cluster.create_job(on_a_gpu(job)), "file:///state")
+    """That it trains on is for the local cluster to show, and for Kueue's tests."""
+
+    def elastic() -> JobStatus:
+        return status(cluster, "a", "elastic")
+
+    automatic = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
+    cluster.create_job(on_a_gpu(shell_job("elastic", FOREVER, 4, namespace="a", grace_s=1, **automatic)))
+    wait_until(lambda: elastic().active == 4)
+    cluster.create_job(on_a_gpu(shell_job("guest", FOREVER, 2, namespace="b", grace_s=1, minReplicas=2)))
+    wait_until(lambda: status(cluster, "b", "guest").phase is Phase.RUNNING)
+    wait_until(lambda: elastic().active == 2)
+    cluster.delete_job("b", "guest")
+    wait_until(lambda: elastic().active == 4)
+    assert elastic().interruptions == ()
+    assert {item.by for item in elastic().scalings if item.from_workers} == {"sharing"}
 
 
 def test_a_gang_waits_without_a_pod_until_all_of_it_fits(cluster: KubeCluster) -> None:
     cluster.create_job(on_a_gpu(shell_job("first", FOREVER, 3, namespace="a", grace_s=1, minReplicas=3)))
-    wait_until(lambda: status(cluster, "a", "first").phase is Phase.RUNNING, 120)
+    wait_until(lambda: status(cluster, "a", "first").phase is Phase.RUNNING)
     cluster.create_job(on_a_gpu(shell_job("second", FOREVER, 4, namespace="a", grace_s=1, minReplicas=4)))
-    wait_until(lambda: status(cluster, "a", "second").reason == "Queued", 30)
+    wait_until(lambda: status(cluster, "a", "second").reason == "Queued")
     assert cluster.list_pods("a", "second") == []
     cluster.delete_job("a", "first")
-    wait_until(lambda: status(cluster, "a", "second").phase is Phase.RUNNING, 120)
+    wait_until(lambda: status(cluster, "a", "second").phase is Phase.RUNNING)
 
 
 def test_quotas_are_checked_by_the_server_too(cluster: KubeCluster, api: Connection) -> None:
@@ -110,11 +113,3 @@ def test_quotas_are_checked_by_the_server_too(cluster: KubeCluster, api: Connect
         api.request("POST", path, wrong)
     with pytest.raises(NotFoundError):
         cluster.delete_quota("c")
-
-
-def _pods(api: Connection) -> list[Manifest]:
-    return [
-        pod
-        for project in PROJECTS
-        for pod in list_objects(api, f"/api/v1/namespaces/{project}/pods")  # of jobs that are gone too
-    ]
