@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ PROGRAM = (
 )
 
 
-@pytest.mark.skipif(shutil.which(MPIRUN) is None, reason="needs Open MPI: apt-get install openmpi-bin")
+@pytest.mark.needs("mpirun")
 def test_mpirun_reaches_workers_on_all_nodes_one_that_has_come_later_among_them(
     api: Connection, replicas: Replicas
 ) -> None:

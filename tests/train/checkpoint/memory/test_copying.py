@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import sys
 import threading
 
 import pytest
@@ -87,7 +86,7 @@ def test_a_job_that_fails_is_logged_and_keeps_no_other_from_being_done(caplog: p
     assert "can't start new thread" in caplog.text
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
+@pytest.mark.needs("linux")  # elsewhere a priority is the whole process's
 def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
     found: list[int] = []
 
@@ -106,7 +105,7 @@ def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
+@pytest.mark.needs("linux")  # elsewhere a priority is the whole process's
 def test_training_waits_for_no_thread_that_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     found: set[int] = set()
     move = ctypes.memmove
