@@ -106,7 +106,7 @@ def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
     wait_until(lambda: "Scaled" in digits.reasons())
 
 
-@pytest.mark.parametrize("index", [pytest.param(2, marks=pytest.mark.each_release), 0])
+@pytest.mark.parametrize("index", [2, 0])
 def test_a_worker_that_is_killed_costs_no_step_and_no_process_of_another(digits: Trainer, index: int) -> None:
     before, starts, generation = digits.uids(), digits.starts(), digits.job().status.generation
     trains = digits.disturbed(lambda: digits.kill(index), 3)
