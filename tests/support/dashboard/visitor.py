@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
 from elasticctl.cli.verbs.inspect.compare import compared
 from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
+from elasticctl.dashboard import feed
 from elasticctl.dashboard.server import Dashboard
 from elasticctl.dashboard.user_api import Scope, Tools
 from tests.support.dashboard.looks import PATIENCE_MS
@@ -26,11 +28,13 @@ class Visitor:
         self._chromium = chromium
         self._contexts: list[BrowserContext] = []
         self.complaints: list[str] = []
+        self._requests: list[str] = []
 
     def __enter__(self) -> Visitor:
         return self
 
     def __exit__(self, *_: object) -> None:
+        print("the last requests:", *self._requests[-30:], sep="\n")  # pytest shows it of a test that fails
         for context in self._contexts:
             context.close()
 
@@ -46,6 +50,8 @@ class Visitor:
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", self._note)
+        for kind in ("request", "requestfinished", "requestfailed"):
+            page.on(kind, lambda request, kind=kind: self._requests.append(f"{kind} {request.method} {request.url}"))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(url)
         return page
@@ -61,7 +67,8 @@ def hosted(cluster: Any, namespace: str | None = "default", access: Callable[[],
     """A dashboard of `cluster`, which is looked at every tenth of a second, by a link that lets in."""
     place = Scope(cast(Cluster, cluster), "local", namespace, access)
     dashboard = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.1)
-    with running(dashboard) as host:
+    # A machine that is busy is no slow cluster, which would be looked at once a minute.
+    with mock.patch.object(feed, "SHARE", 1.0), running(dashboard) as host:
         yield Host(host.link + dashboard.gate.issue(), host.cut)
 
 
