@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-PYTEST := $(BIN)/python -m pytest
+# With a fixed order of sets, as with fixed seeds (tests/support/randomness.py), each run does the same.
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest
 # How many: tests/support/ordering.py; whoever is done takes from the end of another. What halts: tests/support/watching.py.
 SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
@@ -22,7 +23,7 @@ target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=reg
 # Where it is set, each process that the tests start compiles our modules again, and each of those that run them the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-skipped lint types unit torch soak soak-clusters soak-storages fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
+.PHONY: demo quick test test-skipped lint types unit torch soak coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
@@ -55,18 +56,10 @@ torch: $(VENV)/.dev  ## the tests of training with another release of PyTorch: d
 	$(BIN)/python -m venv $(OTHER)
 	$(OTHER)/bin/pip install --quiet torch==$(TORCH)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(OTHER)/bin/python -c '$(SITE)')/rest.pth"
-	PATH="$(CURDIR)/$(BIN):$$PATH" CUDA_VISIBLE_DEVICES= $(OTHER)/bin/python -m pytest $(SPREAD) tests/train tests/launcher
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONHASHSEED=0 CUDA_VISIBLE_DEVICES= $(OTHER)/bin/python -m pytest $(SPREAD) tests/train tests/launcher
 
-soak: soak-clusters soak-storages  ## both with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
-
-soak-clusters: $(VENV)/.dev  ## simulated clusters
-	$(BIN)/python -m tests.support.virtual.soak $(SOAK)
-
-soak-storages: $(VENV)/.dev  ## storages of checkpoints, and all that can happen to them
-	$(BIN)/python -m tests.support.storage_soak.soak $(SOAK)
-
-fuzz: $(VENV)/.dev  ## hostile input for every reader of what others wrote: docs/reliability.md; make fuzz FUZZ="--inputs 14000"
-	$(BIN)/python -W ignore -m tests.support.fuzz.soak $(FUZZ)
+soak: $(VENV)/.dev  ## search with new seeds in the randomized tests: make soak MINUTES=120; or make soak SEED=7 TEST=tests/test_x.py::test_y
+	$(if $(SEED),PYTHONHASHSEED=$(SEED) $(BIN)/python -m pytest -m randomized --seed=$(SEED),$(BIN)/python -m tests.soak $(or $(MINUTES),60)) $${TEST:+"$$TEST"}
 
 coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered
@@ -110,7 +103,7 @@ install: images $(VENV)/.client  ## images, controller, and jobs' image, from th
 	$(BIN)/elasticctl config set-context $(CONTEXT) --image $(call target,trainer)
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .coverage
 
 $(VENV)/.pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elasticctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

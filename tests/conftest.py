@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.cli.framework.contexts import templates_folder
@@ -35,11 +34,6 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 # Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# An example takes as long as the machine is busy. CI's profile of Hypothesis, the same examples in every run, is kept.
-settings.register_profile("any machine", settings.default, deadline=None)
-settings.load_profile("any machine")
-
-
 pytest_plugins = [
     "tests.support.broken_network",
     "tests.support.cleanup",
@@ -49,6 +43,7 @@ pytest_plugins = [
     "tests.support.kube",
     "tests.support.launcher_lab",
     "tests.support.ordering",
+    "tests.support.randomness",
     "tests.support.requirements",
     "tests.support.slow",
     "tests.support.watching",

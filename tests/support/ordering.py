@@ -1,4 +1,4 @@
-"""Which tests come first, in how many processes they run, and how many examples `make quick` tries.
+"""Which tests come first, and in how many processes they run.
 
 Long tests mostly wait for processes that they have started, so there are more workers than processors. The
 last test to begin must not be a long one: those that are given more time than others come first, dealt out among the
@@ -12,13 +12,10 @@ import os
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
 
 WAITING = 2
 """How many workers there are beyond the processors, where tests wait. With more, what they start is so slow that tests
 which measure time fail."""
-QUICK_SHARE, QUICK_LEAST = 6, 10
-"""`make quick` tries a sixth of the examples of a property, and so many at least."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -28,9 +25,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.hookimpl(trylast=True)  # when tests/support/slow.py has set its marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _only_quick(config):
-        _try_fewer_examples(items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if workers:
         items[:] = dealt(items, [_patience_s(item) for item in items], workers)
@@ -60,20 +55,3 @@ def _patience_s(item: pytest.Item) -> float:
 
 def _only_quick(config: pytest.Config) -> bool:
     return "not slow" in config.option.markexpr
-
-
-def _try_fewer_examples(items: Sequence[pytest.Item]) -> None:
-    for target in {_settings_owner(item) for item in items} - {None}:
-        holder, name = target  # type: ignore[misc]
-        given = getattr(holder, name)
-        fewer = min(given.max_examples, max(QUICK_LEAST, given.max_examples // QUICK_SHARE))
-        setattr(holder, name, settings(given, max_examples=fewer))
-
-
-def _settings_owner(item: pytest.Item) -> tuple[object, str] | None:
-    """Where Hypothesis keeps the settings of a property or of a state machine."""
-    if not isinstance(item, pytest.Function) or not getattr(item.function, "is_hypothesis_test", False):
-        return None
-    if hasattr(item.cls, "settings"):
-        return item.cls, "settings"
-    return item.function, "_hypothesis_internal_use_settings"

@@ -1,0 +1,88 @@
+"""Rounds of the randomized tests with new seeds, until the time is over: `make soak MINUTES=120`."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+PYTEST = (sys.executable, "-m", "pytest", "-m", "randomized", "-n", "logical", "--dist", "worksteal", "-q", "--tb=no")
+TO_END_S = 60.0
+"""How long a round that is cut off has to clean up."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """What all rounds together came to. `failed`: the commands that repeat what failed."""
+
+    rounds: int = 0
+    tests: int = 0
+    examples: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, seed: int, tally: Path) -> None:
+        """Add what one round has noted; see tests/support/randomness.py."""
+        for line in tally.read_text().splitlines():
+            examples, outcome, test = line.split("\t")
+            self.tests += outcome != "skipped"
+            self.examples += int(examples)
+            if outcome == "failed":
+                self.failed.append(f"make soak SEED={seed} TEST={shlex.quote(test.replace('$', '$$'))}")
+                print(f"to repeat it: {self.failed[-1]}", flush=True)
+
+
+def play(seed: int, tests: list[str], tally: Path, seconds: float) -> int | None:
+    """One round; returns how pytest ended, or None if the time was over. Nothing that it started is left."""
+    command = [*PYTEST, f"--seed={seed}", f"--tally={tally}", *tests]
+    process = psutil.Popen(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except psutil.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            end(process)
+
+
+def end(process: psutil.Popen) -> None:
+    """As Ctrl-C does; what is still there a while later is killed."""
+    family = [process, *process.children(recursive=True)]
+    os.killpg(process.pid, signal.SIGINT)
+    for left in psutil.wait_procs(family, TO_END_S)[1]:
+        left.kill()
+
+
+def main(minutes: float, tests: list[str]) -> int:
+    """Search for so long, in all randomized tests or in these; returns the exit code."""
+    sums, until, code = Sums(), time.monotonic() + 60 * minutes, 0
+    with tempfile.TemporaryDirectory(prefix="ec-soak-") as folder:
+        try:
+            while code in (0, 1) and time.monotonic() < until:
+                seed, tally = random.SystemRandom().randrange(10**9), Path(folder, str(sums.rounds))
+                tally.touch()
+                sums.rounds += 1
+                print(f"round {sums.rounds}, seed {seed}", flush=True)
+                try:
+                    code = play(seed, tests, tally, until - time.monotonic()) or 0
+                finally:
+                    sums.add(seed, tally)
+        except KeyboardInterrupt:
+            print("interrupted")
+    print(
+        f"{sums.rounds} rounds, {sums.tests} tests, {sums.examples} examples; {len(sums.failed)} failed",
+        *sums.failed,
+        sep="\n",
+    )
+    return code if code > 1 else len(sums.failed) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))
