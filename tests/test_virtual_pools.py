@@ -80,7 +80,7 @@ def test_a_restarted_controller_goes_on_where_it_was(world: World) -> None:
     assert world.status.interruptions == ()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(3, search=100)
 def test_whatever_comes_and_goes_the_work_is_done(seed: int) -> None:
     dice = random.Random(seed)
     world = a_world(seed, stays=dice.random() < 0.5)

@@ -32,15 +32,12 @@ class Ledger:
     """What happened to each worker, and what the controller has said of it."""
 
     world: World
-    cut_until: dict[str, float] = field(default_factory=dict)
-    """Until when a node could not reach the service."""
     cuts: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     counted: set[str] = field(default_factory=set)
     uncounted: set[str] = field(default_factory=set)
     """Ended because the job was suspended or over: no restarts."""
     broken: set[int] = field(default_factory=set)
     ended: dict[str, float] = field(default_factory=dict)
-    faults: int = 0
     faults_at: list[float] = field(default_factory=list)
 
     def note_fault(self) -> None:

@@ -223,7 +223,7 @@ class Launcher:
             self._happen(_E.GROUP_FINISHED)
         elif told["state"] == "formed":
             self.generation = told["generation"]
-            self.members = _uids(told)
+            self.members = tuple(member["uid"] for member in told["members"])
             self._say("starting")
             self._begin_watch()
             self._connect()
@@ -591,16 +591,3 @@ class Launcher:
         if self._call is not None:
             self.network.drop(self._call)
             self._call = None
-
-
-_UIDS: dict[int, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
-
-
-def _uids(told: Mapping[str, Any]) -> tuple[str, ...]:
-    """The members' uids; all launchers of a group get the same answer, which is read once."""
-    known = _UIDS.get(id(told))
-    if known is None or known[0] is not told:
-        if len(_UIDS) > 8:
-            _UIDS.clear()
-        known = _UIDS[id(told)] = (told, tuple(member["uid"] for member in told["members"]))
-    return known[1]

@@ -7,6 +7,7 @@ instead, a cut ends those whose next renewal it would have lost, when the launch
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from tests.support.virtual.clock import VirtualLoop
-from tests.support.virtual.service import ControlPlane, read_answer
+from tests.support.virtual.service import ControlPlane
 
 RENEWAL_S, POLL_TIMEOUT_S, TIMEOUT_S = 20.0, 40.0, 5.0
 """Of the launcher: how long the service holds a poll, and how long the launcher waits for polls and other requests."""
@@ -171,7 +172,7 @@ class Network:
         if self._is_lost(call):
             self._lose(call)
             return
-        self._end(call, self._delay_s(), None if status >= 500 or status == 429 else (status, read_answer(text)))
+        self._end(call, self._delay_s(), None if status >= 500 or status == 429 else (status, json.loads(text)))
 
     def _renew(self, call: Call) -> None:
         if not call.is_over and call.task is not None and call.node in self.cut:

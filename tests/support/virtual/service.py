@@ -8,11 +8,9 @@ of life that renewals and heartbeats give are then computed when somebody looks 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 from unittest import mock
 
@@ -36,8 +34,6 @@ TOKEN = "token"
 FOR_EVER_S = 1e9
 REFRESH_S = 3600.0
 """A job that nothing happens to is looked at again at least this often by the simulated watch's resync."""
-PASS_S = 0.0003
-"""How long a pass takes for each worker: with a thousand of them, whatever changes meanwhile is one more pass."""
 
 
 class Inline:
@@ -78,17 +74,12 @@ class Timers:
         self._loop, self._work = loop, work
         self._due: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
-        self._free_at = 0.0
-
-    def work_for(self, seconds: float) -> None:
-        """The pass that ends now has taken so long: none began meanwhile."""
-        self._free_at = self._loop.time() + seconds
 
     def add(self, key: str) -> None:
         self.add_after(key, 0.0)
 
     def add_after(self, key: str, delay_s: float) -> None:
-        known, when = self._due.get(key), max(self._loop.time() + delay_s, self._free_at)
+        known, when = self._due.get(key), self._loop.time() + delay_s
         if known is not None and known.when() <= when:
             return
         if known is not None:
@@ -158,13 +149,6 @@ class _LazySigns(dict[str, Sign]):
         return self[uid] if uid in self else default  # noqa: SIM401 - that would be this method
 
 
-@lru_cache(64)
-def read_answer(text: str) -> dict[str, Any]:
-    """An answer as a launcher reads it; nobody changes it."""
-    answer: dict[str, Any] = json.loads(text)
-    return answer
-
-
 class ControlPlane:
     """The process that holds the service and the controller. `clock` is its machine's.
 
@@ -179,7 +163,6 @@ class ControlPlane:
         self.on_start: list[Callable[[], None]] = []
         self.service: RendezvousService | None = None
         self.controller: Controller | None = None
-        self.passes = 0
         self.starts = 0
         self.requests = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -248,9 +231,6 @@ class ControlPlane:
     def _sync(self, key: str) -> None:
         if self.controller is None or self._queue is None:
             return
-        self.passes += 1
-        group = self.group(key)
-        self._queue.work_for(PASS_S * (1 if group is None else max(1, len(group.alive))))
         try:
             self.controller.sync(key)
         except (ConflictError, ElasticctlError):

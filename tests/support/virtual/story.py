@@ -1,13 +1,12 @@
 """Stories: a job, its cluster and everything that goes wrong, all drawn from one seed, and what has to become of it.
 
 `tell(story)` runs one and raises `BrokenPromise` where a property does not hold; `shrink` drops incidents from a story
-that fails as long as it still fails the same way. `python -m tests.support.virtual.soak --seed N` tells a story again.
+that fails as long as it still fails the same way.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -307,7 +306,6 @@ def tell(story: Story) -> World:
             watcher.check_moves()
         world.run(settled_s + longest_s + script.export_s * 3 + tries_s)
         check_end(world, has_to_fail=story.has_to_fail)
-        world.looked = watcher.looked
     finally:
         world.close()
     return world
@@ -332,10 +330,10 @@ def check_end(world: World, *, has_to_fail: bool) -> None:
     world.ledger.check_budget()
 
 
-def fails(story: Story, on_end: Callable[[Story, World], None] = lambda story, world: None) -> str:
-    """How a story fails; empty if it does not, and then `on_end` is called."""
+def fails(story: Story) -> str:
+    """How a story fails; empty if it does not."""
     try:
-        on_end(story, tell(story))
+        tell(story)
     except BrokenPromise as error:
         return str(error) or type(error).__name__
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises
@@ -348,15 +346,15 @@ def kind_of(failure: str) -> str:
     return "".join(" " if c.isdigit() else c for c in failure)[:40]
 
 
-def shrink(story: Story, failing: Callable[[Story], str] = fails) -> Story:
+def shrink(story: Story) -> Story:
     """A story with as few incidents as possible that fails the same way."""
-    kind = kind_of(failing(story))
+    kind = kind_of(fails(story))
     size = max(1, len(story.incidents) // 2)
     while size:
         at = 0
         while at < len(story.incidents):
             fewer = replace(story, incidents=story.incidents[:at] + story.incidents[at + size :])
-            if kind_of(failing(fewer)) == kind:
+            if kind_of(fails(fewer)) == kind:
                 story = fewer
             else:
                 at += size

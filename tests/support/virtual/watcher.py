@@ -34,7 +34,6 @@ class Watcher:
     world: World
     quiet_s: float
     every_s: float
-    looked: int = 0
     _before: Truth | None = field(default=None)
 
     def begin(self) -> None:
@@ -53,7 +52,6 @@ class Watcher:
         world.ledger.check_budget()
         world.loop.after(self.every_s - LAG_S, self._look)
         if truth == self._before and truth is not None and not world.is_disturbed:
-            self.looked += 1
             self._check(truth)
 
     def truth(self) -> Truth | None:

@@ -63,8 +63,6 @@ class World:
     trainings: list[Training] = field(default_factory=list)
     storage: Storage = field(default_factory=Storage)
     figures: Figures = field(default_factory=Figures)
-    looked: int = 0
-    """How often the status was held against the truth."""
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -327,8 +325,3 @@ class World:
     def _reconnect(self) -> None:
         for launcher in self.launchers.values():
             launcher.reconnect()
-
-
-def with_script(setup: Setup, **fields: object) -> Setup:
-    """The same with another script."""
-    return replace(setup, script=replace(setup.script, **fields))  # type: ignore[arg-type]
