@@ -40,7 +40,6 @@ class LyingGate(Gate):
         self._told: dict[str, Reply] = {}
         self._last: dict[str, Reply] = {}
         self._turn = threading.Lock()
-        self.lies = 0
         self.before: Callable[[Seen], Fault | None] = lambda seen: None
         """Is asked before anything is drawn."""
         self.faults = self._fault
@@ -68,7 +67,6 @@ class LyingGate(Gate):
     def pass_on(self, seen: Seen, body: bytes) -> Reply:
         with self._turn:
             if seen.method in ("PUT", "POST") and "a page" in self._kinds and self._dice.random() < self._chance:
-                self.lies += 1
                 return _PAGE  # and nothing is stored
         reply = super().pass_on(seen, body)
         with self._turn:
@@ -84,7 +82,6 @@ class LyingGate(Gate):
             kinds = [kind for kind in self._kinds if kind in FAULTS]
             if not kinds or self._dice.random() >= self._chance:
                 return None
-            self.lies += 1
             return FAULTS[self._dice.choice(kinds)]
 
     def _note(self, seen: Seen, reply: Reply) -> Reply:
@@ -119,7 +116,6 @@ class LyingGate(Gate):
             case "etag":
                 kept = [(name, value) for name, value in reply.headers if name.lower() != "etag"]
                 told = replace(reply, headers=[*kept, ("ETag", '"deadbeefdeadbeefdeadbeefdeadbeef"')])
-        self.lies += told is not None
         return told or reply
 
 
@@ -129,7 +125,6 @@ class LyingFolder(LocalStorage):
     def __init__(self, root: Path, patience: Patience) -> None:
         super().__init__(root, patience)
         self._dice, self._chance = random.Random(), 0.0
-        self.lies = 0
 
     def begin(self, seed: int) -> str:
         """Lie; returns how."""
@@ -147,7 +142,6 @@ class LyingFolder(LocalStorage):
     def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
         if self._dice.random() >= self._chance:
             return super().put(key, parts, if_absent=if_absent)
-        self.lies += 1
         data = bytearray(b"".join(parts))
         crc = zlib.crc32(data)
         match self._dice.choice(("flipped", "short", "nothing", "empty")):

@@ -6,8 +6,8 @@ gcp-storage-emulator stand in for them, whose disk is never full.
 
 from __future__ import annotations
 
+import itertools
 import os
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -27,7 +27,6 @@ from tests.support.ports import free_port
 from tests.support.storage_soak.lies import LyingFolder, LyingGate
 from tests.support.waiting import wait_until
 
-KINDS = ("folder", "disk", "s3", "gs")
 QUICK = Patience(tries=12, first_pause_s=0.005, longest_pause_s=0.05, silence_s=30.0)
 """No story has a server that is silent for ever; one that gets no processor is, for seconds."""
 DISK_BYTES, SERVERS_DISK_BYTES = 600_000, 8_000_000
@@ -105,6 +104,7 @@ class Places:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
+        self._numbers = itertools.count()
         self._ports: dict[str, int] = {}
         self._disk: Path | None = None
         self._network: BrokenNetwork | None = None
@@ -121,7 +121,7 @@ class Places:
     @contextmanager
     def place(self, kind: str) -> Iterator[Place]:
         """A URL that nobody has used. Skips where there can be none of that kind."""
-        name = secrets.token_hex(4)
+        name = f"{kind}-{next(self._numbers)}"
         with ExitStack() as stack:
             if kind == "folder":
                 root = self.folder / name / "state"

@@ -69,8 +69,6 @@ def train(world: World, number: int, keep: Retention, saves: int, before: list[C
     for step in range(first, first + saves):
         if step > first and world.is_honest and world.dice.random() < 0.3:
             world.dice.choice((verbs.looks, verbs.prunes, verbs.removes))(world)
-            world.counts["meddled"] += 1
-        world.counts["saves"] += 1
         checkpoints.save(state_of(step, number, era), Label(step), local=local_of(step, 0))
         is_saved = checkpoints.settle()
         world.tell(f"step {step}: {'saved' if is_saved else checkpoints.failure()}")
@@ -89,7 +87,6 @@ def a_clock(world: World) -> Iterator[None]:
         yield
         return
     world.tell(f"a clock that is {off_s:.0f} s off")
-    world.counts["clocks"] += 1
     with mock.patch.object(time, "time", side_effect=lambda: now() + off_s):
         yield
 
@@ -165,7 +162,6 @@ def killed_run(world: World) -> None:
     expect(is_over, f"a run that was to be killed at {at} goes on and on")
     expect(process.exitcode in (0, 3, -signal.SIGKILL), f"a run ended with {process.exitcode}")
     acknowledged = notes.read_text().splitlines() if notes.exists() else []
-    world.counts["kills"] += process.exitcode == -signal.SIGKILL
     world.tell(f"run {number}: killed at {at} ({process.exitcode}), {len(acknowledged)} acknowledged")
     for line in acknowledged:
         position, _, entry = line.partition(" ")

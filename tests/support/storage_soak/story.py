@@ -6,11 +6,8 @@ import logging
 import os
 import random
 import secrets
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -26,37 +23,28 @@ from tests.support.storage_soak import runs, verbs
 from tests.support.storage_soak.damages import damage_folder, damage_storage
 from tests.support.storage_soak.places import QUICK, Place, answers
 from tests.support.storage_soak.states import local_of, state_of
-from tests.support.storage_soak.world import Broken, World, expect
+from tests.support.storage_soak.world import World, expect
 from tests.support.waiting import wait_until
 
 Event = Callable[[World], None]
 NOBODY = 65534
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A story that was told: how it went, and, unless it is blank, why it must not go like that."""
+def tell(place: Place, seed: int, folder: Path) -> None:
+    """The story of this seed at a place that nobody has used; `folder` is for what is written beside it.
 
-    lines: list[str]
-    failure: str = ""
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-def tell(place: Place, seed: int, folder: Path) -> Told:
-    """The story of this seed at a place that nobody has used; `folder` is for what is written beside it."""
+    What raises has how it went as a note.
+    """
     world = World(place, random.Random(seed), folder)
-    failure = ""
     with prepared(seed), a_neighbor(place.url) as check_neighbor:
         try:
             for event in draw(world):
                 event(world)
             heal(world)
             check_neighbor()
-        except Broken as e:
-            failure = str(e)
-        except Exception:  # noqa: BLE001 - whatever it is, it is not an error of ours
-            failure = traceback.format_exc()
-    return Told(world.told, failure, world.counts)
+        except Exception as e:
+            e.add_note("\n".join(world.told))
+            raise
 
 
 @contextmanager
@@ -129,7 +117,6 @@ def damaged(world: World) -> None:
         else:
             damage_storage(world.storage, world.dice)
             world.tell("objects are damaged")
-        world.counts["damages"] += 1
     world.forget()
 
 
@@ -138,7 +125,6 @@ def stormy(world: World) -> None:
     liar, link, dice = world.place.liar, world.place.link, world.dice
     assert liar is not None
     world.look()  # an answer to be given again later
-    lies = liar.lies
     world.tell(f"answers: {liar.begin(dice.randrange(1 << 30))}")
     is_network_bad = link is not None and dice.random() < 0.3
     if link is not None and is_network_bad:
@@ -154,7 +140,6 @@ def stormy(world: World) -> None:
             link.mend()
             wait_until(lambda: answers(world.storage))
         world.is_honest = world.stores_what_it_says = True
-    world.counts["lies"] += liar.lies - lies
 
 
 def forbidden(world: World) -> None:
@@ -169,7 +154,6 @@ def forbidden(world: World) -> None:
     mode = target.stat().st_mode
     target.chmod(dice.choice((0, 0o555 if target.is_dir() else 0o444, 0o333)))
     world.tell(f"{target.relative_to(root)} gets mode {target.stat().st_mode & 0o777:o}")
-    world.counts["permissions"] += 1
     world.is_honest = False
     os.seteuid(NOBODY)
     try:
@@ -187,7 +171,6 @@ def short_of_room(world: World) -> None:
     left = dice.choice((0, 8_000, 30_000, 60_000, 100_000))
     place.fill(left)
     world.tell(f"room: {left} bytes")
-    world.counts["full disks"] += 1
     world.is_honest = False
     try:
         dice.choice((runs.run, runs.run, runs.killed_run, runs.ranks_save))(world)
@@ -208,17 +191,17 @@ def heal(world: World) -> None:
     """Nothing is wrong any more: a run goes on and saves, or people start over; nothing is left that nobody needs."""
     if world.place.disk is not None:
         world.place.empty()
-    acknowledged = world.counts["commits acknowledged"]
+    acknowledged = world.acknowledged
     for _ in range(2):
         runs.take_a_turn(world, 1)
-        if world.counts["commits acknowledged"] > acknowledged:
+        if world.acknowledged > acknowledged:
             break
         expect(world.is_damaged, "nothing is wrong, and a run does not save")
         verbs.ask(world, "repair", "--start-over", "--yes")
         delete_misplaced(world)
         world.whole.clear()
         world.floor = (0, 0)
-    expect(world.counts["commits acknowledged"] > acknowledged, "a run does not save, though it was started over")
+    expect(world.acknowledged > acknowledged, "a run does not save, though it was started over")
     if not world.is_damaged:
         found = list(read_commits(world.storage))
         kept = {folder for commit in found for folder in (commit.folder, *commit.bases)}
