@@ -1,8 +1,10 @@
-"""No reader of what others wrote fails in another way than its own. `make fuzz` tries more: docs/reliability.md."""
+"""No reader of what others wrote fails in another way than its own. See docs/reliability.md."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +13,10 @@ from hypothesis import strategies as st
 from elasticctl.settings.kubeconfig import read_contexts
 from elasticctl_controller.rendezvous.requests import MAX_STEP
 from tests.support.anything import JSON
+from tests.support.fuzz import client, command_line, rendezvous, storage
 from tests.support.fuzz.client import KUBECONFIG
 from tests.support.fuzz.inputs import as_json, changed
 from tests.support.fuzz.rendezvous import BODIES, PROGRESS, send
-from tests.support.fuzz.targets import TARGETS
 
 OTHER = KUBECONFIG["contexts"][1]
 SHAPES = st.recursive(
@@ -25,16 +27,38 @@ SHAPES = st.recursive(
 """What YAML of ours can hold; a file that has more in it is refused as a whole, with the line."""
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_whatever_it_is_it_is_read_or_refused(name: str, tmp_path: Path) -> None:
-    target = TARGETS[name]
+READERS: Mapping[str, tuple[st.SearchStrategy[Any], Callable[..., None]]] = {
+    "S3's answers": (storage.S3_ANSWERS, storage.check_s3),
+    "GCS's answers": (storage.GCS_ANSWERS, storage.check_gcs),
+    "entries of a journal": (storage.ENTRIES, storage.check_entry),
+    "journals": (storage.ENTRIES, storage.check_journal),
+    "share documents": (storage.DOCUMENTS, storage.check_documents),
+    "lists of workspaces": (storage.WORKSPACES, storage.check_workspace),
+    "requests of workers": (rendezvous.REQUESTS, rendezvous.check_request),
+    "YAML": (client.YAML, client.check_yaml),
+    "manifests": (client.MANIFESTS, client.check_manifest),
+    "templates": (client.TEMPLATES, client.check_template),
+    "kubeconfig": (client.KUBECONFIGS, client.check_kubeconfig),
+    "contexts": (client.CONFIGS, client.check_config),
+    "command lines": (command_line.COMMAND_LINES, command_line.check_command_line),
+    "manifest files": (command_line.MANIFEST_FILES, command_line.check_manifest_file),
+}
+"""What others wrote: input that is almost right, and what must hold of who reads it, in a folder for its files."""
 
-    @given(target.inputs)
-    @settings(max_examples=target.slice)
-    def check(found: object) -> None:
-        target.check(tmp_path, found)
 
-    check()
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The readers' files: a new folder for each input would take more time than they do."""
+    with contextlib.chdir(tmp_path_factory.mktemp("input")):
+        yield
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(st.data())
+@settings(max_examples=150)
+def test_whatever_it_is_it_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    inputs, check = READERS[name]
+    check(data.draw(inputs))
 
 
 @pytest.mark.parametrize("verb", BODIES)

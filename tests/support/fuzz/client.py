@@ -73,8 +73,9 @@ def check_template(text: bytes) -> None:
     assert _complaint(lambda: render_manifest(SPEC, template), ElasticctlError) != "\0"
 
 
-def check_kubeconfig(file: Path, text: bytes) -> None:
+def check_kubeconfig(text: bytes) -> None:
     """Contexts that become ours, or a ConfigError."""
+    file = Path("kube")
     file.write_bytes(text)
 
     def adopt() -> None:
@@ -86,7 +87,8 @@ def check_kubeconfig(file: Path, text: bytes) -> None:
     assert _complaint(adopt, ConfigError) != "\0"
 
 
-def check_config(file: Path, text: bytes) -> None:
+def check_config(text: bytes) -> None:
     """Contexts, or an error in words."""
+    file = Path("config")
     file.write_bytes(text)
     assert _complaint(lambda: load_config(file).context(), ElasticctlError) != "\0"

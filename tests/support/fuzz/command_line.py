@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -66,50 +65,36 @@ MANGLED = st.lists(
 MANIFEST_FILES = st.tuples(MANGLED, st.binary(max_size=4))
 
 
-@contextlib.contextmanager
-def _typing_in(folder: Path) -> Iterator[None]:
-    """A folder to type in, with a home in it."""
-    environ = {"ELASTICCTL_HOME": f"{folder}/home", "CUDA_VISIBLE_DEVICES": ""}
-    with contextlib.chdir(folder), mock.patch.dict(os.environ, environ):
-        if not Path("train.py").exists():
-            Path("train.py").touch()
-            Path("job.yaml").write_text(GOOD)
-            Path("bad.yaml").write_text("a: [")
-        yield
-
-
-def _outcome(args: list[str]) -> tuple[int, str]:
-    out, err = io.StringIO(), io.StringIO()
-    nothing = mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), nothing:
+def _type(args: list[str]) -> int:
+    """Type this in a folder that has a home in it; returns the exit code."""
+    Path("train.py").touch()
+    Path("job.yaml").write_text(GOOD)
+    Path("bad.yaml").write_text("a: [")
+    environ = {"ELASTICCTL_HOME": f"{Path.cwd()}/home", "CUDA_VISIBLE_DEVICES": ""}
+    home, nothing = mock.patch.dict(os.environ, environ), mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with home, nothing, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as written:
         code = main(args)
-    return code, err.getvalue()
-
-
-def _check(code: int, err: str) -> None:
+    err = written.getvalue()
     assert "Traceback" not in err
     assert "bug in elasticctl" not in err
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == (code != 0)
     assert code in (0, 1, 2, 3)
+    return code
 
 
-def check_command_line(folder: Path, typed: tuple[list[str], list[str]]) -> None:
+def check_command_line(typed: tuple[list[str], list[str]]) -> None:
     """An exit code and one line that says what is wrong; nothing is started."""
     head, words = typed
-    with _typing_in(folder):
-        _check(*_outcome([*head, *words]))
-    assert not (folder / "home" / "local").exists()
+    _type([*head, *words])
+    assert not Path("home/local").exists()
 
 
-def check_manifest_file(folder: Path, mangled: tuple[list[tuple[int, str]], bytes]) -> None:
+def check_manifest_file(mangled: tuple[list[tuple[int, str]], bytes]) -> None:
     """The same of `submit -f`."""
     changes, tail = mangled
     lines = list(LINES)
     for index, text in changes:
         lines[index] = text + lines[index][len(text) // 2 :]
-    with _typing_in(folder):
-        Path("fuzz.yaml").write_bytes("\n".join(lines).encode() + tail)
-        code, err = _outcome(["submit", "-f", "fuzz.yaml", "--dry-run"])
-    _check(code, err)
-    assert code in (0, 2)
+    Path("fuzz.yaml").write_bytes("\n".join(lines).encode() + tail)
+    assert _type(["submit", "-f", "fuzz.yaml", "--dry-run"]) in (0, 2)

@@ -125,12 +125,13 @@ def check_workspace(data: Any) -> None:
     assert not any(packing.unfit(item.path) for item in listing.items)
 
 
-def check_journal(folder: Path, data: bytes) -> None:
+def check_journal(data: bytes) -> None:
     """A journal with one entry that may be anything, between two good ones: those are found."""
+    folder = Path("run")
     storage = LocalStorage(folder)
     good = [entries.encode(entries.decode_commit(_sealed({**COMMIT, "position": at}), at)) for at in (1, 3)]
     for position, entry in zip((1, 2, 3), (good[0], data, good[1]), strict=True):
         path = folder / entries.key_of(position)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(entry)
     assert {1, 3} <= {commit.position for commit in commits.read_commits(storage)}
