@@ -1,18 +1,11 @@
-"""Kill saving processes, look at what they leave: a test bed for every storage, and a soak of any length.
-
-python -m tests.support.crash_soak --kills 1000        # against a folder, S3 and GCS, that many each
-"""
+"""Kill saving processes, look at what they leave: a test bed for every storage."""
 
 from __future__ import annotations
 
-import argparse
-import os
+import itertools
 import random
-import secrets
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +16,11 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support import servers
-from tests.support.gate import Gate
 from tests.support.train import programs, ranks
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
-BACKENDS = ("file", "s3", "gs")
-KILLS_A_JOB = 100
-"""Then the next job begins, at a URL of its own: a journal grows with each kill, and so does a look at all of it."""
+_NUMBERS = itertools.count()
 SHORT_S, LONG_S, LONG_EVERY = 0.06, 2.0, 10
 """After a commit a process lives on for up to `SHORT_S`; one of so many longer, or nobody would ever clean up."""
 
@@ -45,7 +35,7 @@ class Bed:
 
     @classmethod
     def at(cls, url: str, folder: Path) -> Bed:
-        return cls(url, folder / f"acknowledged-{secrets.token_hex(4)}", storages.open(url))
+        return cls(url, folder / f"acknowledged-{next(_NUMBERS)}", storages.open(url))
 
     def noted(self) -> list[int]:
         return [int(step) for step in self.acknowledged.read_text().split()] if self.acknowledged.exists() else []
@@ -87,47 +77,3 @@ def soak(bed: Bed, kills: int, seed: int) -> Iterator[int]:
             process.kill()
             process.join()
         yield bed.check()
-
-
-@contextmanager
-def jobs(backends: list[str], count: int) -> Iterator[dict[str, list[Bed]]]:
-    """So many beds on each of the backends."""
-    os.environ |= servers.KEYS
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-soak-")))
-        urls = {"file": [f"{folder}/state-{job}" for job in range(count)]}
-        if set(backends) - {"file"}:
-            ports = stack.enter_context(servers.running())
-            for scheme in ("s3", "gs"):
-                gate = Gate(scheme, getattr(ports, scheme))
-                stack.callback(gate.close)
-                urls[scheme] = [gate.url(f"soak-{job}") for job in range(count)]
-        yield {backend: [Bed.at(url, folder) for url in urls[backend]] for backend in backends}
-
-
-def main() -> None:
-    """Soak, and say what came of it; an AssertionError shows a loss."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=1000, help="how many on each backend")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--seed", type=int, default=0, help="of the times at which is killed")
-    options = parser.parse_args()
-    portions = [min(KILLS_A_JOB, options.kills - done) for done in range(0, options.kills, KILLS_A_JOB)]
-    with jobs(options.backends, len(portions)) as found:
-        for backend, beds in found.items():
-            started_s, kills, commits = time.monotonic(), 0, 0
-            for job, (bed, portion) in enumerate(zip(beds, portions, strict=True)):
-                steps = list(soak(bed, portion, options.seed + job))
-                assert steps == sorted(set(steps))
-                bed.check_swept()
-                kills, commits = kills + portion, commits + len(bed.noted())
-                took_s = time.monotonic() - started_s
-                print(
-                    f"{backend}: {kills} of {options.kills} kills in {took_s:.0f} s, {commits} commits acknowledged, "
-                    "none lost",
-                    flush=True,
-                )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-"""Runs that change a few rows of their tables from save to save, and everything that can happen to the patches.
-
-python -m tests.support.train.changing_rows --seeds 200      # that many stories
-"""
+"""Runs that change a few rows of their tables from save to save, and everything that can happen to the patches."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from elasticctl_store.checkpoints import entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_train.checkpoint.incremental import tables, unchanged
 from elasticctl_train.checkpoint.tree import NAMES
-from tests.support.train.frozen_parts import World, tell_all
+from tests.support.train.frozen_parts import World
 from tests.support.train.states import same
 
 SHAPES = ((40, 16), (200, 3), (64, 1), (3, 30, 5), (1, 50, 2), (0, 5), (30, 0), (25, 4, 1), (90,))
@@ -114,16 +111,3 @@ def load(path: Path) -> dict[str, torch.Tensor]:
         raw = bytearray(data[8 + length + start : 8 + length + end])
         found[name] = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
     return found
-
-
-def main() -> None:
-    """Tell stories; an AssertionError shows a loss."""
-    for module, name, value in SMALL:
-        setattr(module, name, value)
-    worlds, took_s = tell_all(__doc__, "changing-rows-", RowsWorld)
-    saves, patches = sum(world.step for world in worlds), sum(world.patches for world in worlds)
-    print(f"{len(worlds)} stories, {saves} saves, {patches} patches read in {took_s:.0f} s: every commit whole")
-
-
-if __name__ == "__main__":
-    main()

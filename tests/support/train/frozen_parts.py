@@ -1,15 +1,8 @@
-"""Runs of which little changes from save to save, and everything that can happen to their base files.
-
-python -m tests.support.train.frozen_parts --seeds 200      # that many stories
-"""
+"""Runs of which little changes from save to save, and everything that can happen to their base files."""
 
 from __future__ import annotations
 
-import argparse
-import logging
 import random
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +19,6 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support.train.states import same
 
 
@@ -157,32 +149,3 @@ def tell(folder: Path, seed: int, events: int, kind: type[W] = World) -> W:  # t
         world.rng.choice((*[world.save] * 5, *[world.freeze] * 2, *rare))()
         world.check()
     return world
-
-
-def tell_all(about: str | None, prefix: str, kind: type[W] = World) -> tuple[list[W], float]:  # type: ignore[assignment]
-    """Tell as many stories as the command line says; return their worlds, and the seconds it took."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-    logging.disable(logging.ERROR)
-    worlds, started_s = list[W](), time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
-        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-            try:
-                worlds.append(tell(Path(folder), seed, events=25, kind=kind))
-            except AssertionError:
-                print(f"seed {seed} fails", flush=True)
-                raise
-    return worlds, time.monotonic() - started_s
-
-
-def main() -> None:
-    """Tell stories; an AssertionError shows a loss."""
-    unchanged.LEAST_BYTES = 0
-    worlds, took_s = tell_all(__doc__, "frozen-parts-")
-    print(f"{len(worlds)} stories, {sum(world.step for world in worlds)} saves in {took_s:.0f} s: every commit whole")
-
-
-if __name__ == "__main__":
-    main()

@@ -55,6 +55,13 @@ def test_a_kill_before_any_request_loses_nothing(cloud: Cloud, tmp_path: Path) -
     assert die_at > 30
 
 
-def test_kills_at_random_times_lose_nothing(tmp_path: Path) -> None:
-    steps = list(soak(Bed.at(str(tmp_path / "state"), tmp_path), kills=5, seed=0))
+@pytest.mark.seeds(1)
+def test_kills_at_random_times_lose_nothing(tmp_path: Path, seed: int) -> None:
+    steps = list(soak(Bed.at(str(tmp_path / "state"), tmp_path), kills=5, seed=seed))
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.seeds(1)
+def test_kills_at_random_times_lose_nothing_on_a_cloud(cloud: Cloud, tmp_path: Path, seed: int) -> None:
+    steps = list(soak(Bed(cloud.url, tmp_path / "acknowledged", cloud.open()), kills=2, seed=seed))
     assert steps == sorted(set(steps))

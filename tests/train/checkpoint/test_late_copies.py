@@ -70,11 +70,12 @@ def change_early(model: torch.nn.Module, average: AveragedModel, chance: random.
                 model.again.weight.add_(torch.ones(()))  # type: ignore[operator, union-attr]
 
 
+@pytest.mark.seeds(1)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_each_save_has_the_state_at_its_step(tmp_path: Path, kind: str) -> None:
+def test_each_save_has_the_state_at_its_step(tmp_path: Path, kind: str, seed: int) -> None:
     """Five steps with a save behind each; the next step is made at once, or after other changes."""
-    torch.manual_seed(0)
-    chance, model = random.Random(kind), Network()
+    torch.manual_seed(seed)
+    chance, model = random.Random(f"{kind} {seed}"), Network()
     optimizer = OPTIMIZERS[kind](model.parameters())
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     parts = {"model": model, "optimizer": optimizer, "average": average}
@@ -114,7 +115,7 @@ def check(folder: Path, then: dict[int, Any]) -> None:
         assert same({part: found[step][part] for part in state}, state), step
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(3)
 def test_a_script_that_never_steps_its_optimizer_is_saved_as_it_is(tmp_path: Path, seed: int) -> None:
     """It may write to the optimizer's state as well: then that one save fails, and none has a mixture."""
     torch.manual_seed(seed)

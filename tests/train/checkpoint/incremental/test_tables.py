@@ -399,6 +399,7 @@ def test_of_sharded_tables_each_rank_writes_the_rows_of_its_shard(tmp_path: Path
     assert ranks.run(sharded.save_tables, 3, str(tmp_path), 1, 7) == [0, 0, 0]
 
 
-def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path) -> None:
-    world = tell(tmp_path, 1, events=15, kind=RowsWorld)
+@pytest.mark.seeds(2)
+def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
+    world = tell(tmp_path, seed, events=10, kind=RowsWorld)
     assert world.patches

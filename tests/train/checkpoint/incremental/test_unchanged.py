@@ -186,5 +186,6 @@ def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
     assert same(restored.state, frozen_state(8))
 
 
-def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path) -> None:
-    tell(tmp_path, 1, events=25)
+@pytest.mark.seeds(2)
+def test_whatever_happens_every_commit_is_whole_and_no_file_is_left(tmp_path: Path, seed: int) -> None:
+    tell(tmp_path, seed, events=15)
