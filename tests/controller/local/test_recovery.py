@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from elasticctl.api.errors import UnreachableError
 from elasticctl.cluster.base import LogQuery
@@ -124,9 +125,10 @@ def test_workers_of_a_store_that_was_moved_away_are_ended(local_cluster: LocalCl
     wait_until(lambda: has_ended(worker))
 
 
-def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: Path) -> None:
+@pytest.mark.seeds(1, search=5)
+def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: Path, seed: int) -> None:
     """Kill the supervisor ten times while workers start and stop; the job must end up as it was last asked for."""
-    moments = random.Random(1)
+    moments = random.Random(seed)
     local_cluster.create_job(shell_job("stormy", FOREVER, workers=2, minReplicas=1, maxReplicas=4, grace_s=1))
     done = threading.Event()
 

@@ -56,7 +56,7 @@ def test_the_newest_entries_are_made_again_at_the_next_start(storage: LocalStora
     assert repair.rebuild(storage, CommitWriter.take_over(storage)).commits == ()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(8)
 def test_damaged_entries_are_replaced_where_they_were(storage: LocalStorage, seed: int) -> None:
     rng, found = random.Random(seed), list[Commit]()
     for _ in range(3):

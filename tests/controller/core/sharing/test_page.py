@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from tests.support.controller.sharing_page import Page
 
 NOW = 1e6
 """Long after everything: nobody's patience lasts, and every size has settled."""
-STORIES, EVENTS = 200, 12
+EVENTS = 12
 
 quotas = st.none() | st.integers(0, 7)
 jobs = st.tuples(
@@ -57,20 +58,20 @@ def build_project(name: str, guaranteed: int | None, limit: int | None, weight: 
     return Project(name, weight, *({} if slots is None else {"t4": slots} for slots in (guaranteed, limit)))
 
 
-def test_stories_go_as_the_page_says() -> None:
+@pytest.mark.seeds(50, search=1000)
+def test_stories_go_as_the_page_says(seed: int) -> None:
     """Jobs, nodes and quotas come and go in virtual time, and each division is the page's.
 
     `Place.decide` checks besides that nothing is over-committed, and that no limit is passed. At the end nothing
     changes any more, and a notice later everybody has what was granted.
     """
-    for seed in range(STORIES):
-        go_through(Story(seed))
+    go_through(Story(seed))
 
 
-def test_workers_of_several_sizes_have_their_nodes_at_rest() -> None:
+@pytest.mark.seeds(25, search=500)
+def test_workers_of_several_sizes_have_their_nodes_at_rest(seed: int) -> None:
     """Workers of one, two and four slots, of which the page cannot say which nodes they fit."""
-    for seed in range(STORIES // 2):
-        go_through(StoryOfLargeWorkers(seed))
+    go_through(StoryOfLargeWorkers(seed))
 
 
 def go_through(story: Story) -> None:
