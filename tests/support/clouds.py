@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,6 +37,9 @@ class Cloud:
         monkeypatch.setenv(variable, f"http://127.0.0.1:{self.gate.port}")
 
 
+_NUMBERS = itertools.count()
+
+
 @pytest.fixture(scope="session")
 def server_ports() -> Iterator[servers.Ports]:
     with servers.running() as ports:
@@ -64,7 +67,7 @@ def aws_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def _cloud(scheme: str, ports: servers.Ports) -> Iterator[Cloud]:
     gate = Gate(scheme, getattr(ports, scheme))
     try:
-        yield Cloud(gate, gate.url(f"jobs/{secrets.token_hex(4)}"))
+        yield Cloud(gate, gate.url(f"jobs/{next(_NUMBERS)}"))
     finally:
         gate.close()
 
