@@ -40,6 +40,9 @@ SPECS = st.fixed_dictionaries(
         ),
     },
 )
+PODS = JSON | st.fixed_dictionaries(
+    {}, optional={"metadata": JSON, "status": st.fixed_dictionaries({"containerStatuses": JSON, "conditions": JSON})}
+)
 
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e300])
@@ -47,7 +50,7 @@ def test_a_time_without_end_is_a_long_one(seconds: float) -> None:
     assert span(seconds) == "11574074d1h"
 
 
-@given(shaped(JobStatus), SPECS, st.lists(JSON, max_size=3))
+@given(shaped(JobStatus), SPECS, st.lists(PODS, max_size=3))
 @settings(max_examples=150)
 def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any], pods: list[Any]) -> None:
     manifest = {"metadata": {"name": "digits", "uid": "u"}, "spec": spec, "status": status}
@@ -55,22 +58,23 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
     case = Case(job, tuple(pods), NOW)
     findings = diagnose(case)
     assert findings
+    assert all(finding.text.endswith(".") for finding in findings)
     assert all(isinstance(line, str) for line in format_sections(describe_job(case, findings), 80))
     for table in (
         job_table([manifest], NOW, Shape(wide=True)),
         status_table(manifest, pods, NOW),
         history_table(job),
     ):
-        assert format_tabs(table) is not None
+        assert all(line.count("\t") == len(table.header) - 1 for line in format_tabs(table).split("\n"))
     assert all(isinstance(line, str) for line in (*totals_lines(job, NOW), *failure_lines(job.status)))
     assert json.dumps(job_details(job, pods, NOW))
 
 
-@given(shaped(JobStatus))
+@given(shaped(JobStatus), st.lists(JSON, max_size=3))
 @settings(max_examples=150)
-def test_any_status_can_be_reckoned_with(status: dict[str, Any]) -> None:
+def test_any_status_can_be_reckoned_with(status: dict[str, Any], events: list[Any]) -> None:
     job = ElasticJob.from_manifest({"metadata": {"name": "digits"}, "status": status})
-    entries = timeline(job)
+    entries = timeline(job, events)
     assert entries == sorted(entries, key=lambda entry: entry.at)
     part = goodput(job.status, NOW)
     assert part is None or 0.0 <= part.share <= 1.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elasticctl.api.observed.timeline import timeline
 from elasticctl.api.spec import ElasticJob
@@ -14,7 +12,7 @@ from elasticctl.api.text import span
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.history import history_table, interruptions, totals, totals_lines
 from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.jobs import Shape, job_table
+from elasticctl.cli.views.jobs import job_table
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.job_samples import AT, FAILED, at, drawn, job
 
@@ -232,30 +230,6 @@ def test_a_narrow_history_cuts_the_cause() -> None:
         "AT                   WORKER           CAUSE                 RECOVERED IN  REDONE",
         "2023-11-14 22:14:00  digits-worker-2  ApplicationEr… colon",
     ]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.just(at(0)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "min"]), JSON), JSON, JSON)
-@settings(max_examples=50)
-def test_any_object_can_be_shown(status: dict[str, Any], template: Any, pods: Any) -> None:
-    manifest = {
-        "metadata": {"name": "a"},
-        "spec": {"replicaSpecs": {"Worker": {"template": template}}},
-        "status": status,
-    }
-    for table in (
-        job_table([manifest], NOW, Shape(wide=True)),
-        status_table(manifest, pods if isinstance(pods, list) else [pods], NOW),
-        history_table(ElasticJob.from_manifest(manifest)),
-    ):
-        text = format_tabs(table)
-        assert all(line.count("\t") == len(table.header) - 1 for line in text.split("\n"))
 
 
 @pytest.mark.parametrize(

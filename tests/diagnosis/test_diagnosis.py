@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob, Policy
 from elasticctl.diagnosis import RULES, Case, Finding, Severity, diagnose
@@ -447,33 +445,6 @@ def test_what_a_launcher_program_does_is_its_own_affair() -> None:
 def test_steps_done_again_matter_from_one_in_twenty_on() -> None:
     assert "steps-done-again" in named(case(stepsRedone=12))
     assert "steps-done-again" not in named(case(stepsRedone=6))
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.just(at(0)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-PHASES = st.sampled_from(["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Cancelled", "x"])
-
-
-@given(
-    PHASES,
-    st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "backoff"]), JSON),
-    JSON,
-    st.dictionaries(st.sampled_from(["metadata", "status"]), JSON) | JSON,
-)
-@settings(max_examples=50)
-def test_any_object_gets_an_answer(phase: str, status: dict[str, Any], template: Any, pod_: Any) -> None:
-    manifest = {
-        "metadata": {"name": "a"},
-        "spec": {"replicaSpecs": {"Worker": {"template": template}}},
-        "status": {**status, "phase": phase},
-    }
-    pods: tuple[Any, ...] = (pod_, {"status": {"containerStatuses": pod_, "conditions": pod_}})
-    found = diagnose(Case(ElasticJob.from_manifest(manifest), pods, NOW))
-    assert found
-    assert all(finding.text.endswith(".") for finding in found)
 
 
 def test_rules_are_about_one_thing_each() -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from elasticctl.api.observed.timeline import TimelineEntry, fold_repeated, timeline
 from elasticctl.api.spec import ElasticJob
-from tests.support.any_json import JSON
 from tests.support.job_samples import AT, FAILED, at, job
 
 GROUP = {
@@ -63,13 +59,6 @@ def test_how_it_ended_is_told() -> None:
     conditions = [{"type": "Failed", "status": "True", "lastTransitionTime": at(100), "message": "exit code 1"}]
     entries = timeline(ElasticJob.from_manifest(job(**FAILED, conditions=conditions)))
     assert entries[-1] == TimelineEntry(AT + 100, "failed", "digits", "exit code 1")
-
-
-@given(st.lists(JSON))
-@settings(max_examples=30)
-def test_events_of_any_content_have_a_timeline(events: list[Any]) -> None:
-    entries = timeline(ElasticJob.from_manifest(job()), events)
-    assert entries == sorted(entries, key=lambda entry: entry.at)
 
 
 def test_a_scaling_tells_on_whose_wish_and_what_for() -> None:
