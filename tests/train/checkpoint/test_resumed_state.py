@@ -21,7 +21,7 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run
-from elasticctl_train.checkpoint import compatibility, parts, restore
+from elasticctl_train.checkpoint import compatibility, restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import read_buffers
 from tests.support.train.states import same
@@ -280,29 +280,3 @@ def test_a_name_that_is_taken_is_refused_at_the_start(tmp_path: Path, name: str)
         Run(str(tmp_path), model=nn.Linear(1, 1), **{name: nn.Linear(1, 1)})
     with pytest.raises(StateError, match="needs a name that is text"):
         Checkpointer(LocalStorage(tmp_path)).save({3: 1}, Label(1))  # type: ignore[dict-item]
-
-
-def test_the_deepest_state_that_is_saved_is_read(tmp_path: Path) -> None:
-    checkpoints = Checkpointer(LocalStorage(tmp_path))
-    part: Any = torch.ones(2)
-    while True:
-        try:
-            parts.check({"part": Holding(part)})
-        except StateError:
-            break
-        deepest, part = part, [part]
-    checkpoints.save({"part": deepest}, Label(1))
-    assert checkpoints.settle()
-    restored = checkpoints.restore()
-    assert restored is not None
-    assert same(restored.state["part"], deepest)
-
-
-class Holding:
-    """An object with this state."""
-
-    def __init__(self, state: Any) -> None:
-        self.state_dict = lambda: state
-
-    def load_state_dict(self, state: Any) -> None:
-        raise AssertionError(state)

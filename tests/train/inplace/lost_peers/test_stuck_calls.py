@@ -50,14 +50,14 @@ def seen_meanwhile(what: str) -> bool:
     here = threading.get_ident()
     looking = threading.Thread(target=lambda: found.append(is_stuck(here)))
     looking.start()
-    weights = torch.ones(400, 400, requires_grad=True)
+    weights = torch.ones(200, 200, requires_grad=True)
     while looking.is_alive():
         if what == "sleeps":
             time.sleep(0.01)
         elif what == "reads":
             looking.join()
         else:
-            torch.linalg.matrix_power(weights / 400, 5).sum().backward()
+            torch.linalg.matrix_power(weights / 200, 5).sum().backward()
     return found[0]
 
 
