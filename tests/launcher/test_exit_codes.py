@@ -57,8 +57,9 @@ def test_a_hang_that_this_worker_is_blamed_for_exits_with_1(launch: Launch) -> N
     assert launch(handler, sys.executable, "-c", REPORTS_ONCE, options=("--hang-timeout", "0.2")) == 1
 
 
-def test_a_command_that_cannot_be_started_exits_with_127(launch: Launch) -> None:
+def test_a_command_that_cannot_be_started_exits_with_127(launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     assert launch(ScriptedRendezvous(BLAMED), "no-such-program") == 127
+    assert "cannot start 'no-such-program'" in capfd.readouterr().out
 
 
 def test_ranks_that_cannot_be_started_exit_with_1(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

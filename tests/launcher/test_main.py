@@ -20,9 +20,9 @@ def output_of(code: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", ["main", "launcher_states"])
-def test_torch_is_imported_only_when_ranks_are_to_be_started(module: str) -> None:
-    assert output_of(f"import sys, elasticctl_launcher.{module}; print('torch' in sys.modules)") == "False\n"
+def test_torch_is_imported_only_when_ranks_are_to_be_started() -> None:
+    ours = "elasticctl_launcher.main, elasticctl_launcher.launcher_states"
+    assert output_of(f"import sys, {ours}; print('torch' in sys.modules)") == "False\n"
 
 
 def test_torch_registers_our_backend_whoever_is_imported_first() -> None:
@@ -33,6 +33,37 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 {registered}
 """
     assert output_of(code) == "True\n"
+
+
+@pytest.mark.parametrize(("arguments", "line"), [((), "no command"), (("--", "x"), "ELASTICCTL_JOB is not set")])
+def test_usage_errors_are_one_line(
+    arguments: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in launcher.REQUIRED:
+        monkeypatch.delenv(name, raising=False)
+    assert launcher.main([*arguments]) == launcher.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"ELASTICCTL_NOTICE_SOURCE": "azure"}, "'azure' is not one of off, "),
+        ({"ELASTICCTL_METADATA_URL": "ftp://azure"}, "azure"),
+        ({"ELASTICCTL_LOG_UPLOAD": "maybe"}, "'maybe' is not one of auto, on, off"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused(
+    environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as refused:
+        launcher.main(["--", "true"])
+    assert refused.value.code == launcher.EXIT_USAGE
+    assert said in capsys.readouterr().err
 
 
 def test_a_full_disk_is_told_in_one_line(

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
-from dataclasses import replace
 
-import psutil
 import pytest
 
 from elasticctl.api.codec import from_json
-from elasticctl.api.status import GroupGeneration, JobStatus, RankFailure
+from elasticctl.api.status import JobStatus, RankFailure
 from elasticctl_controller.core.group.group_rules import GroupRules
-from elasticctl_launcher.ranks.drain import Limits
 from tests.support.launcher_lab import JOB_UID, RANK, Lab
 from tests.support.processes import has_ended
 
@@ -25,18 +20,12 @@ def pids(lab: Lab, name: str) -> list[int]:
     return [int(line.split()[-1]) for line in lines]
 
 
-def test_two_workers_form_and_finish(pair: Lab) -> None:
-    (pair.folder / "done").touch()
-    assert [pair.wait(name) for name in pair.workers] == [0, 0]
-    assert not (pair.folder / "a-0.end").exists()
-
-
 @pytest.mark.parametrize("victim", ["a-0", "a-1"])
 def test_a_killed_worker_leaves_no_rank_behind_and_the_other_goes_on(pair: Lab, victim: str) -> None:
     survivor = "a-1" if victim == "a-0" else "a-0"
     (rank_pid,) = pids(pair, victim)
     pair.kill(victim)
-    pair.until(lambda: not psutil.pid_exists(rank_pid))
+    pair.until(lambda: has_ended(rank_pid))
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output(survivor))
     (pair.folder / "done").touch()
     assert pair.wait(survivor) == 0
@@ -53,50 +42,10 @@ def test_an_error_of_ones_own_restarts_the_ranks_where_they_are(pair: Lab) -> No
     (pair.folder / "fail-a-1").touch()
     pair.until(lambda: "ValueError: the loss is not a number" in pair.output("a-1"))
     (pair.folder / "fail-a-1").unlink()
-    pair.until(lambda: "rank 0 of 2 generation 2" in pair.output("a-0") and "of 2 generation" in pair.output("a-1"))
+    pair.until(lambda: all(len(pids(pair, name)) > 1 for name in pair.workers))
     (pair.folder / "done").touch()
     assert [pair.wait(name) for name in pair.workers] == [0, 0]
-
-
-def test_the_last_error_that_the_budget_allows_ends_its_worker_with_its_story(lab: Lab) -> None:
-    lab.rules = GroupRules(limit=0)
-    lab.add("a-0")
-    lab.start_script("a-0")
-    lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
-    (lab.folder / "fail-a-0").touch()
-    assert lab.wait("a-0") == 1
-    failure = from_json(RankFailure, lab.message("a-0"))
-    assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 0, 1, 1)
-    assert failure.error == "ValueError: the loss is not a number"
-    assert failure.last_lines[-1] == failure.error
-
-
-VICTIM = """
-import os, time
-e = os.environ
-print(f"rank {e['RANK']} generation {e['ELASTICCTL_GENERATION']}", flush=True)
-while not os.path.exists(e["LAB"] + "/done"):
-    if e["ELASTICCTL_WORKER"] == "a-0" and e["ELASTICCTL_GENERATION"] == "1" and os.path.exists(e["LAB"] + "/lost"):
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-    time.sleep(0.02)
-"""
-
-
-def test_a_lost_peer_is_one_line_in_the_log(lab: Lab) -> None:
-    lab.add("a-0", "a-1")
-    for name in ("a-0", "a-1"):
-        lab.start(name, sys.executable, "-c", VICTIM, LAB=str(lab.folder))
-    lab.until(lambda: all(f"rank {number} generation 1" in lab.output(f"a-{number}") for number in range(2)))
-    (lab.folder / "lost").touch()
-    lab.until(lambda: "Connection closed by peer" in lab.output("a-0"))
-    lab.kill("a-1")
-    lab.until(lambda: "rank 0 generation 2" in lab.output("a-0"))
-    (lab.folder / "done").touch()
-    assert lab.wait("a-0") == 0
-    assert "a peer was lost: RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer" in lab.output(
-        "a-0"
-    )
-    assert "Traceback" not in lab.output("a-0")
+    assert not (pair.folder / "a-0.end").exists()
 
 
 def test_torchs_error_file_names_the_error(lab: Lab) -> None:
@@ -111,15 +60,9 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
     lab.start("a-0", sys.executable, "-c", script)
     assert lab.wait("a-0") == 9
     failure = from_json(RankFailure, lab.message("a-0"))
+    assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 0, 9, 1)
     assert failure.error == "KeyError: 'no such layer'"
     assert failure.last_lines[-1] == "and a last line of its own"
-
-
-def test_a_killed_rank_is_started_again_where_it_was(pair: Lab) -> None:
-    os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
-    pair.until(lambda: "rank 0 of 2 generation 2" in pair.output("a-0"))
-    pair.until(lambda: "rank 1 of 2 generation 2" in pair.output("a-1"))
-    assert "killed by SIGKILL" in pair.output("a-1")
 
 
 def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
@@ -134,18 +77,16 @@ def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
 def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
-        lab.start_script(name, SILENT="1", ELASTICCTL_GRACE_S="300")
+        lab.start_script(name, SILENT="1", ELASTICCTL_GRACE_S="36000")  # longer than a test has
     lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
-    before = time.monotonic()
     lab.workers["a-1"].terminate()
     assert lab.wait("a-1") == 143
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
-    assert time.monotonic() - before < Limits().drain_s(300.0) / 2
 
 
 def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:
     lab.add("a-0")
-    lab.start_script("a-0", STUBBORN="1")
+    lab.start_script("a-0", STUBBORN="1", ELASTICCTL_GRACE_S="2")
     lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
     lab.workers["a-0"].terminate()
     assert lab.wait("a-0") == 143
@@ -153,7 +94,8 @@ def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) 
 
 def test_ranks_that_have_come_to_an_end_run_their_own_handler_and_clean_up(lab: Lab) -> None:
     """On a worker that has to go, nobody waits for them; the handler itself only sets a flag, as many do."""
-    script = """
+    script = lab.folder / "train.py"
+    script.write_text("""
 import os, pathlib, signal, time, torch
 from elasticctl_train import Run
 folder = pathlib.Path(os.environ["LAB"])
@@ -168,16 +110,15 @@ try:
 finally:
     time.sleep(1)
     (folder / "cleaned").touch()
-"""
+""")
     lab.add("a-0")
-    lab.start("a-0", sys.executable, "-c", script, LAB=str(lab.folder), ELASTICCTL_GRACE_S="60")
+    environ = {"LAB": str(lab.folder), "ELASTICCTL_GRACE_S": "36000"}  # longer than a test has
+    lab.start("a-0", sys.executable, str(script), forks=True, **environ)
     lab.until((lab.folder / "step").exists)
-    began = time.monotonic()
     lab.workers["a-0"].terminate()
     assert lab.wait("a-0") == 143
     assert (lab.folder / "told").exists()
     assert (lab.folder / "cleaned").exists()
-    assert time.monotonic() - began < 30, lab.output("a-0")
 
 
 def test_ranks_whose_group_is_over_have_the_grace_period_of_their_pod(lab: Lab) -> None:
@@ -219,42 +160,26 @@ def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None
     assert len(pids(pair, "a-0")) == 2, "stopped once, for the newcomer, not for the restart"
 
 
-def test_a_failure_that_a_service_has_judged_and_not_stored_is_told_to_the_next(pair: Lab) -> None:
-    """It is killed in the pause before the ranks start again, before anything of the failure is in the job's status."""
-    pair.rules = GroupRules(limit=9, pause_s=600.0, longest_pause_s=600.0)
-    before = JobStatus(generation=1, failures_since_commit=1)
-    pair.restart_service(before)
-    pair.until(lambda: pair.site.service.view("default/job", JOB_UID).generations)
-    (pair.folder / "fail-a-1").touch()
-    pair.until(lambda: pair.site.service.groups.by_key["default/job"].judged is not None)
-    (pair.folder / "fail-a-1").unlink()
-    pair.until(lambda: len(pair.site.service.groups.by_key["default/job"].joined) == 2)
-    pair.restart_service(replace(before, generations=(GroupGeneration(1, ("a-0", "a-1")),)))
-    pair.until(lambda: "of 2 generation 2" in pair.output("a-0") and "of 2 generation 2" in pair.output("a-1"))
-    failure = pair.site.service.view("default/job", JOB_UID).generations[0].failure
-    assert failure is not None
-    assert (failure.worker, failure.error) == ("a-1", "ValueError: the loss is not a number")
-
-
 def test_a_group_forms_over_ipv6(lab: Lab) -> None:
+    script = lab.folder / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist; dist.init_process_group('gloo'); x = torch.ones(1); "
+        "dist.all_reduce(x); print('sum', int(x)); dist.destroy_process_group()"
+    )
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
-        script = (
-            "import torch, torch.distributed as dist; dist.init_process_group('gloo'); x = torch.ones(1); "
-            "dist.all_reduce(x); print('sum', int(x)); dist.destroy_process_group()"
-        )
-        lab.start(name, sys.executable, "-c", script, ELASTICCTL_POD_IP="::1")
+        lab.start(name, sys.executable, str(script), forks=True, ELASTICCTL_POD_IP="::1")
     assert [lab.wait(name) for name in lab.workers] == [0, 0], lab.output("a-0")
     assert "sum 2" in lab.output("a-1")
 
 
 @pytest.fixture
 def coupled(lab: Lab) -> Lab:
-    """Two workers that do steps together and are given up after a second without one."""
+    """Two workers that do steps together and are given up after six seconds without one: no machine is so busy."""
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
         command = [sys.executable, "-c", RANK]
-        lab.start(name, *command, options=("--hang-timeout", "1"), LAB=str(lab.folder), COUPLED="1")
+        lab.start(name, *command, options=("--hang-timeout", "6"), LAB=str(lab.folder), COUPLED="1")
     lab.until(lambda: (lab.folder / "steps-1-0").exists() and (lab.folder / "steps-1-0").stat().st_size > 20)
     return lab
 
@@ -274,31 +199,6 @@ def test_a_worker_that_is_stopped_as_a_whole_is_left_out_and_named(coupled: Lab)
     assert coupled.site.service.view("default/job", JOB_UID).silent == {"uid-a-1"}
 
 
-def test_ranks_that_move_are_left_alone(coupled: Lab) -> None:
-    steps = coupled.folder / "steps-1-0"
-    before = steps.stat().st_size
-    coupled.until(lambda: steps.stat().st_size > before + 100)
-    assert len(pids(coupled, "a-0")) == 1
-
-
-def test_what_a_script_does_after_training_is_no_hang(lab: Lab) -> None:
-    lab.add("a-0")
-    command = [sys.executable, "-c", RANK]
-    (lab.folder / "done").touch()
-    lab.start("a-0", *command, options=("--hang-timeout", "0.5"), LAB=str(lab.folder), EXPORTS="6")
-    assert lab.wait("a-0") == 0
-    assert "exported" in lab.output("a-0")
-    assert len(lab.site.service.view("default/job", JOB_UID).generations) == 1
-
-
-def test_several_ranks_of_a_worker_are_told_apart(lab: Lab) -> None:
-    lab.add("a-0")
-    lab.start("a-0", sys.executable, "-c", RANK, options=("--nproc-per-node", "2"), LAB=str(lab.folder))
-    lab.until(lambda: "[rank1] rank 1 of 2" in lab.output("a-0") and "[rank0] rank 0 of 2" in lab.output("a-0"))
-    (lab.folder / "done").touch()
-    assert lab.wait("a-0") == 0
-
-
 def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> None:
     lab.add("a-0")
     stubborn = (
@@ -311,37 +211,3 @@ def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> No
     lab.workers["a-0"].terminate()
     assert lab.wait("a-0") == 143
     lab.until(lambda: has_ended(child))
-
-
-def test_a_wrong_token_is_refused_in_one_line(lab: Lab) -> None:
-    lab.add("a-0")
-    wrong = lab.folder / "wrong"
-    wrong.write_text("wrong")
-    lab.start_script("a-0", ELASTICCTL_RDZV_TOKEN_FILE=str(wrong))
-    assert lab.wait("a-0") == 1
-    assert "wrong token for job default/job (HTTP 401)" in lab.output("a-0")
-    assert "Traceback" not in lab.output("a-0")
-
-
-def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
-    lab.rules = GroupRules(limit=0)
-    lab.add("a-0")
-    lab.start("a-0", "no-such-program")
-    assert lab.wait("a-0") == 127
-    assert "cannot start 'no-such-program'" in lab.output("a-0")
-
-
-@pytest.mark.parametrize(("arguments", "line"), [((), "no command"), (("--", "x"), "ELASTICCTL_")])
-def test_usage_errors_are_one_line(arguments: tuple[str, ...], line: str) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICCTL_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "elasticctl_launcher.main", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert done.stderr.count("\n") == 1

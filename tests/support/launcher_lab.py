@@ -67,10 +67,6 @@ while not os.path.exists(e["LAB"] + "/done"):
                 time.sleep(0.01)
         report("progress", steps)
     time.sleep(0.02)
-if "EXPORTS" in e:
-    report("finished", steps)
-    time.sleep(float(e["EXPORTS"]))
-    print("exported", flush=True)
 """
 """A rank that behaves as the training library does."""
 
@@ -92,7 +88,7 @@ class Site:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(PATIENCE_S)
 
     async def _serve(self) -> None:
         @web.middleware
@@ -113,7 +109,7 @@ class Site:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join()
         self.path.unlink(missing_ok=True)
 
 
