@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_launcher.hangs.process_activity import ProcessActivity
@@ -76,6 +76,7 @@ def test_a_rank_that_looks_for_something_again_and_again_waits() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30))
+@settings(max_examples=20)
 def test_the_time_without_movement_counts_from_the_last_movement(moved: list[bool]) -> None:
     track, seen, last_s = follow(None, STILL, strict=True), STILL, 0.0
     for works in moved:

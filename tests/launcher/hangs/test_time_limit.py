@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_launcher.hangs.time_limit import FACTOR, MEASURED_S, REPORT_S, UNMEASURED_S, Phase, TimeLimit
@@ -63,6 +63,7 @@ def test_a_script_that_trains_again_is_judged_by_its_steps_again() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1e6), max_size=5), st.lists(st.sampled_from(["resumed", "progress", "waiting"])))
+@settings(max_examples=30)
 def test_a_spell_that_ended_by_itself_is_never_ended_the_next_time(spells: list[float], kinds: list[str]) -> None:
     time_limit = TimeLimit(None)
     time_limit.begin(0.0)

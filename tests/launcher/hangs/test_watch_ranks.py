@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from pathlib import Path
-
-import pytest
+from dataclasses import replace
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
 from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_launcher.hangs.process_activity import read_activity
+from elasticctl_launcher.hangs.rank_activity import Sighting, moves
+from elasticctl_launcher.hangs.rank_location import NOWHERE
 from tests.support.launcher_lab import Lab
+from tests.support.waiting import wait_until
 
 LOCK = """
 def stand():
@@ -28,7 +32,7 @@ if os.environ["RANK"] == "1":
 dist.all_reduce(x)
 """
 LOADER = """
-import os, time
+import time
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
@@ -40,25 +44,16 @@ class Samples(Dataset):
         time.sleep(1e6)
 
 dist.init_process_group("gloo")
-for batch in DataLoader(Samples(), num_workers=int(os.environ["WORKERS"])):
+for batch in DataLoader(Samples(), num_workers=1):
     pass
 """
-BUSY = """
-import zlib
-block = bytes(300_000_000)
-for _ in range(3):
-    zlib.compress(block, 9)  # in C, and it lets other threads run: the stack stands still
-print("done")
-"""
-IMPORTS = "import slow_to_come\n"
-SLOW_TO_COME = "import threading\nthreading.Event().wait()\n"
 TIMEOUT_S = 3
 
 
-def start(lab: Lab, name: str, script: str, *options: str, **env: str) -> None:
+def start(lab: Lab, name: str, script: str, *options: str, forks: bool = False) -> None:
     path = lab.folder / "script.py"
     path.write_text(script)
-    lab.start(name, sys.executable, str(path), options=("--hang-timeout", str(TIMEOUT_S), *options), **env)
+    lab.start(name, sys.executable, str(path), options=("--hang-timeout", str(TIMEOUT_S), *options), forks=forks)
 
 
 def failure(lab: Lab, name: str) -> RankFailure:
@@ -86,7 +81,7 @@ def test_across_workers_only_the_one_with_the_culprit_is_blamed(lab: Lab) -> Non
     lab.rules = GroupRules(limit=0)
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
-        start(lab, name, LOCK)
+        start(lab, name, LOCK, forks=True)
     assert lab.wait("a-1") == 1
     end = failure(lab, "a-1")
     assert (end.verdict, end.rank) == ("application", 1)
@@ -95,42 +90,37 @@ def test_across_workers_only_the_one_with_the_culprit_is_blamed(lab: Lab) -> Non
     assert not (lab.folder / "a-0.end").exists()
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_data_loader_that_sleeps_for_ever(lab: Lab, workers: str) -> None:
+def test_a_data_loader_that_sleeps_for_ever(lab: Lab) -> None:
     lab.rules = GroupRules(limit=0)
     lab.add("a-0")
-    start(lab, "a-0", LOADER, WORKERS=workers)
+    start(lab, "a-0", LOADER)
     assert lab.wait("a-0") == 1
     assert "rank 0 has been in DataLoader._next_data for" in failure(lab, "a-0").error
     assert "Samples.__getitem__" in lab.output("a-0"), "also where the loader's own process stands"
 
 
-def test_a_hang_during_import(lab: Lab) -> None:
-    lab.rules = GroupRules(limit=0)
-    lab.add("a-0")
-    Path(lab.folder, "slow_to_come.py").write_text(SLOW_TO_COME)
-    start(lab, "a-0", IMPORTS, "--preload", "none")
-    assert lab.wait("a-0") == 1
-    assert "rank 0 has been in slow_to_come.py:2 for" in failure(lab, "a-0").error
-
-
-def test_a_rank_that_is_at_work_and_says_nothing_is_left_alone(lab: Lab) -> None:
-    lab.add("a-0")
-    path = lab.folder / "script.py"
-    path.write_text(BUSY)
-    lab.start("a-0", sys.executable, str(path), options=("--hang-timeout", "1"))
-    assert lab.wait("a-0") == 0
-    assert "done" in lab.output("a-0")
-    assert "is over" not in lab.output("a-0")
+def test_a_process_that_computes_moves_without_a_word() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            before = Sighting(0.0, 0, wait_until(lambda: read_activity(child.pid)), None, NOWHERE)
+            # Of a processor that it has to share with many others, it has had enough in the end.
+            wait_until(
+                lambda: moves(before, replace(before, at_s=10.0, activity=read_activity(child.pid)), strict=False)
+            )
+        finally:
+            child.kill()
+    assert read_activity(child.pid) is None
 
 
 def test_a_standstill_that_ends_by_itself_is_told_and_ends_nothing(lab: Lab) -> None:
     lab.add("a-0")
+    os.mkfifo(lab.folder / "go")
     path = lab.folder / "script.py"
-    path.write_text("import threading\nthreading.Event().wait(8)\nprint('on it goes')\nthreading.Event().wait(2)\n")
-    lab.start("a-0", sys.executable, str(path), options=("--hang-timeout", "12"))
+    path.write_text("import threading\nopen('go').read()\nprint('on it goes')\nthreading.Event().wait(2)\n")
+    lab.start("a-0", sys.executable, str(path), options=("--hang-timeout", "16"))
+    lab.until(lambda: "nothing has moved for" in lab.output("a-0"))
+    (lab.folder / "go").write_text("")
     assert lab.wait("a-0") == 0
     told, _, later = lab.output("a-0").partition("the ranks move again")
-    assert "nothing has moved for" in told
     assert "rank 0 has been in script.py:2 for" in told
     assert later
