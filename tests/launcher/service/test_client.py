@@ -38,7 +38,7 @@ def serving(handle: Callable[[socket.socket], None]) -> Iterator[tuple[int, list
     yield listener.getsockname()[1], accepted
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-    thread.join(5)
+    thread.join()
     for connection in accepted:
         connection.close()
 
@@ -77,10 +77,8 @@ def broken() -> Iterator[Callable[[bytes], str]]:
 def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "token").write_text("t")
     client = ServiceClient(broken(raw), "default", "job", str(tmp_path / "token"))
-    before = time.monotonic()
     with pytest.raises(ServiceAway, match="rendezvous service at 127"):
         client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
-    assert time.monotonic() - before < 20
     client.close()
 
 
@@ -145,10 +143,8 @@ def test_a_service_that_does_not_even_refuse_is_called_again_before_the_worker_c
         with suppress(TimeoutError):
             waiting.append(socket.create_connection(server.getsockname(), 0.3))
         client = ServiceClient(f"127.0.0.1:{server.getsockname()[1]}", "default", "job", str(tmp_path / "token"))
-        began = time.monotonic()
         with pytest.raises(ServiceAway, match="timed out"):
-            client.call("watch", {}, client_module.POLL_TIMEOUT_S)
-        assert time.monotonic() - began < client_module.POLL_TIMEOUT_S / 2
+            client.call("watch", {}, 36_000.0)  # longer than a test has
         for connection in waiting:
             connection.close()
 
@@ -191,13 +187,11 @@ def test_it_says_once_what_keeps_it_from_the_service_and_once_that_it_is_back(
     assert client.was_away.is_set() == (BACK in words)
 
 
-def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
+def test_a_token_file_without_a_token_is_named(tmp_path: Path) -> None:
+    client = ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "token"))
     with pytest.raises(ServiceRefused, match="cannot read the token file"):
-        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "none")).call("leave", {})
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"one\ntwo"])
-def test_a_token_file_without_a_token_is_named(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "token").write_bytes(content)
-    with pytest.raises(ServiceRefused, match="token holds no token"):
-        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "token")).call("leave", {})
+        client.call("leave", {})
+    for content in (b"", b"\n", b"\xff\xfe", b"one\ntwo"):
+        (tmp_path / "token").write_bytes(content)
+        with pytest.raises(ServiceRefused, match="token holds no token"):
+            client.call("leave", {})

@@ -43,7 +43,8 @@ def test_a_drained_worker_trains_on_until_its_successor_is_ready(pair: Lab) -> N
 
 
 def test_one_whose_cloud_gives_it_time_trains_on(lab: Lab) -> None:
-    end = int(time.time()) + 600
+    began = time.time()
+    end = int(began) + 600
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
     with fake_metadata("aws") as server:
         lab.start_script("a-0", ELASTICCTL_NOTICE_SOURCE="aws", ELASTICCTL_METADATA_URL=server.url)
@@ -55,7 +56,7 @@ def test_one_whose_cloud_gives_it_time_trains_on(lab: Lab) -> None:
         told = lab.site.service.view(KEY, JOB_UID).notices["uid-a-0"]
         assert told.reason == f"AWS spot interruption at {at}"
         assert told.deadline is not None
-        assert abs(told.deadline - end) < 30, "but for the time that the message took"
+        assert -1 < told.deadline - end <= time.time() - began, "but for the time that the message took"
         replace_a_0(lab)
     assert from_json(RankFailure, lab.message("a-0")).error == f"AWS spot interruption at {at}"
 
