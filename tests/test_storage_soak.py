@@ -18,11 +18,15 @@ def places() -> Iterator[Places]:
 
 
 @pytest.mark.seeds(6, search=60)
-@pytest.mark.parametrize("kind", ["folder", "disk"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("disk", marks=pytest.mark.needs("tmpfs"))])
 def test_whatever_happens_no_checkpoint_is_lost_or_wrong(places: Places, kind: str, seed: int, tmp_path: Path) -> None:
     check(places, kind, seed, tmp_path)
 
 
+@pytest.mark.needs("fake-gcs-server")
+@pytest.mark.needs("tmpfs")
+@pytest.mark.needs("toxiproxy-server")
+@pytest.mark.needs("versitygw")
 @pytest.mark.seeds(1, search=10)
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_nor_is_it_in_a_bucket(places: Places, kind: str, seed: int, tmp_path: Path, aws_keys: None) -> None:

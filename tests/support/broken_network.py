@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
-
-UNPACK = Path(__file__).parents[2] / "../shared/servers/unpack"
-
-
-def find_server(name: str) -> str:
-    """The path of a server program, from PATH or from the `shared/servers` beside the checkout; skips without it."""
-    path = shutil.which(name)
-    if path is None and UNPACK.exists():
-        folder = subprocess.run([UNPACK], check=True, capture_output=True, text=True).stdout.strip()
-        path = shutil.which(name, path=folder)
-    if path is None:
-        pytest.skip(f"{name} is not in PATH")
-    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +64,7 @@ class BrokenNetwork:
         port = free_port()
         self._admin = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(
-            [find_server("toxiproxy-server"), "-host", "127.0.0.1", "-port", str(port)],
+            ["toxiproxy-server", "-host", "127.0.0.1", "-port", str(port)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

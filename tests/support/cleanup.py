@@ -48,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: guardian.communicate(timeout=END_S))
 
 
+def memory_folder() -> Path:
+    """A new folder in shared memory, if there is any, which is removed with the run's."""
+    above = SHARED_MEMORY / Path(os.environ["TMPDIR"]).name if SHARED_MEMORY.is_dir() else None
+    if above:
+        above.mkdir(mode=0o711, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=above))
+
+
 def processes_of_run(folder: str) -> Iterator[psutil.Process]:
     """Each process whose environment names the folder."""
     for process in psutil.process_iter():
@@ -64,7 +72,7 @@ def clean_up(folder: str, spared: set[int]) -> None:
                 process.kill()
         psutil.wait_procs(left, timeout=1.0)
     for mount in psutil.disk_partitions(all=True):
-        if mount.mountpoint.startswith(folder):
+        if Path(folder).name in mount.mountpoint:
             subprocess.run(["umount", "--lazy", mount.mountpoint], check=False)
     for made in (folder, SHARED_MEMORY / Path(folder).name):
         shutil.rmtree(made, ignore_errors=True)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -24,7 +26,6 @@ PROGRAMS: Mapping[str, str] = {
     "docker-registry": "apt-get install docker-registry",
     "fake-gcs-server": "put fake-gcs-server 1.5x on the PATH",
     "fish": "apt-get install fish",
-    "mount": "apt-get install mount",
     "mpirun": "apt-get install openmpi-bin",
     "promtool": "apt-get install prometheus",
     "toxiproxy-server": "put toxiproxy 2.x on the PATH",
@@ -32,11 +33,14 @@ PROGRAMS: Mapping[str, str] = {
     "zsh": "apt-get install zsh",
 }
 """Each program, and how to install it."""
-FIXTURES: Mapping[str, str] = {"network": "toxiproxy-server"}
+FIXTURES: Mapping[str, str] = {
+    "filler": "tmpfs", "network": "toxiproxy-server", "small_disk": "tmpfs", "versity": "versitygw",
+}  # fmt: skip
 """What a test needs that takes the fixture."""
 RIGHTS: Mapping[str, str] = {
     "linux": "run the tests on Linux",
     "root": "run the tests as root",
+    "tmpfs": "run the tests as root, where file systems can be mounted",
 }
 CACHE = "elasticctl/skipped"
 EXCEPTIONS: Mapping[str, str] = {
@@ -85,8 +89,26 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def is_here(name: str) -> bool:
     """Is this program on the PATH, or this right ours? Raises KeyError for a name that is not in the tables."""
     if name in RIGHTS:
-        return {"linux": sys.platform == "linux", "root": os.geteuid() == 0}[name]
+        return {"linux": _is_linux, "root": _is_root, "tmpfs": _mounts_tmpfs}[name]()
     return bool(PROGRAMS[name]) and shutil.which(name) is not None
+
+
+def _is_linux() -> bool:
+    return sys.platform == "linux"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _mounts_tmpfs() -> bool:
+    if not _is_root() or shutil.which("mount") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True, check=False)
+        if mounted.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+    return mounted.returncode == 0
 
 
 class Skips:

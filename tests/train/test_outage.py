@@ -22,7 +22,6 @@ from elasticctl_store.storage import outages
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
 from tests.support import servers
-from tests.support.broken_network import find_server
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
 from tests.support.ports import free_port
@@ -155,7 +154,6 @@ def test_a_full_disk_fails_at_once(server: FileServer, tmp_path: Path) -> None:
 @pytest.fixture
 def versity(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts versitygw, a real S3 server, again and again over one folder at one port, which its `args` name."""
-    program = find_server("versitygw")
     address, folder, started = f"127.0.0.1:{free_port()}", tmp_path / "server", list[subprocess.Popen[bytes]]()
     (folder / servers.BUCKET).mkdir(parents=True)
     keys = {
@@ -164,7 +162,7 @@ def versity(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     }
 
     def start() -> subprocess.Popen[bytes]:
-        command = [program, "--port", address, "posix", str(folder)]
+        command = ["versitygw", "--port", address, "posix", str(folder)]
         started.append(subprocess.Popen(command, env=os.environ | keys, stdout=subprocess.DEVNULL))
         return started[-1]
 

@@ -120,7 +120,7 @@ def test_a_folder_may_be_a_link_of_ones_own(tmp_path: Path, found: list[Commit],
     assert steps(storage) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+@pytest.mark.needs("root")  # to give a link away
 @pytest.mark.parametrize("name", ["data", "journal"])
 def test_nothing_is_deleted_through_a_link_of_somebody_else(tmp_path: Path, found: list[Commit], name: str) -> None:
     """Nor is it claimed to be."""

@@ -6,7 +6,6 @@ import errno
 import multiprocessing
 import os
 import resource
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from elasticctl_store.errors import DamagedError, ExistsError, StorageError
 from elasticctl_store.storage import Patience, Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.storage_contract import StorageContract
+from tests.support.storage_soak import places
 from tests.support.train.ranks import CONTEXT, alone
 
 
@@ -91,12 +91,10 @@ class FileServer:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN], ids=os.strerror)
-def test_a_file_server_that_is_away_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, after: bool
-) -> None:
+def test_a_file_server_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     store = storages.open(str(tmp_path / "state"), Patience(first_pause_s=0.001, longest_pause_s=0.001))
-    FileServer(monkeypatch, number, times=12, after=after)
+    for number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN):
+        FileServer(monkeypatch, number, times=3, after=after)
     store.put("journal/1", [b"mine"], if_absent=True)
     store.put("data/1", [b"x"])
     with pytest.raises(ExistsError):
@@ -170,15 +168,8 @@ def test_a_file_that_ends_long_before_says_where(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB; needs root."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=False).returncode != 0:
-        pytest.skip("this machine lets nobody mount a tmpfs")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with places.small_disk(tmp_path / "disk", 1 << 20) as place:
+        yield place
 
 
 def test_room_is_that_of_the_disk_on_which_the_objects_are(small_disk: Path, tmp_path: Path) -> None:
@@ -205,7 +196,7 @@ def _write_as_nobody(root: str, result: multiprocessing.SimpleQueue[str]) -> Non
         result.put(str(e))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+@pytest.mark.needs("root")  # to become somebody else
 def test_a_folder_one_may_not_write_is_said_so() -> None:
     root = Path(tempfile.mkdtemp())  # pytest's own folders cannot even be entered by others
     root.chmod(0o755)

@@ -1,7 +1,6 @@
 """Where stories take place: a folder, a small disk, and buckets on real servers of S3 and GCS.
 
-The servers are versitygw and fake-gcs-server, on a small disk of their own. Where they are not installed, moto and
-gcp-storage-emulator stand in for them, whose disk is never full.
+The servers are versitygw and fake-gcs-server, on a small disk of their own.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ import itertools
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
 
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Patience, Storage
 from tests.support import servers
-from tests.support.broken_network import BrokenNetwork, Link, find_server
+from tests.support.broken_network import BrokenNetwork, Link
+from tests.support.cleanup import memory_folder
 from tests.support.ports import free_port
 from tests.support.storage_soak.lies import LyingFolder, LyingGate
 from tests.support.waiting import wait_until
@@ -88,11 +85,9 @@ class Place:
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own in memory, with so much room. Skips where none may be mounted."""
+    """A file system of its own in memory, with so much room, for a test that `needs` tmpfs."""
     folder.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(argv, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)], check=True)
     try:
         yield folder
     finally:
@@ -103,15 +98,11 @@ class Places:
     """Makes places, and the servers once; a context."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._numbers = itertools.count()
+        self._stack, self._numbers = ExitStack(), itertools.count()
         self._ports: dict[str, int] = {}
-        self._disk: Path | None = None
-        self._network: BrokenNetwork | None = None
 
     def __enter__(self) -> Places:
-        above = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ec-soak-", dir=above)))
+        self.folder = memory_folder()
         self.folder.chmod(0o711)  # for runs of somebody else
         return self
 
@@ -120,7 +111,7 @@ class Places:
 
     @contextmanager
     def place(self, kind: str) -> Iterator[Place]:
-        """A URL that nobody has used. Skips where there can be none of that kind."""
+        """A URL that nobody has used."""
         name = f"{kind}-{next(self._numbers)}"
         with ExitStack() as stack:
             if kind == "folder":
@@ -136,31 +127,33 @@ class Places:
                     self._serve()
                 gate = LyingGate(kind, self._ports[kind])
                 stack.callback(gate.close)
-                link = self._network.link(name, f"127.0.0.1:{gate.port}") if self._network else None
-                port = int(link.address.rpartition(":")[2]) if link else gate.port
+                link = self._network.link(name, f"127.0.0.1:{gate.port}")
+                port = int(link.address.rpartition(":")[2])
                 url = gate.url(f"stories/{name}").replace(f":{gate.port}", f":{port}")
-                files = self._disk / kind / servers.BUCKET / "stories" / name if self._disk else None
+                files = self._disk / kind / servers.BUCKET / "stories" / name
                 place = Place(kind, url, None, files, self._disk, gate, link)
-                if files is not None:
-                    stack.callback(place.empty)
-                    stack.callback(shutil.rmtree, files, ignore_errors=True)
+                stack.callback(place.empty)
+                stack.callback(shutil.rmtree, files, ignore_errors=True)
                 yield place
 
     def _serve(self) -> None:
-        try:
-            s3, gs, proxy = map(find_server, ("versitygw", "fake-gcs-server", "toxiproxy-server"))
-            self._disk = disk = self._stack.enter_context(small_disk(self.folder / "servers", SERVERS_DISK_BYTES))
-        except pytest.skip.Exception:
-            ports = self._stack.enter_context(servers.running())
-            self._ports = {"s3": ports.s3, "gs": ports.gs}
-            return
-        assert proxy
+        disk = self._disk = self._stack.enter_context(small_disk(self.folder / "servers", SERVERS_DISK_BYTES))
         self._ports = {"s3": free_port(), "gs": free_port()}
         for kind in self._ports:
             (disk / kind / servers.BUCKET).mkdir(parents=True)
-        s3_argv = [s3, "--port", f"127.0.0.1:{self._ports['s3']}", "--quiet", "posix", str(disk / "s3")]
+        s3_argv = ["versitygw", "--port", f"127.0.0.1:{self._ports['s3']}", "--quiet", "posix", str(disk / "s3")]
         at = f"127.0.0.1:{self._ports['gs']}"
-        gs_argv = [gs, "-scheme", "http", "-host", "127.0.0.1", "-port", at.rpartition(":")[2], "-public-host", at]
+        gs_argv = [
+            "fake-gcs-server",
+            "-scheme",
+            "http",
+            "-host",
+            "127.0.0.1",
+            "-port",
+            at.rpartition(":")[2],
+            "-public-host",
+            at,
+        ]
         gs_argv += ["-backend", "filesystem", "-filesystem-root", str(disk / "gs"), "-log-level", "error"]
         keys = servers.KEYS
         env = {"ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"]}
