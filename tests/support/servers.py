@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUCKET = "bucket"
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-tests"}
-_START_S = 60.0
+_START_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import random
 import time
 from collections.abc import Callable, Mapping
 
@@ -124,10 +125,10 @@ def test_the_number_of_tries_is_bounded_if_asked_for() -> None:
 
 
 def test_what_a_server_asks_for_is_waited_for(clock: Clock) -> None:
-    later = email.utils.formatdate(time.time() + 100, usegmt=True)
-    for asked, at_least in (("7", 7.0), (later, 90.0), ("soon", 0.0)):
-        call(Script(said(503, **{"retry-after": asked}), said(200)), Patience(total_s=300.0))
-        assert at_least <= clock.pauses[-1] <= at_least + 10
+    later = email.utils.formatdate(time.time() + 7200, usegmt=True)
+    for asked, at_least in (("7", 7.0), (later, 3600.0), ("soon", 0.0)):  # a machine may be slow, but for no hour
+        call(Script(said(503, **{"retry-after": asked}), said(200)), Patience(total_s=30_000.0))
+        assert at_least <= clock.pauses[-1] <= 2 * at_least + 10
 
 
 def test_more_patience_than_there_is_is_not_waited_for() -> None:
@@ -172,13 +173,13 @@ class Outage(Script):
         return super().exchange(request)
 
 
-@pytest.mark.parametrize("away", [said(503), said(429), said(503, **{"retry-after": "3600"}), LOST, UNREACHED], ids=str)
+@pytest.mark.parametrize("away", [said(503, **{"retry-after": "3600"}), LOST], ids=["busy", "reset"])
 def test_an_outage_of_a_day_is_waited_for_and_its_end_is_noticed_soon(
     away: HttpResponse | WireError, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     over_s = clock.now_s + 24 * 3600
-    assert call(Outage(clock, over_s, away, said(200)))[0] == 200
+    assert call(Outage(clock, over_s, away, said(404)))[0] == 404
     assert over_s <= clock.now_s <= over_s + Patience().longest_pause_s
     first, *rarely, last = [record.getMessage() for record in caplog.records]
     assert first.startswith("storage s3://b: ")
@@ -186,10 +187,6 @@ def test_an_outage_of_a_day_is_waited_for_and_its_end_is_noticed_soon(
     assert len(rarely) < 60
     assert all(said.endswith("; still trying") for said in rarely)
     assert last.endswith(": over after 24h00m")
-
-
-def test_a_final_answer_behind_an_outage_is_taken(clock: Clock) -> None:
-    assert call(Outage(clock, clock.now_s + 3600, said(503), said(404)))[0] == 404
 
 
 def test_what_is_waited_for_can_be_asked_at_any_time(clock: Clock) -> None:
@@ -236,3 +233,11 @@ def test_what_is_of_no_use_is_not_tried_again() -> None:
     with pytest.raises(StorageError, match="cannot write k: its certificate is not trusted"):
         call(script)
     assert script.sent == 1
+
+
+def test_a_retry_leaves_a_scripts_random_numbers_alone() -> None:
+    """A run that a storage has kept waiting computes what any other does."""
+    before = random.getstate()
+    with Waiter("s3://bucket").request("ask") as tries:
+        tries.failed("it does not answer")
+    assert random.getstate() == before

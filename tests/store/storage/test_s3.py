@@ -88,19 +88,13 @@ def test_a_large_object_goes_in_parts_from_memory_and_is_checked(s3: Cloud, boto
     assert uploads(boto, s3) == []
 
 
-def test_an_upload_that_cannot_go_on_is_aborted(s3: Cloud, boto: Any) -> None:
-    s3.gate.faults = first(Fault(status=403, code="AccessDenied"), part="partNumber=2")
+@pytest.mark.parametrize("refused", [{"part": "partNumber=2"}, COMPLETE], ids=["a part", "its end"])
+def test_an_upload_that_is_refused_is_aborted(s3: Cloud, boto: Any, refused: dict[str, str]) -> None:
+    s3.gate.faults = first(Fault(status=403, code="AccessDenied"), **refused)
     with pytest.raises(StorageError, match=r"cannot write data/large to .*need s3:PutObject"):
         s3.open().put("data/large", [LARGE])
     assert uploads(boto, s3) == []
     assert s3.open().list("") == []
-
-
-def test_an_upload_whose_completion_is_refused_is_aborted(s3: Cloud, boto: Any) -> None:
-    s3.gate.faults = first(Fault(status=403, code="AccessDenied"), **COMPLETE)
-    with pytest.raises(StorageError, match=r"cannot write data/large to .*need s3:PutObject"):
-        s3.open().put("data/large", [LARGE])
-    assert uploads(boto, s3) == []
 
 
 @pytest.mark.parametrize("if_absent", [False, True])
@@ -274,20 +268,12 @@ def sts(s3: Cloud, server_ports: servers.Ports, tmp_path: Path, monkeypatch: pyt
     gate.close()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(status=503, code="ServiceUnavailable"),
-        Fault(status=400, code="Throttling"),
-        Fault(status=400, code="IDPCommunicationError"),
-        Fault(lose="before"),
-    ],
-    ids=lambda fault: fault.code or "reset",
-)
-def test_a_token_service_that_is_busy_is_asked_again(s3: Cloud, sts: Gate, fault: Fault) -> None:
-    sts.faults = first(fault, times=2)
+def test_a_token_service_that_is_busy_is_asked_again(s3: Cloud, sts: Gate) -> None:
+    codes = {"ServiceUnavailable": 503, "Throttling": 400, "IDPCommunicationError": 400}
+    faults = [*(Fault(status=status, code=code) for code, status in codes.items()), Fault(lose="before")]
+    sts.faults = lambda seen: faults.pop() if faults else None
     s3.open().put("a", [b"x"])
-    assert (len(sts.seen), len(s3.gate.seen)) == (3, 1)
+    assert (len(sts.seen), len(s3.gate.seen)) == (5, 1)
 
 
 def test_a_role_that_is_refused_is_one_clear_line(s3: Cloud, sts: Gate) -> None:
@@ -327,39 +313,37 @@ def test_credentials_that_come_expired_are_one_clear_line(
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "headers", "why"),
-    [
-        (403, "AccessDenied", (), "no permission: the credentials in use need s3:PutObject"),
-        (403, "InvalidAccessKeyId", (), r"the AWS credentials were refused \(InvalidAccessKeyId\)"),
-        (403, "SignatureDoesNotMatch", (), "were refused"),
-        (403, "RequestTimeTooSkewed", (), r"this machine's clock is wrong \(the service's says .*\)\. FIX: set it"),
-        (301, "PermanentRedirect", (("x-amz-bucket-region", "eu-7"),), r"is in eu-7\. FIX: add \?region=eu-7"),
-        (400, "AuthorizationHeaderMalformed", (), r"is in another region\. FIX: add \?region="),
-        (404, "NoSuchBucket", (), "there is no bucket 'bucket'. FIX: create it, or correct the URL"),
-        (507, "XMinioStorageFull", (), "no room"),
-        (501, "NotImplemented", (), "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"),
-        (400, "InvalidThing", (), "400 InvalidThing said InvalidThing"),
-    ],
-)  # fmt: skip
-def test_a_refusal_is_explained_in_one_line(
-    s3: Cloud, status: int, code: str, headers: tuple[tuple[str, str], ...], why: str
-) -> None:
-    s3.gate.faults = lambda seen: Fault(status=status, code=code, headers=headers)
-    with pytest.raises(StorageError, match=f"cannot write data/x to s3://bucket/.*: .*{why}") as refused:
-        s3.open().put("data/x", [b"x"])
-    assert "\n" not in str(refused.value)
-    assert len(s3.gate.seen) == 1
+REFUSALS = [
+    (403, "AccessDenied", (), "no permission: the credentials in use need s3:PutObject"),
+    (403, "InvalidAccessKeyId", (), r"the AWS credentials were refused \(InvalidAccessKeyId\)"),
+    (403, "SignatureDoesNotMatch", (), "were refused"),
+    (403, "RequestTimeTooSkewed", (), r"this machine's clock is wrong \(the service's says .*\)\. FIX: set it"),
+    (301, "PermanentRedirect", (("x-amz-bucket-region", "eu-7"),), r"is in eu-7\. FIX: add \?region=eu-7"),
+    (400, "AuthorizationHeaderMalformed", (), r"is in another region\. FIX: add \?region="),
+    (404, "NoSuchBucket", (), "there is no bucket 'bucket'. FIX: create it, or correct the URL"),
+    (507, "XMinioStorageFull", (), "no room"),
+    (501, "NotImplemented", (), "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"),
+    (400, "InvalidThing", (), "400 InvalidThing said InvalidThing"),
+]
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [(507, "InsufficientStorage"), (507, "XMinioStorageFull"), (403, "QuotaExceeded")]
-)
-def test_a_service_without_room_is_a_full_storage(s3: Cloud, status: int, code: str) -> None:
-    s3.gate.faults = lambda seen: Fault(status=status, code=code)
-    with pytest.raises(FullError):
-        s3.open().put("data/x", [b"x"])
-    assert len(s3.gate.seen) == 1
+def test_a_refusal_is_explained_in_one_line(s3: Cloud) -> None:
+    for status, code, headers, why in REFUSALS:
+        s3.gate.seen.clear()
+        s3.gate.faults = first(Fault(status=status, code=code, headers=headers))
+        with pytest.raises(StorageError, match=f"cannot write data/x to s3://bucket/.*: .*{why}") as refused:
+            s3.open().put("data/x", [b"x"])
+        assert "\n" not in str(refused.value)
+        assert len(s3.gate.seen) == 1
+
+
+def test_a_service_without_room_is_a_full_storage(s3: Cloud) -> None:
+    for status, code in ((507, "InsufficientStorage"), (507, "XMinioStorageFull"), (403, "QuotaExceeded")):
+        s3.gate.seen.clear()
+        s3.gate.faults = first(Fault(status=status, code=code))
+        with pytest.raises(FullError):
+            s3.open().put("data/x", [b"x"])
+        assert len(s3.gate.seen) == 1
 
 
 def test_a_bucket_that_is_not_there_is_said_so(s3: Cloud) -> None:
