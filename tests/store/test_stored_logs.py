@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import subprocess
 import zlib
 from pathlib import Path
@@ -11,16 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.spec import ElasticJob
-from elasticctl.cluster.base import LogQuery
-from elasticctl.cluster.stored_logs import StoredLogs
 from elasticctl_store import stored_logs
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_store.stored_logs import Incarnation, Line
-from tests.support.clouds import Cloud
-from tests.support.jobs import shell_job
-from tests.support.stored import launched
 
 LIFE = Incarnation("job-uid", "job-worker-0", 1_770_000_000.25, "pod-uid")
 
@@ -36,6 +31,7 @@ def texts(found: list[Line]) -> list[str]:
 # The format
 
 
+@settings(max_examples=30)
 @given(st.lists(lines, max_size=4))
 def test_lines_come_back_as_they_were(batches: list[list[Line]]) -> None:
     data = b"".join(stored_logs.compress(stored_logs.encode(batch)) for batch in batches if batch)
@@ -71,6 +67,7 @@ def test_what_is_no_log_is_refused(data: bytes) -> None:
         stored_logs.decode(data)
 
 
+@settings(max_examples=30)
 @given(times, st.integers(1, 10**12 - 1))
 def test_a_key_tells_whose_lines_these_are(started_at: float, first: int) -> None:
     life = Incarnation("0a-uid", "job-worker-12", started_at, "b1-uid")
@@ -105,31 +102,24 @@ def test_incarnations_are_in_order_of_time() -> None:
 
 # Reading
 
+ALL_LINES = [Line(n, 999.0 + n, 0, f"line {n}") for n in range(1, 101)]
+
 
 @pytest.fixture
-def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
-    """100 lines, one a second from 1000 on, five an object."""
+def many(tmp_path: Path) -> LocalStorage:
+    """`ALL_LINES`, five an object."""
     storage = LocalStorage(tmp_path)
-    for first in range(1, 101, 5):
-        batch = [Line(n, 999.0 + n, 0, f"line {n}") for n in range(first, first + 5)]
-        storage.put(LIFE.key(first), [stored_logs.compress(stored_logs.encode(batch))])
+    for start in range(0, 100, 5):
+        batch = ALL_LINES[start : start + 5]
+        storage.put(LIFE.key(start + 1), [stored_logs.compress(stored_logs.encode(batch))])
     return storage
 
 
-@settings(max_examples=50)
-@given(st.none() | st.floats(990.0, 1110.0), st.none() | st.integers(0, 120))
-def test_the_end_and_a_time_are_found(
-    tmp_path_factory: pytest.TempPathFactory, since: float | None, tail: int | None
-) -> None:
-    storage = LocalStorage(tmp_path_factory.getbasetemp() / "many")
-    all_lines = [Line(n, 999.0 + n, 0, f"line {n}") for n in range(1, 101)]
-    if not storage.list("logs/"):
-        for start in range(0, 100, 5):
-            batch = all_lines[start : start + 5]
-            storage.put(LIFE.key(start + 1), [stored_logs.compress(stored_logs.encode(batch))])
-    log = stored_logs.find(storage, "job-uid")[0]
-    wanted = all_lines if tail is None else all_lines[len(all_lines) - min(tail, 100) :]
-    assert list(log.lines(since=since, tail=tail)) == [line for line in wanted if since is None or line.at >= since]
+def test_the_end_and_a_time_are_found(many: LocalStorage) -> None:
+    log = stored_logs.find(many, "job-uid")[0]
+    for since, tail in itertools.product((None, 990.0, 1000.0, 1004.5, 1050.0, 1110.0), (None, 0, 1, 5, 7, 100, 120)):
+        wanted = ALL_LINES if tail is None else ALL_LINES[100 - min(tail, 100) :]
+        assert list(log.lines(since=since, tail=tail)) == [line for line in wanted if since is None or line.at >= since]
 
 
 def test_little_is_read_for_the_last_lines(many: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,17 +160,3 @@ def test_jobs_and_workers_are_told_apart(many: LocalStorage) -> None:
     assert stored_logs.delete(many, "job-uid") == 21
     assert stored_logs.find(many, "job-uid") == []
     assert len(stored_logs.find(many, "job-uid-2")) == 1
-
-
-def test_the_command_line_reads_them_from_a_bucket(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    cloud.name_endpoint(monkeypatch)
-    lines = [Line(n + 1, 1_770_000_000.0 + n, 0, f"line {n}") for n in range(2_000)]
-    for first in range(0, 2_000, 500):
-        cloud.open().put(LIFE.key(first + 1), [stored_logs.compress(stored_logs.encode(lines[first : first + 500]))])
-    manifest = shell_job("job", "true", container=launched(cloud.url))
-    manifest["metadata"]["uid"] = LIFE.job_uid
-    logs = StoredLogs(ElasticJob.from_manifest(manifest), pytest.fail)
-    assert [line.text for line in logs.past({}, LogQuery())] == [f"line {n}" for n in range(2_000)]
-    assert [line.text for line in logs.past({}, LogQuery(tail=1, since=1_770_000_001.0))] == ["line 1999"]
-    assert logs.delete() > 0
-    assert list(logs.past({}, LogQuery())) == []

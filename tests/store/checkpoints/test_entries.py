@@ -33,12 +33,13 @@ entries = st.one_of(
 
 
 @given(entries)
+@settings(max_examples=30)
 def test_an_entry_survives_its_encoding(entry: commits.Entry) -> None:
     assert commits.decode(commits.encode(entry), entry.position) == entry
 
 
 @given(entries, st.data())
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, data: st.DataObject) -> None:
     encoded = commits.encode(entry)
     at = data.draw(st.integers(0, len(encoded) - 1))
@@ -53,21 +54,6 @@ def test_a_letter_written_in_another_way_is_noticed() -> None:
     assert b"\\ud7ff" in encoded
     with pytest.raises(DamagedError):
         commits.decode(encoded.replace(b"\\ud7ff", b"\\uD7ff"), 1)
-
-
-@given(
-    st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
-)
-def test_anything_else_is_damage_and_nothing_worse(data: bytes) -> None:
-    with pytest.raises(DamagedError):
-        commits.decode(data, 1)
-
-
-def test_a_metric_beyond_any_float_is_damage() -> None:
-    body = json.loads(commits.encode(a_commit(1))) | {"metrics": {"loss": 10**400}}
-    body["sha256"] = commits.digest_of({name: value for name, value in body.items() if name != "sha256"})
-    with pytest.raises(DamagedError, match="out of range"):
-        commits.decode(json.dumps(body, sort_keys=True, separators=(",", ":")).encode(), 1)
 
 
 def test_an_entry_at_another_position_is_damage() -> None:
@@ -89,6 +75,7 @@ def test_a_generation_is_no_commit() -> None:
 
 
 @given(st.integers(1, 10**11), st.integers(1, 10**11))
+@settings(max_examples=30)
 def test_newer_entries_sort_first(a: int, b: int) -> None:
     assert (commits.key_of(a) < commits.key_of(b)) == (a > b)
     assert commits.position_of(commits.key_of(a)) == a
@@ -152,6 +139,7 @@ def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: R
 
 
 @given(histories, retentions)
+@settings(max_examples=50)
 def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Retention) -> None:
     kept: list[Commit] = []
     for commit in history:
@@ -173,11 +161,6 @@ def test_of_equally_good_commits_the_newer_is_kept() -> None:
     history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
     gone = commits.commits_to_delete(history, Retention(1, None, 1, "loss", "min"))
     assert [commit.position for commit in gone] == [1, 2, 4]
-
-
-def test_a_checksum_is_over_the_concatenation() -> None:
-    assert commits.checksum([b"123456789"]) == "crc32:cbf43926"  # the check value of CRC-32/ISO-HDLC
-    assert commits.checksum([b"1234", memoryview(b"56789")]) == commits.checksum([b"123456789"])
 
 
 def test_parameters_that_are_not_finite_are_kept_and_others_not_mentioned() -> None:

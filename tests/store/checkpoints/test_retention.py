@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,38 +43,6 @@ def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
     assert steps(storage) == [4, 3, 2, 1]
 
 
-def test_a_zombie_stays_fenced_however_much_was_committed_and_deleted_since(storage: Storage) -> None:
-    zombie = Owner(storage)
-    commit(storage, zombie, 1)
-    young = Owner(storage)
-    for step in range(2, 8):
-        commit(storage, young, step)
-        young.retire(Retention(1))
-    with pytest.raises(FencedError):
-        commit(storage, zombie, 100)
-    assert steps(storage) == [7]
-
-
-def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> None:
-    writer = Owner(storage)
-    for step in range(1, 6):
-        commit(storage, writer, step)
-        writer.retire(Retention(2))
-        assert steps(storage) == list(range(step, max(0, step - 2), -1))
-    folders = {entries.folder_of(key) for key in all_keys(storage, entries.DATA)}
-    assert folders == {entry.folder for entry in read_commits(storage)}
-
-
-def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
-    old = Owner(storage)
-    for step in range(1, 5):
-        commit(storage, old, step)
-    young = Owner(storage)
-    commit(storage, young, 5)
-    young.retire(Retention(3))
-    assert steps(storage) == [5, 4, 3]
-
-
 def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(storage: Storage) -> None:
     storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00002.safetensors", [b"half"])
     storage.put("data/g000001-n000009-step000000009-dead/share-00001-of-00002.json.12ab.partial", [b"ha"])
@@ -101,20 +68,6 @@ def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage:
     writer.retire(Retention(3))
     assert [key for key in all_keys(storage, entries.JOURNAL) if key.endswith(".partial")] == [alive]
     assert steps(storage) == [2, 1]
-
-
-def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
-    writer = Owner(storage)
-    commit(storage, writer, 1)
-    writer.retire(Retention(3))
-    failed = share_key(writer, 2)
-    storage.put(failed, [b"half"])
-    commit(storage, writer, 3)
-    writer.retire(Retention(3))
-    assert failed in list(all_keys(storage, entries.DATA))
-    writer.sweep_again()
-    writer.retire(Retention(3))
-    assert failed not in list(all_keys(storage, entries.DATA))
 
 
 def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
@@ -188,30 +141,6 @@ def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was
         old.retire(Retention(1))
     assert steps(storage) == [5, 4, 3, 2]
     assert len({entries.folder_of(key) for key in all_keys(storage, entries.DATA)}) == 5
-
-
-def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    writer = Owner(storage)
-    commit(storage, writer, 1)
-    newest = commit(storage, writer, 2)
-    storage.put(entries.key_of(newest.position), [storage.get(entries.key_of(newest.position))[:-3]])
-    with caplog.at_level(logging.WARNING):
-        assert steps(storage) == [1]
-    assert "journal entry 3" in caplog.text
-    younger = Owner(storage)
-    assert (younger.generation.position, younger.generation.generation) == (4, 2)
-    commit(storage, younger, 3)
-    younger.retire(Retention(3))
-    assert steps(storage) == [3, 1]
-
-
-def test_a_strangers_file_in_the_journal_does_no_harm(storage: Storage) -> None:
-    storage.put("journal/README", [b"hello"])
-    storage.put("journal/000000000000.json.12ab.partial", [b"{"])
-    writer = Owner(storage)
-    commit(storage, writer, 1)
-    writer.retire(Retention(1))
-    assert steps(storage) == [1]
 
 
 def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(storage: Storage, tmp_path: Path) -> None:
@@ -317,8 +246,12 @@ def test_a_damaged_one_does_not_count_as_kept(storage: Storage, tmp_path: Path, 
     assert len([step for step in steps(storage) if step not in (5, 6)]) == last
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(["save", "save", "lie", "rot"]), max_size=14), st.integers(1, 3), st.randoms())
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["save", "save", "lie", "rot"]), max_size=14),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
 def test_the_newest_whole_one_always_stays(
     tmp_path_factory: pytest.TempPathFactory, doings: list[str], last: int, rng: random.Random
 ) -> None:

@@ -31,6 +31,7 @@ def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 
 
 @given(st.data(), shapes)
+@settings(max_examples=40)
 def test_an_overlap_is_what_both_have(data: st.DataObject, shape: tuple[int, ...]) -> None:
     a, b = data.draw(boxes_of(shape)), data.draw(boxes_of(shape))
     both = tensor_boxes.overlap(a, b)
@@ -41,6 +42,7 @@ def test_an_overlap_is_what_both_have(data: st.DataObject, shape: tuple[int, ...
 
 
 @given(shapes.filter(len), st.integers(1, 5), st.integers(1, 3), st.data())
+@settings(max_examples=40)
 def test_shards_are_torchs_chunks(shape: tuple[int, ...], first: int, second: int, data: st.DataObject) -> None:
     dims = [data.draw(st.integers(0, len(shape) - 1)) for _ in range(2)]
     found: list[int] = []
@@ -56,6 +58,7 @@ def test_shards_are_torchs_chunks(shape: tuple[int, ...], first: int, second: in
 
 
 @given(shapes.filter(lambda shape: tensor_boxes.row_dimension(shape) is not None), st.data())
+@settings(max_examples=40)
 def test_cut_boxes_are_contiguous_and_complete(shape: tuple[int, ...], data: st.DataObject) -> None:
     box = tensor_boxes.whole(shape)
     rows = data.draw(st.integers(1, shape[tensor_boxes.row_dimension(shape) or 0] - 1))
@@ -74,7 +77,7 @@ def written(shares: list[list[tuple[str, Box]]], sizes: dict[str, tuple[int, ...
 
 
 @given(st.dictionaries(st.text(max_size=2), shapes, max_size=8), st.integers(1, 5), st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_every_element_is_written_once_by_a_rank_that_holds_it(
     sizes: dict[str, tuple[int, ...]], world_size: int, data: st.DataObject
 ) -> None:

@@ -32,7 +32,7 @@ def a_file(table: dict[str, torch.Tensor]) -> tuple[tensor_files.Layout, torch.T
 
 
 @given(tables)
-@settings(max_examples=100)
+@settings(max_examples=30)
 def test_tensors_survive_bit_by_bit(table: dict[str, torch.Tensor]) -> None:
     layout, data = a_file(table)
     assert layout.starts.keys() == table.keys()
@@ -42,7 +42,7 @@ def test_tensors_survive_bit_by_bit(table: dict[str, torch.Tensor]) -> None:
 
 
 @given(tables, st.data())
-@settings(max_examples=100)
+@settings(max_examples=30)
 def test_a_header_is_of_its_own_tensors_only(table: dict[str, torch.Tensor], data: st.DataObject) -> None:
     layout = tensor_files.lay_out(types_of(table))
     places: dict[int, list[TensorType]] = {}

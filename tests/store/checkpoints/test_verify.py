@@ -21,7 +21,6 @@ from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from tests.support.train import programs, ranks
 from tests.support.train.checkpoints import damage, gather_shares, model_state, saved, write_shares
 
 
@@ -139,7 +138,7 @@ def boxes_of(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
 
 
 @given(st.data(), st.integers(1, 40))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
     box = data.draw(boxes_of(shape))
@@ -157,32 +156,19 @@ def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
     assert bytes(raw) == target.tobytes()
 
 
-def test_what_several_ranks_wrote_is_put_together(tmp_path: Path) -> None:
-    end = {"epochs": 1, "samples": 8, "global_batch": 8}
-    assert ranks.run(programs.train, 2, str(tmp_path / "state"), str(tmp_path / "notes"), end) == [0, 0]
-    storage = LocalStorage(tmp_path / "state")
-    (commit,) = read_commits(storage)
-    assert len(commit.shares) == 2
-    verify.verify(storage, commit, ignore)
-    verify.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
-    pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    restored = Checkpointer(storage).restore()
-    assert restored is not None
-    assert pulled.keys() == restored.state["model"].keys()
-    assert all(torch.equal(tensor, restored.state["model"][name]) for name, tensor in pulled.items())
-
-
 def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "state")
+    seeded = torch.Generator().manual_seed(1)
     large = {
-        "rows": torch.randn(3000, 500),
-        "row": torch.randn(1, 1_000_000),
-        "odd": torch.randn(3, 7, 50_001).bfloat16(),
+        "rows": torch.randn(3000, 500, generator=seeded),
+        "row": torch.randn(1, 1_000_000, generator=seeded),
+        "odd": torch.randn(3, 7, 50_001, generator=seeded).bfloat16(),
     }
     write_shares(storage, {"model": large}, [{}, {}, {}])
     commit = gather_shares(storage, 3)
     pieces = [piece for share in read_contents(storage, commit).shares for piece in share.pieces]
     assert len(pieces) > 3
+    verify.verify(storage, commit, ignore)
     verify.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
     pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(pulled[name], tensor) for name, tensor in large.items())
