@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from elasticctl_store.checkpoints import entries
-from elasticctl_store.checkpoints.commits import read_commits, read_entries
-from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.errors import DamagedError, ExistsError, FencedError, StorageError
-from elasticctl_store.storage import Storage, all_keys, base, gcs, s3
+from elasticctl_store.checkpoints.commits import read_entries
+from elasticctl_store.errors import DamagedError, ExistsError, StorageError
+from elasticctl_store.storage import Storage, base, s3
 from elasticctl_store.storage import cloud as clouds
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.clouds import QUICK, Cloud
@@ -34,7 +33,8 @@ FAULTS = {
     "bit flipped on its way there": Fault(flip="request"),
     "slow": Fault(slow_s=0.002),
 }
-HASTY = replace(QUICK, silence_s=0.2)
+HASTY = replace(QUICK, silence_s=0.5, tries=100)
+"""For servers that are silent; all are so now and then that have to wait for their processor."""
 
 
 @pytest.fixture(params=FAULTS)
@@ -43,7 +43,7 @@ def fault(request: pytest.FixtureRequest) -> Fault:
 
 
 def test_no_fault_changes_what_a_storage_does(cloud: Cloud, fault: Fault) -> None:
-    storage, gate = cloud.open(HASTY), cloud.gate
+    storage, gate = cloud.open(HASTY if fault.hang else QUICK), cloud.gate
     body = random.Random(0).randbytes(10_000)
     gate.faults = first(fault)
     storage.put("data/a", [body[:7], memoryview(body)[7:]])
@@ -72,25 +72,16 @@ def test_a_bit_flipped_on_its_way_back_is_noticed(cloud: Cloud) -> None:
     assert storage.get("journal/a") == b"an entry"
 
 
-def test_a_listing_that_cannot_be_read_is_asked_for_again(cloud: Cloud) -> None:
-    cloud.open().put("data/a", [b""])
-    plain, garbled = cloud.gate.pass_on, iter([b"<ListBucketResult><Key", b'{"items": [{'])
-
-    def pass_on(seen: Seen, body: bytes) -> Reply:
-        reply = plain(seen, body)
-        return replace(reply, body=next(garbled, reply.body))
-
-    cloud.gate.pass_on = pass_on  # type: ignore[method-assign]
-    assert cloud.open().list("data/") == ["data/a"]
-
-
-LIES = {
-    "nothing": b"",
-    "another page": b"<html><body>Welcome</body></html>",
-    "an empty object": b"{}",
-    "something listed that is elsewhere": b'{"items": [{"name": "of-somebody-else"}]}',
-    "a short listing": b"<ListBucketResult><KeyCount>2</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>",
-}
+LIES = (
+    b"",
+    b"<html><body>Welcome</body></html>",
+    b"{}",
+    b'{"items": [{',
+    b"<ListBucketResult><Key",
+    b'{"items": [{"name": "of-somebody-else"}]}',
+    b"<ListBucketResult><KeyCount>2</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>",
+)
+"""No listing, one that is cut short, and listings of something else."""
 
 
 def lies(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]) -> None:
@@ -104,23 +95,21 @@ def lies(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]
     monkeypatch.setattr(cloud.gate, "pass_on", pass_on)
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_an_answer_that_contradicts_itself_is_asked_for_again(
-    cloud: Cloud, lie: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_contradicts_itself_is_asked_for_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = cloud.open()
     storage.put("data/a", [b"what is there"])
-    lies(cloud, monkeypatch, [LIES[lie]] * 3)
-    assert storage.list("data/") == ["data/a"]
-    lies(cloud, monkeypatch, [LIES[lie]] * 3)
-    assert storage.get("data/a") == b"what is there"
-    into = bytearray(4)
-    lies(cloud, monkeypatch, [LIES[lie][:3]] * 3)
-    storage.read_into("data/a", 5, memoryview(into))
-    assert bytes(into) == b"is t"
+    for lie in LIES:
+        lies(cloud, monkeypatch, [lie] * 3)
+        assert storage.list("data/") == ["data/a"]
+        lies(cloud, monkeypatch, [lie] * 3)
+        assert storage.get("data/a") == b"what is there"
+        into = bytearray(4)
+        lies(cloud, monkeypatch, [lie[:3]] * 3)
+        storage.read_into("data/a", 5, memoryview(into))
+        assert bytes(into) == b"is t"
 
 
-STRANGE = [b"<html><body>Welcome</body></html>", b"", b"{}"]
+STRANGE = LIES[:3]
 """Bodies of responses that a proxy sends with status 200 in the service's place."""
 
 
@@ -137,27 +126,18 @@ def replace_answers_to_writes(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, ans
 
 @pytest.mark.parametrize("part_bytes", [4, 1 << 20], ids=["in parts", "in one"])
 @pytest.mark.parametrize("if_absent", [False, True])
-def test_a_write_that_something_else_answers_is_sent_again(
+def test_a_write_that_something_else_answers_is_sent_again_and_an_error_in_the_end(
     cloud: Cloud, if_absent: bool, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "PART_BYTES", part_bytes)
     storage = cloud.open()
-    replace_answers_to_writes(cloud, monkeypatch, STRANGE)
-    storage.put("data/a", [b"what is there"], if_absent=if_absent)
-    monkeypatch.undo()
-    assert storage.get("data/a") == b"what is there"
-
-
-@pytest.mark.parametrize("part_bytes", [4, 1 << 20], ids=["in parts", "in one"])
-@pytest.mark.parametrize("if_absent", [False, True])
-def test_a_write_that_only_something_else_answers_is_an_error(
-    cloud: Cloud, if_absent: bool, part_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", part_bytes)
-    storage = cloud.open()
-    replace_answers_to_writes(cloud, monkeypatch, itertools.cycle(STRANGE))
-    with pytest.raises(StorageError, match=r"cannot write data/a to .*FIX: check (its|the) URL"):
+    with monkeypatch.context() as lied:
+        replace_answers_to_writes(cloud, lied, STRANGE)
         storage.put("data/a", [b"what is there"], if_absent=if_absent)
+    assert storage.get("data/a") == b"what is there"
+    replace_answers_to_writes(cloud, monkeypatch, itertools.cycle(STRANGE))
+    with pytest.raises(StorageError, match=r"cannot write data/b to .*FIX: check (its|the) URL"):
+        storage.put("data/b", [b"what is there"], if_absent=if_absent)
 
 
 def test_a_listing_that_is_never_one_is_an_error_not_an_empty_storage(
@@ -165,7 +145,7 @@ def test_a_listing_that_is_never_one_is_an_error_not_an_empty_storage(
 ) -> None:
     storage = cloud.open()
     storage.put("data/a", [b"what is there"])
-    for lie in (b"", b"<html><body>Welcome</body></html>", b"{}"):
+    for lie in LIES[:3]:
         lies(cloud, monkeypatch, itertools.repeat(lie))
         with pytest.raises(StorageError, match="the endpoint answers with"):
             storage.list("data/")
@@ -202,7 +182,7 @@ def test_what_was_stored_is_compared_with_what_was_sent(cloud: Cloud, monkeypatc
 
 @pytest.mark.parametrize("lost", [Fault(lose="after"), Fault(hang=True)], ids=["reset", "timeout"])
 def test_a_create_that_worked_without_telling_is_read_back(cloud: Cloud, lost: Fault) -> None:
-    storage = cloud.open(HASTY)
+    storage = cloud.open(HASTY if lost.hang else QUICK)
     cloud.gate.faults = first(lost, times=2)
     storage.put("journal/1", [b"mine"], if_absent=True)
     assert storage.get("journal/1") == b"mine"
@@ -210,7 +190,7 @@ def test_a_create_that_worked_without_telling_is_read_back(cloud: Cloud, lost: F
 
 
 def test_a_create_that_lost_while_it_was_not_told_is_refused(cloud: Cloud) -> None:
-    storage, other = cloud.open(HASTY), cloud.open()
+    storage, other = cloud.open(), cloud.open()
     for taken in (b"him!", b"longer than mine", b""):
         other.put("journal/1", [taken])
         cloud.gate.faults = first(Fault(lose="before"), method="PUT" if cloud.gate.scheme == "s3" else "POST")
@@ -220,19 +200,11 @@ def test_a_create_that_lost_while_it_was_not_told_is_refused(cloud: Cloud) -> No
 
 
 def test_what_never_works_ends_in_an_error_that_tells(cloud: Cloud) -> None:
-    storage = cloud.open(replace(HASTY, tries=4))
+    storage = cloud.open(replace(QUICK, tries=4))
     cloud.gate.faults = lambda seen: Fault(status=503, code="SlowDown")
-    with pytest.raises(StorageError, match=r"cannot write data/a to .*: 503 SlowDown; tried 4 times in 0 s; check"):
+    with pytest.raises(StorageError, match=r"cannot write data/a to .*: 503 SlowDown; tried 4 times in .* s; check"):
         storage.put("data/a", [b"x"])
     assert len(cloud.gate.seen) == 4
-
-
-def test_what_cannot_get_better_is_not_tried_again(cloud: Cloud) -> None:
-    storage = cloud.open()
-    cloud.gate.faults = lambda seen: Fault(status=403, code="AccessDenied")
-    with pytest.raises(StorageError, match=r"cannot list the keys in .*no permission: the credentials in use need s"):
-        storage.list("data/")
-    assert len(cloud.gate.seen) == 1
 
 
 def test_a_large_object_is_read_in_ranges_at_a_time_and_whole(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,10 +232,10 @@ def check(storage: Storage, acknowledged: list[int]) -> int:
     return step
 
 
-def test_checkpoints_survive_each_fault_at_any_request(cloud: Cloud, fault: Fault) -> None:
+def test_checkpoints_survive_faults_at_any_request(cloud: Cloud) -> None:
     acknowledged: list[int] = []
-    plan = random.Random(2)
-    cloud.gate.faults = lambda seen: fault if plan.random() < 0.2 else None
+    plan, turns = random.Random(2), itertools.cycle(FAULTS.values())
+    cloud.gate.faults = lambda seen: next(turns) if plan.random() < 0.4 else None
     checkpoints = Checkpointer(cloud.open(HASTY), on_commit=lambda commit, _: acknowledged.append(commit.step))
     for step in (1, 2):
         checkpoints.save(programs.state_of(step), Label(step))
@@ -278,68 +250,10 @@ def test_a_resume_over_a_noisy_line_is_not_an_older_one(cloud: Cloud) -> None:
         checkpoints.save(programs.state_of(step), Label(step))
         assert checkpoints.settle()
     objects = "/download/" if cloud.gate.scheme == "gs" else "/jobs/"
-    for number in range(1, 9):
+    for number in range(1, 6):
         # A listing has no checksum: there, only TLS keeps a name from turning into another.
         cloud.gate.faults = first(Fault(flip="answer"), method="GET", part=objects, skip=number - 1)
         assert check(cloud.open(), [1, 2]) == 2
-
-
-def test_a_save_that_failed_though_it_was_written_does_not_fence_its_own_run(cloud: Cloud) -> None:
-    acknowledged: list[int] = []
-    checkpoints = Checkpointer(
-        cloud.open(replace(HASTY, tries=2)), on_commit=lambda commit, _: acknowledged.append(commit.step)
-    )
-    checkpoints.save(programs.state_of(1), Label(1))
-    assert checkpoints.settle()
-    cloud.gate.faults = lambda seen: Fault(lose="after") if b'"kind":"commit"' in seen.body else None
-    checkpoints.save(programs.state_of(2), Label(2))
-    assert not checkpoints.settle()
-    cloud.gate.faults = lambda seen: None
-    checkpoints.save(programs.state_of(3), Label(3))
-    assert checkpoints.settle()
-    assert acknowledged == [1, 3]
-    assert [commit.step for commit in read_commits(cloud.open())] == [3, 2, 1]
-
-
-@pytest.mark.parametrize("begin", [0, 1])
-def test_creates_that_are_refused_for_nothing_fence_nobody(cloud: Cloud, begin: int) -> None:
-    acknowledged: list[int] = []
-    turns = itertools.islice(itertools.cycle([Fault(status=412, code="PreconditionFailed"), None]), begin, None)
-
-    def every_other_create(seen: Seen) -> Fault | None:
-        is_create = "if-none-match" in seen.headers or "ifGenerationMatch=0" in seen.target
-        return next(turns) if is_create else None
-
-    cloud.gate.faults = every_other_create
-    checkpoints = Checkpointer(cloud.open(), on_commit=lambda commit, _: acknowledged.append(commit.step))
-    for step in (1, 2, 3):
-        checkpoints.save(programs.state_of(step), Label(step))
-        assert checkpoints.settle()
-    assert acknowledged == [1, 2, 3]
-    assert [commit.step for commit in read_commits(cloud.open())] == [3, 2, 1]
-
-
-def test_the_younger_of_two_runs_wins(cloud: Cloud) -> None:
-    old, young = Checkpointer(cloud.open()), Checkpointer(cloud.open())
-    old.save(programs.state_of(1), Label(1))
-    with pytest.raises(FencedError, match=r"a newer run, generation 2 on .*, has taken over"):
-        old.settle()
-    young.save(programs.state_of(2), Label(2))
-    assert young.settle()
-    assert check(cloud.open(), [2]) == 2
-
-
-def test_the_newest_of_many_commits_is_found_with_two_requests(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (s3, gcs):
-        monkeypatch.setattr(module, "PAGE_KEYS", 10)
-    storage = cloud.open()
-    for position in range(1, 31):
-        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, "crc32:00000000"),), 0)
-        storage.put(entries.key_of(position), [entries.encode(entry)])
-    cloud.gate.seen.clear()
-    assert next(read_commits(storage)).step == 30
-    assert len(cloud.gate.seen) == 2  # a page, and the entry
-    assert len(list(all_keys(storage, "journal/"))) == 30
 
 
 def test_a_service_that_ignores_preconditions_is_refused(cloud: Cloud) -> None:
