@@ -88,7 +88,7 @@ def test_a_command_that_names_its_folder_stays_where_it_is(lab: Lab, source: Pat
     reference = sent(source, str(lab.folder / "kept"))
     (source / "src/train.py").write_text("print('edited')\n")
     lab.add("a-0", "a-1")
-    env = {"ELASTICCTL_WORKSPACE": reference, "ELASTICCTL_WORKSPACE_FROM": str(source)}
+    env = {"ELASTICCTL_WORKSPACE": reference, "ELASTICCTL_WORKSPACE_FROM": str(source), "PWD": str(lab.folder)}
     lab.start("a-0", sys.executable, str(source / "src/train.py"), **env)
     lab.start("a-1", str(source / "run.sh"), **env)
     for name in ("a-0", "a-1"):
