@@ -6,15 +6,16 @@ import os
 import random
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
-PYTEST = (sys.executable, "-m", "pytest", "-m", "randomized", "-n", "logical", "--dist", "worksteal", "-q", "--tb=no")
+PYTEST = (sys.executable, "-m", "pytest", "-m", "randomized", "-n", "logical", "--dist", "worksteal")
+SHORTLY = ("-q", "--tb=short", "--no-summary")
+"""What fails is shown at once; see tests/support/watching.py."""
 TO_END_S = 60.0
 """How long a round that is cut off has to clean up."""
 
@@ -39,25 +40,26 @@ class Sums:
                 print(f"to repeat it: {self.failed[-1]}", flush=True)
 
 
-def play(seed: int, tests: list[str], tally: Path, seconds: float) -> int | None:
-    """One round; returns how pytest ended, or None if the time was over. Nothing that it started is left."""
-    command = [*PYTEST, f"--seed={seed}", f"--tally={tally}", *tests]
-    process = psutil.Popen(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}, start_new_session=True)
+def play(seed: int, tests: list[str], tally: Path, seconds: float) -> int:
+    """One round; returns how pytest ended, or 0 if the time was over."""
+    command = [*PYTEST, *SHORTLY, f"--seed={seed}", f"--tally={tally}", *tests]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONHASHSEED": str(seed)}, start_new_session=True)
     try:
         return process.wait(seconds)
-    except psutil.TimeoutExpired:
-        return None
+    except subprocess.TimeoutExpired:
+        return 0
     finally:
         if process.poll() is None:
             end(process)
 
 
-def end(process: psutil.Popen) -> None:
-    """As Ctrl-C does; what is still there a while later is killed."""
-    family = [process, *process.children(recursive=True)]
+def end(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does; if that takes too long, what it has started is ended by tests/support/cleanup.py."""
     os.killpg(process.pid, signal.SIGINT)
-    for left in psutil.wait_procs(family, TO_END_S)[1]:
-        left.kill()
+    try:
+        process.wait(TO_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def main(minutes: float, tests: list[str]) -> int:
@@ -71,16 +73,13 @@ def main(minutes: float, tests: list[str]) -> int:
                 sums.rounds += 1
                 print(f"round {sums.rounds}, seed {seed}", flush=True)
                 try:
-                    code = play(seed, tests, tally, until - time.monotonic()) or 0
+                    code = play(seed, tests, tally, until - time.monotonic())
                 finally:
                     sums.add(seed, tally)
         except KeyboardInterrupt:
             print("interrupted")
-    print(
-        f"{sums.rounds} rounds, {sums.tests} tests, {sums.examples} examples; {len(sums.failed)} failed",
-        *sums.failed,
-        sep="\n",
-    )
+    print(f"{sums.rounds} rounds, {sums.tests} tests, {sums.examples} examples; {len(sums.failed)} failed")
+    print(*sums.failed, sep="\n")
     return code if code > 1 else len(sums.failed) > 0
 
 
