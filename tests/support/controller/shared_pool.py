@@ -177,8 +177,9 @@ def _check_waits(place: Place, given: dict[str, int], projects: dict, job: Claim
     assert free + own + borrowed < job.least, f"{job.key} waits for workers that others have above their least"
     own_guarantee = projects[job.project].guaranteed
     siblings = [other for other in place.jobs.values() if other.project == job.project and given[other.key]]
-    covered = own_guarantee if own_guarantee < job.least else 0  # what its smaller siblings have before it
     lower = sum(given[other.key] for other in siblings if other.priority < job.priority)
+    rest = own_guarantee - (projects[job.project].used - lower)
+    covered = own_guarantee if rest < job.least else 0  # what its smaller siblings have before it
     assert free + lower - min(lower, covered) < job.least, f"{job.key} waits for jobs of lower priority"
     if job.changed_at + RULES.patience_s <= place.now:
         younger = [one for one in siblings if one.priority <= job.priority and _came(one) > _came(job)]
