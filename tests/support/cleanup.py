@@ -71,10 +71,11 @@ def clean_up(folder: str, spared: set[int]) -> None:
             with suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(left, timeout=1.0)
+    folders = folder, str(SHARED_MEMORY / Path(folder).name)
     for mount in psutil.disk_partitions(all=True):
-        if Path(folder).name in mount.mountpoint:
+        if mount.mountpoint.startswith(folders):
             subprocess.run(["umount", "--lazy", mount.mountpoint], check=False)
-    for made in (folder, SHARED_MEMORY / Path(folder).name):
+    for made in folders:
         shutil.rmtree(made, ignore_errors=True)
     for parent in (SHARED_MEMORY, Path("/tmp")):
         delete_orphaned_folders(parent)
