@@ -73,19 +73,6 @@ def test_a_budget_that_is_used_up_fails_the_job(trainer: Trainer, tmp_path: Path
         trainer.job()
 
 
-def test_a_job_that_is_cancelled_saves_and_leaves_no_worker(trainer: Trainer) -> None:
-    trainer.submit(2, epochs=100_000, step_delay_s=0.1)
-    trainer.wait_training(2)
-    committed = trainer.wait_committed()
-    trainer.patch({"spec": {"cancel": True}})
-    wait_until(lambda: trainer.job().status.phase is Phase.CANCELLED)
-    wait_until(lambda: not trainer.pods())
-    assert trainer.stored_step() >= committed
-    status = trainer.job().status
-    assert (status.failures, status.interruptions) == (0, ())
-    wait_until(lambda: "ElasticJobCancelled" in trainer.reasons())
-
-
 def test_a_job_whose_deletion_a_finalizer_holds_up_leaves_no_worker(trainer: Trainer, api: Connection) -> None:
     trainer.submit_script(["-c", "import time; time.sleep(3600)"], 2)
     wait_until(lambda: trainer.job().status.phase is Phase.RUNNING)
