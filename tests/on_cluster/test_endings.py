@@ -32,7 +32,7 @@ def trainer(api: Connection, replicas: Replicas, request: pytest.FixtureRequest)
 @pytest.mark.usefixtures("cli_home")
 def test_memory_that_runs_out_is_counted_and_said(trainer: Trainer) -> None:
     script = [str(HUNGRY), "/state/hungry", "--epochs", "100000", "--step-delay-s", "0.1"]
-    trainer.submit_script(script, 2, limits={"memory": "2Gi"}, options=())
+    trainer.submit_script(script, 2, limits={"memory": "1Gi"}, options=())
     trainer.wait_training(2)
     committed, before = trainer.wait_committed(), trainer.uids()
     worker = f"{trainer.name}-worker-1"
