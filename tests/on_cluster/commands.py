@@ -24,7 +24,7 @@ LAB_HOME = Path(os.environ.get("KUBELAB_HOME", "/tmp/kubelab"))
 _UNREACHED = ("Unable to connect to the server", "did you specify the right host or port?")
 """What kubectl says when it could not send its request."""
 _READING = ("describe", "explain", "history", "logs", "status", "wait")
-_PATIENCE_S = 300
+_PATIENCE_S = 600
 _started: list[subprocess.Popen[bytes]] = []
 """Parts of the control plane; the lab ends them, after this process."""
 

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     own = [item for item in items if str(item.path).startswith(here)]
     for item in own:
         item.add_marker(pytest.mark.cluster)
-        item.add_marker(pytest.mark.timeout(600))
+        item.add_marker(pytest.mark.timeout(1800))
     if len(own) == len(items):
         items.sort(key=lambda item: item.path.name in WITH_IMAGES)
 

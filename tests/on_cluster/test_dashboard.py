@@ -100,7 +100,7 @@ def address(crd: None, api: Connection) -> Iterator[str]:
     installer = Installer(api, print)
     try:
         installer.apply(wanted)
-        installer.await_available(HOME, 240, installation.DASHBOARD)
+        installer.await_available(HOME, 480, installation.DASHBOARD)
         found = str(api.request("GET", path_of(wanted[1]))["spec"]["clusterIP"])
         wait_until(lambda: _answers(found))  # nodes learn of a Service's pods some time after those are ready
         yield found

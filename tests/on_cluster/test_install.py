@@ -38,7 +38,7 @@ def installer(crd: None, api: Connection) -> Iterator[Installer]:
         "PATCH", resource_path("v1", None, "namespaces", installation.NAMESPACE), ours, content_type=MERGE_PATCH
     )
     made.apply(manifests())
-    made.await_available(installation.NAMESPACE, 240)
+    made.await_available(installation.NAMESPACE, 480)
     assert not [line for line in said if "left out" in line]
     yield made
     found = made.inspect(manifests()).objects

@@ -339,7 +339,7 @@ def test_no_call_is_refused_and_no_right_unused(
         api.request("DELETE", path_of(installation.lease(home)))
     try:
         installer.apply(wanted)
-        installer.await_available(home, 240)
+        installer.await_available(home, 480)
         always(life)
         for feature in features:
             PARTS[feature](life)

@@ -35,12 +35,18 @@ SETTLED_S = 5.0
 """By then a node that was taken for lost would be: nodes.UNKNOWN_GRACE_S."""
 
 
-def keeps_copies(trainer: Trainer, workers: int, after: int = 0) -> GroupGeneration | None:
-    """The newest generation, if it comes after that one, has so many workers and keeps copies on two of them."""
+def keeps_copies(trainer: Trainer, workers: int) -> GroupGeneration | None:
+    """The newest generation, if it has so many workers and keeps copies on two of them."""
     newest = trainer.job().status.generations[-1:]
-    if not newest or newest[0].generation <= after or len(newest[0].workers) != workers:
+    if not newest or len(newest[0].workers) != workers:
         return None
     return newest[0] if newest[0].copied_every_steps and not newest[0].copies_lack else None
+
+
+def resumed_after(trainer: Trainer, generation: int) -> GroupGeneration | None:
+    """The first later generation that has resumed: one may be over before it has."""
+    made = [item for item in trainer.job().status.generations if item.generation > generation]
+    return next((item for item in made if item.resumed_from), None)
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +140,8 @@ def test_sharded_training_goes_on_from_copies_in_memory_on_another_node(api: Con
         copied = wait_until(lambda: keeps_copies(trainer, 3))
         assert copied is not None
         kill_processes(trainer.uids()[f"{trainer.name}-worker-1"])
-        wait_until(lambda: keeps_copies(trainer, 3, copied.generation))
-        # A group may have been over before it resumed.
-        made = [item for item in trainer.job().status.generations if item.generation > copied.generation]
-        resumed = next(item for item in made if item.resumed_from)
+        resumed = wait_until(lambda: resumed_after(trainer, copied.generation))
+        assert resumed is not None
         assert resumed.resumed_from == "copies", resumed.resumed_because
         assert (resumed.resumed_step or 0) > 0
     finally:

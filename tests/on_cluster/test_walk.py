@@ -74,5 +74,5 @@ def _place(folder: Path, context: str = "") -> Place:
         train=lambda name: mounted(training(name, folder), folder),
         shell=lambda name, script: mounted(shell_job(name, script, backoffLimit=1), folder),
         kube_context=context,
-        patience_s=240,
+        patience_s=480,
     )

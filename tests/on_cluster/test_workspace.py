@@ -63,7 +63,7 @@ def test_the_folder_and_a_secret_reach_every_worker(replicas: Replicas, state: P
         first = elasticctl(*submit)
         assert first.code == 0, first
         assert "2 of them sent" in first.err
-        ended = elasticctl("wait", NAME, "--timeout", "4m")
+        ended = elasticctl("wait", NAME, "--timeout", "8m")
         assert ended.code == 0, (ended, elasticctl("logs", NAME), elasticctl("describe", NAME))
         told = {file.name: file.read_text() for file in state.glob("rank-*")}
         assert told == {"rank-0": "1 True True", "rank-1": "1 True True"}
