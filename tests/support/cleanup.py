@@ -9,6 +9,7 @@ python -m tests.support.cleanup FOLDER PID      prints a line when it is ready; 
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -45,7 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
     argv = [sys.executable, "-m", __name__, folder, str(os.getpid())]
     root = Path(__file__).parents[2]
     guardian = subprocess.Popen(argv, cwd=root, stdin=subprocess.PIPE, start_new_session=True)
-    config.add_cleanup(lambda: guardian.communicate(timeout=END_S))
+    config.add_cleanup(lambda: _end_run(guardian))
+
+
+def _end_run(guardian: subprocess.Popen[bytes]) -> None:
+    """Wait until everything is gone. What multiprocessing removes as Python exits is removed before its folder is."""
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    guardian.communicate(timeout=END_S)
 
 
 def memory_folder() -> Path:
