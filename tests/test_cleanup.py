@@ -29,8 +29,7 @@ def test_that_leaves_things_behind():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("workers", "number"), [("2", signal.SIGINT), ("0", signal.SIGKILL)])
 def test_nothing_is_left(tmp_path: Path, workers: str, number: signal.Signals) -> None:
     (tmp_path / "test_messy.py").write_text(MESSY)
     (tmp_path / "pytest.ini").touch()
