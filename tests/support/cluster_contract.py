@@ -100,7 +100,7 @@ class ClusterContract:
         # Followed lines come as they are found, read ones by time: the order is promised for each worker only.
         again = list(cluster.logs("default", "short", LogQuery()))
         assert sorted(again, key=lambda line: line.worker) == sorted(lines, key=lambda line: line.worker)
-        assert "ElasticJobSucceeded" in [event["reason"] for event in cluster.list_events("default", "short")]
+        wait_until(lambda: "ElasticJobSucceeded" in [e["reason"] for e in cluster.list_events("default", "short")])
 
     def test_the_log_has_both_outputs(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("both", "echo aside >&2; echo one; echo two"))

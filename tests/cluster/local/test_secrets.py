@@ -132,9 +132,12 @@ def test_a_worker_waits_for_its_secret_and_then_has_it(local_cluster: LocalClust
         (found,) = local_cluster.list_pods("default", "needy") or [None]
         return found and found["status"].get("reason") == "CreateContainerConfigError" and found["status"]["message"]
 
+    def events() -> list[str]:
+        found = [event["message"] for event in local_cluster.list_events("default", "needy")]
+        return [message for message in found if message.startswith("Error: ")]
+
     assert wait_until(waits) == 'secret "hub" not found'
-    events = [event["message"] for event in local_cluster.list_events("default", "needy")]
-    assert events.count('Error: secret "hub" not found') == 1
+    assert wait_until(events) == ['Error: secret "hub" not found']
     Secrets(local_paths()).write("default", "hub", {"HF_TOKEN": PLANTED})
     wait_until(lambda: running(local_cluster, "needy"))
     wait_until(lambda: [line.text for line in local_cluster.logs("default", "needy", LogQuery())] == ["it is there"])
