@@ -15,7 +15,7 @@ from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
 MESSY = """
-import os, signal, subprocess, sys, tempfile, time
+import multiprocessing, os, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 
 def test_that_leaves_things_behind():
@@ -24,7 +24,10 @@ def test_that_leaves_things_behind():
     stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     daemon = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True, stdout=subprocess.PIPE)
     daemon.stdout.readline()
-    Path(os.environ["NOTE"]).write_text(f"{daemon.pid} {os.environ['TMPDIR']} {folder} \\n")
+    tracked = multiprocessing.get_context("forkserver").Lock()
+    semaphore = Path("/dev/shm/sem." + tracked._semlock.name.removeprefix("/"))
+    assert semaphore.exists()
+    Path(os.environ["NOTE"]).write_text(f"{daemon.pid} {os.environ['TMPDIR']} {folder} {semaphore} \\n")
     time.sleep(600)
 """
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ from elasticctl_launcher.workspace import SHARED_MEMORY, delete_orphaned_folders
 
 PREFIX = "et-"
 """Short, as sockets lie below."""
-END_S = 30.0
+END_S, TRACKERS_END_S = 30.0, 10.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,11 +73,16 @@ def processes_of_run(folder: str) -> Iterator[psutil.Process]:
 
 
 def clean_up(folder: str, spared: set[int]) -> None:
-    """End the processes, until there are none, and remove the folder and what launchers have left elsewhere."""
+    """End the processes, until there are none, and remove the folder and what launchers have left elsewhere.
+
+    The resource trackers of multiprocessing end by themselves once the others have, and remove their semaphores.
+    """
+    given_up_at = time.monotonic() + TRACKERS_END_S
     while left := [process for process in processes_of_run(folder) if process.pid not in spared]:
         for process in left:
             with suppress(psutil.Error):
-                process.kill()
+                if time.monotonic() > given_up_at or "resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
         psutil.wait_procs(left, timeout=1.0)
     folders = folder, str(SHARED_MEMORY / Path(folder).name)
     for mount in psutil.disk_partitions(all=True):
