@@ -51,7 +51,7 @@ def test_a_time_without_end_is_a_long_one(seconds: float) -> None:
 
 
 @given(shaped(JobStatus), SPECS, st.lists(PODS, max_size=3))
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any], pods: list[Any]) -> None:
     manifest = {"metadata": {"name": "digits", "uid": "u"}, "spec": spec, "status": status}
     job = ElasticJob.from_manifest(manifest)
@@ -71,7 +71,7 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
 
 
 @given(shaped(JobStatus), st.lists(JSON, max_size=3))
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_any_status_can_be_reckoned_with(status: dict[str, Any], events: list[Any]) -> None:
     job = ElasticJob.from_manifest({"metadata": {"name": "digits"}, "status": status})
     entries = timeline(job, events)

@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", READERS)
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_whatever_it_is_it_is_read_or_refused(name: str, data: st.DataObject) -> None:
     inputs, check = READERS[name]
     check(data.draw(inputs))

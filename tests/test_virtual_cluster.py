@@ -31,7 +31,7 @@ def test_three_workers_outlive_their_losses() -> None:
     assert world.storage.step == status.checkpoint.step == 6000
 
 
-@pytest.mark.seeds(60, search=1000)
+@pytest.mark.seeds(40, search=1000)
 def test_whatever_happens_only_the_jobs_own_code_ends_it(seed: int) -> None:
     failure = fails(draw(seed))
     assert not failure, f"{failure}\n{as_text(shrink(draw(seed)))}"
