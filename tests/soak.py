@@ -78,8 +78,8 @@ def main(minutes: float, tests: list[str]) -> int:
                     sums.add(seed, tally)
         except KeyboardInterrupt:
             print("interrupted")
-    print(f"{sums.rounds} rounds, {sums.tests} tests, {sums.examples} examples; {len(sums.failed)} failed")
-    print(*sums.failed, sep="\n")
+    found = f"{sums.rounds} rounds, {sums.tests} tests, {sums.examples} examples; {len(sums.failed)} failed"
+    print(found, *sums.failed, sep="\n")
     return code if code > 1 else len(sums.failed) > 0
 
 
