@@ -62,6 +62,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Tally(config.option.tally))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what has nothing randomized, when only that is wanted: seconds of each process and round."""
+    if config.option.markexpr != "randomized" or collection_path.suffix != ".py":
+        return None
+    return None if re.search(r"hypothesis|mark\.seeds", collection_path.read_text()) else True
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test with the marker `seeds` its seeds."""
     marker = metafunc.definition.get_closest_marker("seeds")
