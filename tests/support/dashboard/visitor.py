@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from tests.support.dashboard.looks import PATIENCE_MS
 from tests.support.dashboard.serving import Host, running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
 
 
 class Visitor:
@@ -51,10 +52,13 @@ class Visitor:
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", self._note)
         for kind in ("request", "requestfinished", "requestfailed"):
-            page.on(kind, lambda request, kind=kind: self._requests.append(f"{kind} {request.method} {request.url}"))
+            page.on(kind, functools.partial(self._note_request, kind))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(url)
         return page
+
+    def _note_request(self, kind: str, request: Request) -> None:
+        self._requests.append(f"{kind} {request.method} {request.url} {request.failure or ''}")
 
     def _note(self, message: ConsoleMessage) -> None:
         """Answers that say no are the business of the tests; what scripts or the content policy complain of is not."""
