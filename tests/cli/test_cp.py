@@ -49,6 +49,7 @@ def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path) -> None:
         read_place("s3://team/model.pt")
 
 
+@pytest.mark.needs("python 3.11.4")
 def test_files_arrive_as_they_were(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
@@ -93,6 +94,7 @@ def stream(*members: tuple[str, bytes, str]) -> tarfile.TarFile:
     return tarfile.open(fileobj=content, mode="r|")
 
 
+@pytest.mark.needs("python 3.11.4")
 @pytest.mark.parametrize(
     "members",
     [
