@@ -129,7 +129,9 @@ def main() -> None:
 def set_up(world_size: int) -> None:
     """Find out about the other ranks, as libraries do, in a group that is needed for nothing else."""
     if HABIT == "short-lived groups" and world_size > 1:
-        dist.destroy_process_group(dist.new_group())
+        group = dist.new_group()
+        dist.barrier(group)  # all are connected: one that destroys it sooner ends the others' attempt
+        dist.destroy_process_group(group)
 
 
 def report(loss: float, world_size: int) -> None:

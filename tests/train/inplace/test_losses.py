@@ -52,6 +52,7 @@ def test_a_machine_is_gone_and_another_comes(lab: Lab) -> None:
     assert all(item.stays for item in status.generations)
 
 
+@pytest.mark.needs("root")  # to have the sockets of another process swallow what arrives
 def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_newcomer(lab: Lab) -> None:
     endpoint = f"http://{lab.site.address}"
     workers = Workers(lab, 3, ENDLESS, STEP_S="0.02", ELASTICCTL_RDZV_ENDPOINT=endpoint)
