@@ -139,6 +139,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.needs("root")  # to drop what arrives on a socket
 @pytest.mark.parametrize("call", ["open", "answered"])
 def test_a_host_that_vanishes_without_a_word_is_missed_within_three_seconds(call: str) -> None:
     """As soon as its kernel has been silent for as long as the options of the sockets say."""
