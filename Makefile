@@ -9,7 +9,7 @@ PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal
 HERE   := -m "not cluster and not browser and not packaging"
 
-# The other tests, which run beside these in CI, have a cache of their own. In the lab, everything is installed.
+# With a cache of their own, they leave the list for test-skipped as it is. In the lab, everything is installed.
 ON_CLUSTER = $(PYTEST) -o cache_dir=.pytest_cache/cluster $(if $(ELASTICCTL_TEST_LAB),--no-skips) tests/on_cluster
 
 # What is worth making faster: tests/on_cluster run one after the other.

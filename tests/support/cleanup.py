@@ -4,7 +4,7 @@ Every process of a run finds the folder in $TMPDIR, so all that is started below
 others, a second run included. When the run is over, was interrupted or is killed, its guardian ends what is left of
 these processes and removes the folder:
 
-python -m tests.support.cleanup FOLDER PID      prints a line when it is ready; ends after its standard input does
+python -m tests.support.cleanup FOLDER PID      is that process, for the run PID; it waits until its standard input ends
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     folder = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
     tempfile.tempdir = None
-    os.environ[HOME_VARIABLE] = (
-        f"{folder}/home"  # what a test leaves to the environment is not to be the user's contexts
-    )
+    os.environ[HOME_VARIABLE] = f"{folder}/home"  # for tests without a home of their own, never the user's
     if config.option.basetemp is None:
         config.option.basetemp = f"{folder}/pytest"
     argv = [sys.executable, "-m", __name__, folder, str(os.getpid())]

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.selection import only_quick
+
 WAITING = 2
 """How many workers there are beyond the processors, where tests wait. With more, what they start is so slow that tests
 which measure time fail."""
@@ -21,7 +23,7 @@ which measure time fail."""
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What `-n auto` and `-n logical` come to."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return processors + (0 if _only_quick(config) else WAITING)
+    return processors + (0 if only_quick(config) else WAITING)
 
 
 @pytest.hookimpl(trylast=True)  # when tests/support/slow.py has set its marks
@@ -51,7 +53,3 @@ def _patience_s(item: pytest.Item) -> float:
     """The time limit of a test that has one of its own; 0 for the others."""
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker else 0.0
-
-
-def _only_quick(config: pytest.Config) -> bool:
-    return "not slow" in config.option.markexpr

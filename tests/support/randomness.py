@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, configuration, core, settings
 from hypothesis.internal.conjecture import providers
 
+from tests.support.selection import only_quick
+
 SEARCH_TIMES = 5
 """With `--seed`, so many times the examples of a property are tried."""
 QUICK_SHARE, QUICK_LEAST = 6, 10
@@ -77,7 +79,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     first, count = metafunc.config.option.seed, marker.args[0]
     if first is not None:
         count = marker.kwargs.get("search", count)
-    elif _only_quick(metafunc.config):
+    elif only_quick(metafunc.config):
         count = -(-count // QUICK_SHARE)
     metafunc.parametrize("seed", range(first or 0, (first or 0) + count))
 
@@ -96,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         count = given.max_examples
         if config.option.seed is not None:
             count *= SEARCH_TIMES
-        elif _only_quick(config):
+        elif only_quick(config):
             count = min(count, max(QUICK_LEAST, count // QUICK_SHARE))
         setattr(holder, name, settings(given, max_examples=count))
 
@@ -108,10 +110,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     words = getattr(item, "hypothesis_statistics", "")
     report.examples = sum(map(int, re.findall(r"(\d+) passing", words)))  # type: ignore[attr-defined]
     return report
-
-
-def _only_quick(config: pytest.Config) -> bool:
-    return "not slow" in config.option.markexpr
 
 
 def _settings_owner(item: pytest.Item) -> tuple[object, str] | None:

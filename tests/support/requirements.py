@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import pytest
@@ -38,12 +38,6 @@ FIXTURES: Mapping[str, str] = {
     "filler": "tmpfs", "network": "toxiproxy-server", "small_disk": "tmpfs", "versity": "versitygw",
 }  # fmt: skip
 """What a test needs that takes the fixture."""
-RIGHTS: Mapping[str, str] = {
-    "linux": "run the tests on Linux",
-    "python 3.11.4": "make clean test PYTHON=python3.12",
-    "root": "run the tests as root",
-    "tmpfs": "run the tests as root, where file systems can be mounted",
-}
 CACHE = "elasticctl/skipped"
 EXCEPTIONS: Mapping[str, str] = {
     "tests/on_cluster/test_deadlines.py::*": "plays recorded traces for 20 minutes, by hand: $ELASTICCTL_TEST_TRACES",
@@ -91,11 +85,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 @functools.cache
 def is_here(name: str) -> bool:
     """Is this program on the PATH, or this right ours? Raises KeyError for a name that is not in the tables."""
-    if name in RIGHTS:
-        return {
-            "linux": _is_linux, "python 3.11.4": _unpacks_safely, "root": _is_root, "tmpfs": _mounts_tmpfs,
-        }[name]()  # fmt: skip
-    return bool(PROGRAMS[name]) and shutil.which(name) is not None
+    return shutil.which(name) is not None if name in PROGRAMS else RIGHTS[name][0]()
 
 
 def _is_linux() -> bool:
@@ -118,6 +108,15 @@ def _mounts_tmpfs() -> bool:
         if mounted.returncode == 0:
             subprocess.run(["umount", folder], check=True)
     return mounted.returncode == 0
+
+
+RIGHTS: Mapping[str, tuple[Callable[[], bool], str]] = {
+    "linux": (_is_linux, "run the tests on Linux"),
+    "python 3.11.4": (_unpacks_safely, "make clean test PYTHON=python3.12"),
+    "root": (_is_root, "run the tests as root"),
+    "tmpfs": (_mounts_tmpfs, "run the tests as root, where file systems can be mounted"),
+}
+"""What else is needed: whether it is here, and how to have it."""
 
 
 class Skips:
@@ -144,7 +143,7 @@ class Skips:
         """A line for each program or right that was missing."""
         for reason, count in sorted(Counter(self._skipped.values()).items()):
             name = reason.removeprefix("needs ")
-            advice = {**PROGRAMS, **RIGHTS}.get(name)
+            advice = RIGHTS[name][1] if name in RIGHTS else PROGRAMS.get(name)
             tests = "1 test" if count == 1 else f"{count} tests"
             terminalreporter.write_line(f"skipped {tests}: {reason}" + (f" ({advice})" if advice else ""))
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.selection import only_quick
+
 FIXTURES = {
     "home",
     "start",
@@ -47,21 +49,17 @@ _seen: list[str] | None = None
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import what has no quick test, when only those are wanted: torch alone takes seconds."""
-    wanted = not _only_quick(config) or collection_path.suffix != ".py" or not _imports_slow_things(collection_path)
+    wanted = not only_quick(config) or collection_path.suffix != ".py" or not _imports_slow_things(collection_path)
     return None if wanted else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what takes such a fixture, or lies in a module that imports what starts or serves something."""
-    if _only_quick(config) and "torch" in sys.modules:
+    if only_quick(config) and "torch" in sys.modules:
         raise pytest.UsageError("a module of quick tests imports torch, by way of another. FIX: import it by name, too")
     for item in items:
         if FIXTURES.intersection(getattr(item, "fixturenames", ())) or _imports_slow_things(item.path):
             item.add_marker(pytest.mark.slow)
-
-
-def _only_quick(config: pytest.Config) -> bool:
-    return "not slow" in config.option.markexpr
 
 
 @functools.cache
