@@ -26,15 +26,29 @@ CAPACITY = "karpenter.sh/capacity-type"
 NOTICE_S = 30
 
 
-def submit(job: Trainer, *, annotations: Mapping[str, str] | None = None, grace_s: int = 10, **spec: Any) -> None:
-    """Create a job of two workers with a GPU each, of which no machine has one; it trains for as long as it is let."""
+GPUS = {"g4dn.xlarge": 1, "g4dn.12xlarge": 4}
+"""The machines on sale, by their numbers of GPUs."""
+
+
+def submit(
+    job: Trainer,
+    *,
+    machine: str = "g4dn.xlarge",
+    annotations: Mapping[str, str] | None = None,
+    grace_s: int = 10,
+    **spec: Any,
+) -> None:
+    """Create a job of two workers, each of which fills such a machine, of which there is none; it trains until it is
+    deleted."""
     script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
-    one_gpu = {"node.kubernetes.io/instance-type": "g4dn.xlarge"}
     pod = {
         "metadata": {"annotations": annotations or {}},
-        "spec": {"nodeSelector": one_gpu, "terminationGracePeriodSeconds": grace_s},
+        "spec": {
+            "nodeSelector": {"node.kubernetes.io/instance-type": machine},
+            "terminationGracePeriodSeconds": grace_s,
+        },
     }
-    job.submit_script(script, 2, limits={"nvidia.com/gpu": 1}, pod=pod, **spec)
+    job.submit_script(script, 2, limits={"nvidia.com/gpu": GPUS[machine]}, pod=pod, **spec)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +168,9 @@ def jobs(trainer: Trainer, api: Connection) -> Iterator[dict[str, GroupGeneratio
     order = [{"capacity": "spot"}, {"capacity": "onDemand"}]
     try:
         submit(orders, pools={"order": order, "waitSeconds": 30, "retrySeconds": 15})
-        submit(moves, grace_s=120)  # Karpenter evicts with no other notice
+        # Its workers do not fit on the machines that those of `orders` leave, to which Karpenter would move them
+        # otherwise. It evicts with no notice but the grace period.
+        submit(moves, machine="g4dn.12xlarge", grace_s=120)
         wait_until(lambda: (waits := orders.job().status.pools) is not None and waits.then == "onDemand")
         groups = {job.name: job.wait_training(2).status.generations[-1] for job in (orders, moves)}
         for job in (orders, moves):
