@@ -32,7 +32,7 @@ demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale 
 quick: $(VENV)/.dev  ## the tests that start no process and no server, with fewer examples: a minute
 	$(PYTEST) $(SPREAD) -m "not slow and not cluster and not browser"
 
-test: lint  ## everything that needs no cluster, no browser and no package index: twenty minutes on two cores
+test: lint  ## everything that needs no cluster, no browser and no package index: eleven minutes on two cores
 	$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: $(VENV)/.dev
