@@ -158,7 +158,7 @@ def test_a_clock_that_is_set_changes_no_grace_period_and_delays_no_start(
     wait_until(lambda: "up" in state.log_file(first).read_text())
     began = time.monotonic()
     store.delete_pod(first)
-    wait_until(lambda: (found := kubelet._workers.get(first)) is None or found.state is not KubeletState.RUNNING)
+    wait_until(lambda: kubelet._workers[first].state is KubeletState.STOPPING)
     monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
     kubelet._exits.wake()  # as any change does
     wait_until(lambda: uids("Running") == [second])
