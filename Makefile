@@ -23,7 +23,7 @@ target  = $(or $(REGISTRY),$(error say where images go: make images REGISTRY=reg
 # Where it is set, each process that the tests start compiles our modules again, and each of those that run them the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-skipped lint types unit torch soak coverage test-page test-packaging test-cluster test-cluster-short docs startup recording quickstart
+.PHONY: demo quick test test-skipped lint types unit torch soak coverage test-page test-packaging test-cluster test-cluster-short docs cli-page startup recording quickstart
 .PHONY: images controller-image trainer-image dashboard-image install clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
@@ -78,6 +78,9 @@ test-cluster-short: $(VENV)/.dev  ## those of them that show what depends on the
 
 docs: $(VENV)/.dev  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict
+
+cli-page: $(VENV)/.dev  ## put the help of every verb into docs/cli.md
+	$(BIN)/python -m tests.support.cli_page
 
 startup: $(VENV)/.dev  ## how long the command line takes to answer
 	$(BIN)/python benchmarks/startup.py

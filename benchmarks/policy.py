@@ -2,7 +2,7 @@
 
     python benchmarks/policy.py DIR [--starts 200] [--ratio 1.2 ...] [--spot-share 0.3 ...] [--json FILE]
 
-DIR holds traces (docs/simulate.md). Those that the policy was tuned on are identified by their names (`TUNED_ON`), and
+DIR holds traces (docs/goals.md). Those that the policy was tuned on are identified by their names (`TUNED_ON`), and
 reported separately. Each start is a random tick, the same for every contender; all of them know the trace before it.
 Rigid contenders get the size that was cheapest for them over all starts without being late (spot only: the cheapest).
 docs/performance.md has results.

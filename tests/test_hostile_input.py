@@ -1,4 +1,4 @@
-"""No reader of what others wrote fails in another way than its own. See docs/reliability.md."""
+"""No reader of what others wrote fails in another way than its own. See docs/recovery.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that can happen to a storage of checkpoints, a folder, a full disk and servers: docs/reliability.md."""
+"""Everything that can happen to a storage of checkpoints, a folder, a full disk and servers: docs/recovery.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real controller, service and launcher states in simulated clusters, in virtual time: see docs/reliability.md."""
+"""The real controller, service and launcher states in simulated clusters, in virtual time: see docs/recovery.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs get is what docs/json.md and its schemas say: no less, and nothing that they leave out."""
+"""What programs get is what docs/python-api.md and its schemas say: no less, and nothing that they leave out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.verbs import FAMILIES, VERBS
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/json.md").read_text("utf-8")
+PAGE = (ROOT / "docs/python-api.md").read_text("utf-8")
 SCHEMAS: dict[str, Any] = {path.stem: json.loads(path.read_text("utf-8")) for path in ROOT.glob("docs/schemas/*.json")}
 KINDS = {"List": "ElasticJobList"}
 """Kinds whose schema goes by another name."""
@@ -187,4 +187,4 @@ def test_every_verb_that_prints_json_is_on_the_page(verb: str, run: Run) -> None
         forms = FORMS.search(run(*words, "--help").out)
         if forms and "json" in forms[1]:
             assert "yaml" in forms[1], f"{words} prints json and not yaml"
-            assert re.search(rf"`{' '.join(words)}[` ]", PAGE), f"docs/json.md does not name {' '.join(words)}"
+            assert re.search(rf"`{' '.join(words)}[` ]", PAGE), f"docs/python-api.md does not name {' '.join(words)}"

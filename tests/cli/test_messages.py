@@ -1,4 +1,4 @@
-"""docs/messages.md: each message of its table is what the command line says, brought about for real."""
+"""docs/troubleshooting.md: each message of its table is what the command line says, brought about for real."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.support.cluster_contract import phase, running
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 
-PAGE = Path(__file__).parents[2] / "docs/messages.md"
-TABLE = re.findall(r"^\| `(.+?)` \|.+\|.+\|$", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"
+TABLE = re.findall(r"^\| `(.+?)` \|.+\|.+\|$", PAGE.read_text("utf-8").partition("## Messages")[2], flags=re.MULTILINE)
 
 WITHOUT_A_CLUSTER = [
     ('there is no verb "…"', "sumbit train.py"),

@@ -212,7 +212,7 @@ def test_a_sweep_on_this_machine(
 
 
 def test_the_recipe_for_optuna(monkeypatch: pytest.MonkeyPatch, private_home: Path, run: Run, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/sweeps.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/jobs.md").read_text("utf-8")
     recipe = page.partition("```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
@@ -234,5 +234,5 @@ def test_the_recipe_for_optuna(monkeypatch: pytest.MonkeyPatch, private_home: Pa
     vars(fake).update(create_study=lambda **how: study, Trial=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "optuna", fake)
     monkeypatch.setattr("subprocess.run", typed)
-    exec(compile(recipe, "sweeps.md", "exec"), {})
+    exec(compile(recipe, "jobs.md", "exec"), {})
     assert found == [0.25]

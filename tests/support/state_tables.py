@@ -22,7 +22,6 @@ from elasticctl_controller.local import lifecycle
 from elasticctl_launcher import launcher_states as launcher_states
 
 PAGE = Path(__file__).parents[2] / "docs" / "state-machines.md"
-IGNORED, REFUSED = "·", "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,18 @@ class Machine:
             return None
 
     def table(self) -> str:
-        """The Markdown table: a row for each event, a column for each state."""
-        rows = [
-            ["event", *(state.value for state in self.states)],
-            ["---"] * (1 + len(self.states)),
-            *([f"`{event.value}`", *(self._cell(state, event) for state in self.states)] for event in self.events),
-        ]
+        """The Markdown table: a row for each event, where it leads from which states, and where it is ignored."""
+        rows = [("event", "leads", "is ignored in"), ("---", "---", "---"), *map(self._row, self.events)]
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
-    def _cell(self, state: Enum, event: Enum) -> str:
-        after = self.after(state, event)
-        return REFUSED if after is None else IGNORED if after is state else f"**{after.value}**"
+    def _row(self, event: Enum) -> tuple[str, str, str]:
+        pairs = [(state, after) for state in self.states if (after := self.after(state, event)) is not None]
+        sources: dict[str, list[str]] = {}
+        for state, after in pairs:
+            if after is not state:
+                sources.setdefault(after.value, []).append(state.value)
+        leads = "; ".join(f"{', '.join(names)} → **{after}**" for after, names in sources.items())
+        return f"`{event.value}`", leads, ", ".join(state.value for state, after in pairs if after is state)
 
 
 MACHINES: Mapping[str, Machine] = {

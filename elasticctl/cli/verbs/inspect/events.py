@@ -130,6 +130,9 @@ def history(
 ) -> None:
     """Show a job's interruptions, scalings and changes in order of time, who made them, and their total cost.
 
+    RECOVERED IN is the time from the event to the next step, REDONE the number of repeated steps. Goodput is the share
+    of wall time in which training moved forward.
+
     Without JOB, show all changes that you have made from this machine, in any context.
 
     \b

@@ -31,6 +31,9 @@ def list_jobs(
 ) -> None:
     """List jobs, oldest first.
 
+    WORKERS shows how many run, of how many wanted, and the bounds: 3/4 (1-8). CHECKPOINT is the last committed step,
+    RESTARTS the number of workers that ended unplanned. REASON says why a job waits or has failed.
+
     \b
       elasticctl list -A -w
       elasticctl list --phase failed --since 7d -o name

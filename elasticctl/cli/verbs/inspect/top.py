@@ -39,6 +39,9 @@ def top(
 
     On a terminal, it keeps updating until Ctrl-C, or until the job has ended.
 
+    DATA, COMPUTE, ALL-REDUCE and SAVE show where the training time went, of scripts that use the training library. NOTE
+    names GPUs that have been idle for ten minutes. Values are measured every 10 s.
+
     \b
       elasticctl top
       elasticctl top digits -o wide

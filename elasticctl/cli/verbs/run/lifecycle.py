@@ -201,6 +201,8 @@ def wait(
     The exit code says how they ended: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.
     With several jobs, it is the first of 1, 3, 124 and 4 that applies to any of them.
 
+    With --for running, it returns once enough workers run; the first step follows a few seconds later.
+
     \b
       elasticctl wait train --timeout 2h
       elasticctl wait --label sweep=lr
@@ -240,6 +242,9 @@ def preempt(
     where: Where,
 ) -> None:
     """Remove a worker from a job, in the way that a cloud reclaims a spot machine; the job replaces it.
+
+    By default, it is the last running worker. With notice, the group commits a last step together, and no step is
+    repeated. Without notice, the worker is killed at once. Neither counts towards --backoff-limit.
 
     \b
       elasticctl preempt digits

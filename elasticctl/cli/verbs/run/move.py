@@ -44,6 +44,8 @@ def move(
     and never again in the old one. With its current context and --storage, only its state moves. After a failure, run
     the same command again to continue.
 
+    While a move is unfinished, the job trains in at most one place: `resume --here` cancels the move.
+
     \b
       elasticctl move digits --to gcp
       elasticctl move digits --to local --storage s3://bucket/digits

@@ -319,6 +319,8 @@ def scale(
 
     With --finish-by, --budget or --prefer, change the job's goal; the number of workers is then decided again at once.
 
+    If the script reports no steps, its ranks start again; --dry-run says how much training that may cost.
+
     \b
       elasticctl scale digits 4
       elasticctl scale digits --remove-worker 2 --wait

@@ -187,7 +187,7 @@ def submit(
     ARGS, after --, are passed to the script; without SCRIPT, they are any command, such as a torchrun command line.
     The exit code is that of `elasticctl wait`. Ctrl-C asks whether to detach, which leaves the job running, or to
     cancel it. With several contexts (--context aws,gcp), the cheapest is tried first, and the next if there is no
-    capacity.
+    capacity. Options that you do not give come from elasticctl.toml, or from [tool.elasticctl] in pyproject.toml.
 
     \b
       elasticctl submit train.py -- --epochs 90

@@ -104,6 +104,8 @@ def use_context(name: Name) -> None:
 def set_context(name: Name, given: Fields) -> None:
     """Add a context or change some of its fields.
 
+    An empty value removes a field: --pools ''.
+
     \b
       elasticctl config set-context prod --provider aws --storage s3://bucket/jobs
       elasticctl config set-context prod --gpu-type t4 --gpus-per-node 4

@@ -60,8 +60,11 @@ def cp(
 ) -> None:
     """Copy a file or a folder to or from a worker; JOB:PATH is a path in it.
 
+    Relative paths in a worker begin in its working directory. If the target is an existing folder, the source is copied
+    into it. The worker needs tar. Write a local path that contains a colon as ./a:b.
+
     \b
-      elasticctl cp train:outputs/model.pt .
+      elasticctl cp train:outputs/model.pt model.pt
       elasticctl cp vocab.txt train:/tmp/vocab.txt --worker 1
     """
     came, goes = read_place(source), read_place(target)

@@ -36,7 +36,8 @@ def exec_in_worker(
 ) -> int:
     """Run a command in a worker, with its environment and in its working directory.
 
-    The exit code is the command's own.
+    The exit code is the command's own, or 127 if there is no such program. What you start ends with the worker at the
+    latest.
 
     \b
       elasticctl exec train -- nvidia-smi

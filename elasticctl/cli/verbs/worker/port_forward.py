@@ -58,6 +58,9 @@ def port_forward(
 ) -> None:
     """Forward local ports to a worker, until Ctrl-C.
 
+    6006 forwards the local port of that number, 8080:80 another one, :6006 any free one. When the worker is replaced,
+    new connections go to its successor.
+
     \b
       elasticctl port-forward train 6006
       elasticctl port-forward train 8080:80 :6006 --worker 1

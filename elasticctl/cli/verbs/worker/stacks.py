@@ -23,6 +23,9 @@ def stacks(
 ) -> int:
     """Print the Python stacks of all ranks, innermost call first, without stopping them.
 
+    If training hangs, they show which rank waits where. They are read with py-spy; the exit code is 1 if the kernel or
+    a security profile does not allow that.
+
     \b
       elasticctl stacks train
       elasticctl stacks train --rank 3
