@@ -8,7 +8,7 @@ generation and after the loss of all members, when forming early would only mean
 Newcomers are admitted at a step boundary, once the group has trained long enough for the re-forming to pay for itself
 (`newcomers`). A change that is known in advance (a newcomer, a removal, a spot notice) makes the group *drain*: its
 ranks agree on a step, commit it and stop, so that no step is lost. A worker with notice and time left keeps training
-until it is replaced (`core.notices`).
+until it is replaced (`core.interruption_notices`).
 
 Ranks that fail *break* the generation. The group waits for the ends of the other members' ranks, and then decides which
 end is to blame (`failures`). The ranks restart within the job's budget, unless a lost member explains the failure.
