@@ -475,6 +475,24 @@ def test_every_page_is_found_from_the_readme_and_from_the_first_page() -> None:
     assert pages - links(DOCS / "index.md") == set()
 
 
+def test_pages_and_headings_that_code_names_are_there() -> None:
+    """In messages, comments and CHANGELOG: `docs/training.md`, `docs/training.md#notice`."""
+    named = re.compile(r"(?<![\w/.-])docs/([\w-]+\.md)(?:#([\w-]+))?")
+    texts = [
+        path.read_text("utf-8") for path in (ROOT / source for source in SOURCES) if path.suffix in (".py", ".yaml")
+    ]
+    texts += [(ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "Makefile", "pyproject.toml")]
+    found = {link for text in texts for link in named.findall(text)}
+    headings = {path.name: anchors(path.read_text("utf-8")) for path in DOCS.glob("*.md")}
+    assert {(name, heading) for name, heading in found if heading not in headings.get(name, ())} == set()
+
+
+def anchors(text: str) -> set[str]:
+    """Those of a page's headings, and of its top."""
+    titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), flags=re.MULTILINE)
+    return {"", *(re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles)}
+
+
 def test_every_path_of_the_checkout_that_a_page_names_is_there() -> None:
     """Files and folders of the repository, between backticks or in a command."""
     named = re.compile(

@@ -228,3 +228,18 @@ def test_names_in_docstrings_exist() -> None:
         if wrong(span)
     }
     assert sorted(found) == []
+
+
+NO_NAMES = (
+    "Run.no_such_attribute",
+    "elasticctl_train.no_such_module",
+    "core/no_such_file.py",
+    "--no-such-option",
+    "noSuch",
+)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_name_that_does_not_exist_is_found(name: str) -> None:
+    assert wrong(name) == name
+    assert spans_of_page(f"A sentence with `{name}`.\n") == [name]
