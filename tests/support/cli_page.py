@@ -20,7 +20,10 @@ from elasticctl.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 BEGIN, END = "<!-- generated: verbs -->\n", "<!-- end of generated -->"
-SAME_EVERYWHERE = re.compile(r"  (--context NAME|-n, --namespace NAME +The namespace; the context's|-h, --help)")
+SAME_EVERYWHERE = re.compile(
+    r"  (--context NAME|-n, --namespace NAME +The namespace; the context's|-h, --help|-y, --yes"
+    r"|-l, --label .*Select jobs)"
+)
 """Options that the top of the page describes for all verbs."""
 LISTED = re.compile(r"^  ([a-z-]+)  ", re.MULTILINE)
 """A verb in a list of verbs."""
