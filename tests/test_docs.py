@@ -428,6 +428,11 @@ def test_the_glossary_is_short() -> None:
     assert len(terms) <= 40
 
 
+@pytest.mark.parametrize(("name", "most"), [("architecture.md", 2000), ("known-gaps.md", 1000)])
+def test_pages_that_are_read_as_a_whole_are_short(name: str, most: int) -> None:
+    assert len(page(name).split()) <= most
+
+
 FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
