@@ -83,10 +83,10 @@ cli-page: $(VENV)/.dev  ## put the help of every verb into docs/cli.md
 	$(BIN)/python -m tests.support.cli_page
 
 startup: $(VENV)/.dev  ## how long the command line takes to answer
-	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python -m benchmarks.command_line startup
 
 recording: $(VENV)/.dev  ## the demo on a terminal, as a moving picture in docs/images
-	$(BIN)/python -m benchmarks.recordings.demo
+	$(BIN)/python -m benchmarks.recording
 
 quickstart: $(VENV)/.dev  ## put what the quickstart's commands print into its page
 	UPDATE_QUICKSTART=1 $(PYTEST) tests/test_docs.py -k quickstart

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.clusterload import ELASTIC_JOBS, NAMESPACE, NOBODY, Load, elastic_job, names, template, until
+from benchmarks.cluster import ELASTIC_JOBS, NAMESPACE, NOBODY, Load, elastic_job, names, template, until
+from benchmarks.figures import in_turns, progress
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.objects import at
@@ -55,16 +55,13 @@ class Ours:
         self._load, self._api = load, api
 
     def create(self, name: str, pods: int) -> None:
-        """See `PodController`."""
         self._load.create_ours(name, pods, most=2 * pods, schedulerName=NOBODY)
 
     def scale(self, name: str, pods: int) -> bool:
-        """See `PodController`."""
         self._load.scale(name, pods)
         return True
 
     def reported(self, name: str) -> int:
-        """See `PodController`."""
         return int(at(self._api.request("GET", f"{ELASTIC_JOBS}/{name}"), "status", "replicas") or 0)
 
 
@@ -78,16 +75,13 @@ class Jobs:
         self.name = JOB_CONTROLLER + (", pods like ours" if alike else "")
 
     def create(self, name: str, pods: int) -> None:
-        """See `PodController`."""
         self._load.create(_JOBS, "batch/v1", "Job", name, job_spec(pods, self._alike))
 
     def scale(self, name: str, pods: int) -> bool:
-        """See `PodController`."""
         self._api.request("PATCH", f"{_JOBS}/{name}", {"spec": {"parallelism": pods}}, content_type=MERGE_PATCH)
         return True
 
     def reported(self, name: str) -> int:
-        """See `PodController`."""
         return int(at(self._api.request("GET", f"{_JOBS}/{name}"), "status", "active") or 0)
 
 
@@ -100,12 +94,10 @@ class JobSets:
         self._load, self._api = load, api
 
     def create(self, name: str, pods: int) -> None:
-        """See `PodController`."""
         spec = {"replicatedJobs": [{"name": "workers", "replicas": 1, "template": {"spec": job_spec(pods, True)}}]}
         self._load.create(_JOBSETS, JOBSET_API, "JobSet", name, spec)
 
     def scale(self, name: str, pods: int) -> bool:
-        """See `PodController`."""
         return False
 
     def reported(self, name: str) -> int:
@@ -133,44 +125,29 @@ def contenders(load: Load, api: Connection) -> list[PodController]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long a contender took for one piece of work, in seconds."""
+def time_each(load: Load, who: PodController, jobs: int, each: int) -> Iterator[tuple[str, float]]:
+    """Have one contender create pods, report them, replace a tenth of them at once if it does, and create some more.
 
-    work: str
-    who: str
-    took_s: float
-
-
-def time_each(
-    load: Load, api: Connection, who: PodController, jobs: int, each: int, tell: Callable[[Timing], None]
-) -> list[Timing]:
-    """Have one contender create pods, report them, replace a tenth of them at once if it does, and create some more."""
-    found: list[Timing] = []
+    Yields each piece of work with its seconds.
+    """
     wanted, title = list(names("contest", jobs)), f"{jobs} x {each}"
-
-    def note(work: str, began: float, ended: float) -> None:
-        found.append(Timing(f"{title}: {work}", who.name, ended - began))
-        tell(found[-1])
-
     began = time.monotonic()
     for name in wanted:
         who.create(name, each)
     until(lambda: len(load.pods) == jobs * each, LIMIT_S, f"the pods of {title}, {who.name}")
-    note("all pods created", began, load.pods.last_created_at)
+    yield f"{title}: all pods created", load.pods.last_created_at - began
     until(lambda: all(who.reported(name) == each for name in wanted), LIMIT_S, f"the status of {title}, {who.name}")
-    note("the status says so", began, time.monotonic())
+    yield f"{title}: until the status reports it", time.monotonic() - began
     if not who.backs_off:
         began = time.monotonic()
         gone = _delete_tenth(load)
         until(lambda: _are_back(load, jobs * each, gone), LIMIT_S, f"the lost pods of {title}, {who.name}")
-        note("a tenth deleted, all created again", began, load.pods.last_created_at)
+        yield f"{title}: a tenth deleted, all created again", load.pods.last_created_at - began
     began, more = time.monotonic(), each + each // 10
     if all(who.scale(name, more) for name in wanted):
         until(lambda: len(load.pods) == jobs * more, LIMIT_S, f"more pods of {title}, {who.name}")
-        note("scaled up by a tenth", began, load.pods.last_created_at)
+        yield f"{title}: scaled up by a tenth", load.pods.last_created_at - began
     load.clear(who.objects)
-    return found
 
 
 def _delete_tenth(load: Load) -> set[str]:
@@ -187,14 +164,13 @@ def _are_back(load: Load, count: int, gone: set[str]) -> bool:
 
 
 def compare(
-    load: Load, api: Connection, shapes: Sequence[tuple[int, int]], repeats: int, tell: Callable[[Timing], None]
+    load: Load, api: Connection, shapes: Sequence[tuple[int, int]], repeats: int
 ) -> dict[str, dict[str, list[float]]]:
     """Measure all contenders in turns; return piece of work -> contender -> seconds of each round."""
     found: dict[str, dict[str, list[float]]] = {}
-    everybody = contenders(load, api)
-    for number in range(repeats):
-        for jobs, each in shapes:
-            for who in everybody[:: -1 if number % 2 else 1]:  # alternate who is first
-                for timing in time_each(load, api, who, jobs, each, tell):
-                    found.setdefault(timing.work, {}).setdefault(timing.who, []).append(timing.took_s)
+    for jobs, each in shapes:
+        for _, who in in_turns(contenders(load, api), repeats):
+            for work, took_s in time_each(load, who, jobs, each):
+                progress(f"{work}, {who.name}: {took_s:.2f} s")
+                found.setdefault(work, {}).setdefault(who.name, []).append(took_s)
     return found

@@ -1,6 +1,6 @@
 """How fast the rendezvous service forms a large group, and re-forms it when one member is lost.
 
-    python benchmarks/rendezvous.py [--agents 512] [--repeats 5] [--json FILE]
+    python -m benchmarks.rendezvous [--agents 512] [--repeats 5]
 
 The service runs in a process of its own, as in the supervisor and the controller, and learns over a pipe who is alive.
 The agents are simulated without torch: each sends what a launcher sends, on connections that stay open, from one
@@ -9,7 +9,6 @@ process. All times are from the first request (or the loss) to the last agent's 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -17,28 +16,26 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 from aiohttp import web
 
-from benchmarks import results
-from benchmarks.results import Spread
+from benchmarks.figures import Figure, show_figures
+from benchmarks.programs import count, parser
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 KEY, JOB_UID, TOKEN = "default/job", "job-uid", "benchmark"
-FORM_AIM_S, REFORM_AIM_S, MEMORY_AIM_MIB = 1.0, 0.3, 100.0
 QUIET_S = 0.3
 LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Round:
     """One round: seconds to form and to re-form, and the service's highest resident memory so far, in MiB."""
 
     form_s: float
@@ -100,20 +97,20 @@ class Agent:
         return answer
 
 
-async def one_round(agents: Sequence[Agent], commands: Connection, service: psutil.Process) -> Found:
+async def one_round(agents: Sequence[Agent], commands: Connection, service: psutil.Process) -> Round:
     """Form a group of all agents, lose the first, and let the others form a group again."""
-    await _tell(commands, "alive", [agent.uid for agent in agents])
+    await _command(commands, "alive", [agent.uid for agent in agents])
     began = time.monotonic()
     worlds = await asyncio.gather(*(agent.join(0) for agent in agents))
     form_s = time.monotonic() - began
     _check(worlds, len(agents))
     watches = [asyncio.create_task(_again(agent, worlds[0])) for agent in agents[1:]]
     await _until_quiet(service)  # all of them are waiting now
-    lost_at = await _tell(commands, "lose", [agents[0].uid])
+    lost_at = await _command(commands, "lose", [agents[0].uid])
     again = await asyncio.gather(*watches)
     reform_s = time.monotonic() - lost_at
     _check(again, len(agents) - 1)
-    return Found(form_s, reform_s, _highest_memory_mib(service))
+    return Round(form_s, reform_s, _highest_memory_mib(service))
 
 
 async def _again(agent: Agent, world: bytes) -> bytes:
@@ -121,7 +118,7 @@ async def _again(agent: Agent, world: bytes) -> bytes:
     return await agent.join(1)
 
 
-async def _tell(commands: Connection, verb: str, uids: list[str]) -> float:
+async def _command(commands: Connection, verb: str, uids: list[str]) -> float:
     """Send a message to the service's process; return when that was done, on the clock that both share."""
     commands.send((verb, uids))
     at: float = await asyncio.to_thread(commands.recv)
@@ -154,26 +151,24 @@ def _highest_memory_mib(process: psutil.Process) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def measure(count: int, repeats: int, commands: Connection, service: psutil.Process) -> list[Found]:
-    """Run `repeats` rounds with `count` agents."""
+async def measure(size: int, repeats: int, commands: Connection, service: psutil.Process) -> list[Round]:
+    """Run `repeats` rounds with `size` agents."""
     port = commands.recv()
     url = f"http://127.0.0.1:{port}/v1/jobs/{KEY}"
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-        agents = [Agent(session, url, number) for number in range(count)]
+        agents = [Agent(session, url, number) for number in range(size)]
         return [await one_round(agents, commands, service) for _ in range(repeats)]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; return 1 if an aim was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, default=512, metavar="N")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to this file")
-    args = parser.parse_args(argv)
-    began_at = time.time()
+    """Run the benchmark; return 1 if a goal was missed."""
+    options = parser(__doc__)
+    options.add_argument("--agents", type=count, default=512, metavar="N")
+    options.add_argument("--repeats", type=count, default=5, metavar="N")
+    args = options.parse_args(argv)
     context = multiprocessing.get_context("spawn")
     commands, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -184,44 +179,12 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         process.kill()
         process.join()
-    summary = summarise(found)
-    print(line(args.agents, summary))
-    if args.json:
-        args.json.write_text(json.dumps(as_json(args.agents, found, summary, began_at), indent=1) + "\n")
-    return int(not met(summary))
-
-
-def summarise(found: Sequence[Found]) -> dict[str, Spread]:
-    """Return the spread of each figure."""
-    return {name: Spread.of(getattr(one, name) for one in found) for name in ("form_s", "reform_s", "memory_mib")}
-
-
-def met(summary: dict[str, Spread]) -> bool:
-    """Return whether the medians reach the aims."""
-    aims = {"form_s": FORM_AIM_S, "reform_s": REFORM_AIM_S, "memory_mib": MEMORY_AIM_MIB}
-    return all((summary[name].p50 or 0.0) <= aim for name, aim in aims.items())
-
-
-def line(count: int, summary: dict[str, Spread]) -> str:
-    """Return the figures in one line."""
-    form, reform, memory = summary["form_s"], summary["reform_s"], summary["memory_mib"]
-    return (
-        f"{count} agents: form {form.p50:.2f} s (p95 {form.p95:.2f}, aim {FORM_AIM_S}), "
-        f"re-form after one loss {reform.p50:.2f} s (p95 {reform.p95:.2f}, aim {REFORM_AIM_S}), "
-        f"memory {memory.p95:.0f} MiB (aim {MEMORY_AIM_MIB:.0f})"
-    )
-
-
-def as_json(count: int, found: Sequence[Found], summary: dict[str, Spread], began_at: float) -> dict[str, Any]:
-    """Return all that is known about a run."""
-    return {
-        "beganAt": began_at,
-        "machine": results.machine(),
-        "versions": results.versions(),
-        "agents": count,
-        "rounds": [asdict(one) for one in found],
-        "summary": {name: asdict(spread) for name, spread in summary.items()},
-    }
+    figures = [
+        Figure(f"{args.agents} agents form a group", "s", [one.form_s for one in found], 1.0),
+        Figure(f"{args.agents - 1} form again after a loss", "s", [one.reform_s for one in found], 0.3),
+        Figure("the service's highest resident memory", "MiB", [one.memory_mib for one in found], 100.0),
+    ]
+    return int(not show_figures("rendezvous", figures))
 
 
 if __name__ == "__main__":

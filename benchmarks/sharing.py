@@ -1,88 +1,87 @@
 """A week on 64 spot GPUs shared by 200 jobs, simulated: ours, first-in-first-out gangs, and jobs of fixed size.
 
-    python benchmarks/sharing.py [--load 1.0] [--seeds 5] [--scale] [--json FILE] [--svg FILE]
+    python -m benchmarks.sharing [--load 1.0 ...] [--seeds 5]
 
-Ours is the controller's own core, not a copy: `decide` divides the GPUs and `resizing` says when a group admits
-newcomers. Jobs and interruptions are sampled from distributions (see benchmarks/sharing_simulation/trace.py) with seeds
-1, 2, and so on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers.
-docs/performance.md has results.
+Ours is the controller's own core, not a copy: `decide` divides the GPUs and `decide_growth` says when a group admits
+newcomers. Jobs and interruptions are sampled from distributions (`sharing_trace.Settings`) with seeds 1, 2, and so on,
+the same for every contender. docs/performance.md has results.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import sys
-import time
-from dataclasses import asdict, replace
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
-from rich.console import Console
-
-from benchmarks.commandline import count
-from benchmarks.sharing_simulation import policies, results, scale, trace
-from benchmarks.sharing_simulation.engine import simulate
+from benchmarks.figures import percentile, progress, show
+from benchmarks.programs import count, parser
+from benchmarks.sharing_simulation import POOL, Division, Granted, Policy, Week, simulate
+from benchmarks.sharing_trace import Settings, generate
 from elasticctl.api.observed import cost
+from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingRules
+from elasticctl_controller.core.sharing.grant_workers import decide
 
 LOADS = (0.7, 1.0, 1.3, 2.0)
 INSTANCE, INSTANCE_GPUS = "g4dn.12xlarge", 4
-JOBS, WORKERS = 10_000, 50_000
-SIZES = {"one slot each": (1,), "1 to 8 slots each": (1, 2, 4, 8)}
+OURS, FIXED = "elasticctl", "fixed size"
+GOODPUT_GOAL, UTILISATION_GOAL = 1.3, 0.95
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; return 1 if an aim was missed."""
-    args = _arguments(argv)
-    began_at = time.time()
-    say = Console(stderr=True, highlight=False)
-    settings = trace.Settings(jobs=args.jobs, days=args.days)
-    found = _weeks(args, settings, say)
-    passes = []
-    if args.scale:
-        passes = [scale.measure(what, args.scale_jobs, 5 * args.scale_jobs, sizes, 5) for what, sizes in SIZES.items()]
-    summaries = results.summarise(found)
-    aims = results.aims(summaries, passes)
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    console.print(results.table(summaries))
-    console.print(results.aims_table(aims))
-    if args.json:
-        parameters = {
-            "command": shlex.join(["python", "benchmarks/sharing.py", *sys.argv[1:]]),
-            "seeds": args.seeds,
-            "loads": args.load,
-            "settings": asdict(settings),
-            "gpuUsdPerHour": gpu_usd_per_h(),
-        }
-        args.json.write_text(json.dumps(results.as_json(parameters, found, passes, began_at), indent=1) + "\n")
-    if args.svg:
-        from benchmarks.sharing_simulation import (
-            plot,  # needs matplotlib: takes seconds to import, and is only in the extra `dev`
-        )
+class Sharing:
+    """The real `decide`; the simulation uses the real `decide_growth`."""
 
-        plot.save_svg(summaries, args.svg)
-    return int(any(not aim.met for aim in aims))
+    name = OURS
+    elastic = True
+    queues = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.rules = SharingRules()
+        self.projects = [Project(name, guaranteed={POOL: settings.guaranteed}) for name in settings.projects]
+
+    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
+        decision = decide([Pool(POOL, tuple(nodes))], self.projects, claims, now, self.rules)
+        grants = {key: Granted(grant.workers, grant.leave) for key, grant in decision.grants.items()}
+        return Division(grants, decision.wake_at)
 
 
-def _weeks(args: argparse.Namespace, settings: trace.Settings, say: Console) -> list[results.Found]:
-    """Simulate every load, seed and contender."""
-    found = []
-    for load in args.load:
-        at_load = replace(settings, load=load)
-        for seed in range(1, args.seeds + 1):
-            week = trace.generate(seed, at_load)
-            for policy in policies.contenders(at_load):
-                began_s = time.monotonic()
-                figures = simulate(week, policy, gpu_usd_per_h())
-                found.append(results.Found(load, figures))
-                say.print(
-                    f"load {load:g}  seed {seed}  {policy.name:12}  goodput {figures.goodput:.3f}  "
-                    f"utilisation {figures.utilisation:.1%} ({figures.of_possible:.1%} of possible)  "
-                    f"({time.monotonic() - began_s:.0f} s, {figures.passes} passes)",
-                    soft_wrap=True,
-                )
-    return found
+class Gangs:
+    """Jobs of fixed size, in the order of their arrival: all workers of a job or none. `strict`: no job overtakes
+    another.
+
+    `queues`: a job that has lost a worker gives up the others, too, and queues again at its place. Otherwise it keeps
+    them and waits for a replacement, like a Kubernetes Job with a fixed number of workers.
+    """
+
+    elastic = False
+
+    def __init__(self, name: str, strict: bool, queues: bool) -> None:
+        self.name = name
+        self.strict = strict
+        self.queues = queues
+
+    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
+        held = (len(claim.workers) if self.queues else claim.granted for claim in claims)
+        free = sum(node.slots for node in nodes) - sum(held)
+        grants = {claim.key: Granted(claim.granted) for claim in claims}
+        for claim in sorted(claims, key=lambda claim: (claim.submitted_at, claim.key)):
+            if claim.granted:
+                continue
+            if claim.most <= free:
+                free -= claim.most
+                grants[claim.key] = Granted(claim.most)
+            elif self.strict:
+                break
+        return Division(grants)
+
+
+def contenders(settings: Settings) -> list[Policy]:
+    """Return all of them, ours last."""
+    return [
+        Gangs("fifo gangs", strict=True, queues=True),
+        Gangs(FIXED, strict=False, queues=False),
+        Sharing(settings),
+    ]
 
 
 def gpu_usd_per_h() -> float:
@@ -93,27 +92,69 @@ def gpu_usd_per_h() -> float:
     return listed.per_hour[INSTANCE] * listed.spot_share / INSTANCE_GPUS
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--load",
-        action="append",
-        type=float,
-        metavar="X",
-        help="GPU hours requested over GPU hours available; repeatable",
+def measure(loads: Sequence[float], seeds: int, settings: Settings) -> dict[tuple[float, str], list[Week]]:
+    """Simulate every load, seed and contender; return (load, contender) -> weeks, in order of seeds."""
+    found: dict[tuple[float, str], list[Week]] = {}
+    for load in loads:
+        at_load = replace(settings, load=load)
+        for seed in range(1, seeds + 1):
+            trace = generate(seed, at_load)
+            for policy in contenders(at_load):
+                week = simulate(trace, policy, gpu_usd_per_h())
+                found.setdefault((load, policy.name), []).append(week)
+                progress(f"load {load:g}, seed {seed}, {policy.name}: goodput {week.goodput:.3f}")
+    return found
+
+
+def over_fixed(weeks: Mapping[tuple[float, str], Sequence[Week]], load: float, contender: str) -> float:
+    """Return the mean goodput relative to jobs of fixed size on the same traces."""
+    pairs = zip(weeks[load, contender], weeks[load, FIXED], strict=True)
+    return fmean(ours.goodput / theirs.goodput for ours, theirs in pairs)
+
+
+def rows(found: Mapping[tuple[float, str], Sequence[Week]]) -> Iterator[list[str]]:
+    """Return the means over the seeds, for each load and contender."""
+    last = -1.0
+    for (load, contender), weeks in found.items():
+        mean_h = fmean(fmean(week.completion_h) for week in weeks)
+        p95_h = fmean(percentile(week.completion_h, 0.95) for week in weeks)
+        yield [
+            f"{load:g}" if load != last else "",
+            contender,
+            f"{fmean(week.utilisation for week in weeks):.1%}",
+            f"{fmean(week.of_possible for week in weeks):.1%}",
+            f"{fmean(week.goodput for week in weeks):.2f}",
+            f"{over_fixed(found, load, contender):.2f}",
+            f"{mean_h:.1f} h, {p95_h:.0f} h",
+            f"{fmean(week.redone_gpu_h for week in weeks):.0f}",
+            f"{fmean(week.cost_per_job_usd for week in weeks):.2f}",
+        ]
+        last = load
+
+
+COLUMNS = (
+    "load", "contender", "GPUs training", "of possible", "goodput", "over fixed size", "mean, p95 completion",
+    "GPU hours repeated", "$ a job",
+)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; return 1 if a goal was missed."""
+    options = parser(__doc__)
+    options.add_argument("--load", action="append", type=float, metavar="X", help="GPU hours requested over available")
+    options.add_argument("--seeds", type=count, default=5, metavar="N", help="weeks of each load (5)")
+    options.add_argument("--jobs", type=count, default=200, metavar="N", help="jobs in a week, on average (200)")
+    options.add_argument("--days", type=float, default=7.0, metavar="D", help="length of the week (7)")
+    args = options.parse_args(argv)
+    found = measure(args.load or LOADS, args.seeds, Settings(jobs=args.jobs, days=args.days))
+    goals = f"goals: {GOODPUT_GOAL:g} times the goodput of fixed sizes, {UTILISATION_GOAL:.0%} of what is possible"
+    show(goals, COLUMNS, list(rows(found)))
+    ours = {load: weeks for (load, contender), weeks in found.items() if contender == OURS}
+    met = (
+        over_fixed(found, load, OURS) >= GOODPUT_GOAL and fmean(one.of_possible for one in weeks) >= UTILISATION_GOAL
+        for load, weeks in ours.items()
     )
-    parser.add_argument("--seeds", type=count, default=5, metavar="N", help="weeks of each load (5)")
-    parser.add_argument("--jobs", type=count, default=200, metavar="N", help="jobs in a week, on average (200)")
-    parser.add_argument("--days", type=float, default=7.0, metavar="D", help="length of the week (7)")
-    parser.add_argument("--scale", action="store_true", help=f"time the core with {JOBS} jobs, {WORKERS} workers")
-    parser.add_argument("--scale-jobs", type=count, default=JOBS, metavar="N", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the means into this file")
-    args = parser.parse_args(argv)
-    if args.svg and find_spec("matplotlib") is None:
-        parser.error("--svg needs matplotlib: pip install matplotlib")
-    args.load = args.load or list(LOADS)
-    return args
+    return int(not all(met))
 
 
 if __name__ == "__main__":

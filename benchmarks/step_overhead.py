@@ -1,6 +1,6 @@
 """What keeping ranks in their processes costs a step in which nothing fails, compared with DistributedDataParallel.
 
-    python benchmarks/step_overhead.py [--workers 3] [--blocks 40] [--step-s 0.01]
+    python -m benchmarks.step_overhead [--workers 3] [--blocks 40] [--step-s 0.01]
 
 Both train in turns in the same processes, in blocks of steps, with the same model and the same group, so that whatever
 else the machine does affects both alike. The output is the median duration of a step of rank 0, and the processor time
@@ -9,10 +9,8 @@ of a step without its sleep, which is meaningful on a busy machine, too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,12 +24,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.recoveries.task import GLOBAL_BATCH, build_data, build_model, build_optimizer
+from benchmarks.figures import show
+from benchmarks.programs import ROOT, count, local_cluster, parser, run_elasticctl
+from benchmarks.recovery.task import GLOBAL_BATCH, build_data, build_model, build_optimizer
 from elasticctl_train import Run, SavePolicy
 
 STEPS_OF_BLOCK = 25
 OURS, PLAIN = "elasticctl", "DistributedDataParallel"
-ROOT = Path(__file__).resolve().parents[1]
+GOAL = 0.02
+"""Of a plain step."""
 
 
 class Clock:
@@ -112,39 +113,34 @@ def train() -> None:
             print("RESULT " + json.dumps({**clock.result(), "ranks": run.world_size}), flush=True)
 
 
-def main() -> None:
-    """Start the launchers of a job in a folder of their own, and print what rank 0 measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=40, help=f"blocks of {STEPS_OF_BLOCK} steps, of each kind")
-    parser.add_argument("--step-s", type=float, default=0.01, help="the least that a step takes, in seconds")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as folder:
-        environment = {**os.environ, "ELASTICCTL_HOME": folder}
-        elasticctl = str(Path(sys.executable).with_name("elasticctl"))
+def main(argv: list[str] | None = None) -> int:
+    """Train on a local cluster, and print what rank 0 measured; return 1 if the goal is missed."""
+    options = parser(__doc__)
+    options.add_argument("--workers", type=count, default=3)
+    options.add_argument("--blocks", type=count, default=40, help=f"blocks of {STEPS_OF_BLOCK} steps, of each kind")
+    options.add_argument("--step-s", type=float, default=0.01, help="the least that a step takes, in seconds")
+    args = options.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder, local_cluster() as environ:
         known = {"BLOCKS": args.blocks, "STEP_S": args.step_s, "STORAGE": Path(folder, "state").as_uri()}
         known |= {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": 1, "RANK_OF_BENCHMARK": 1}
-        try:
-            done = subprocess.run(
-                [elasticctl, "submit", "--context=local", "--name=overhead", f"--workers={args.workers}",
-                 f"--min-workers={args.workers}", *(f"--env={name}={value}" for name, value in known.items()),
-                 str(Path(__file__))],
-                env=environment, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-        finally:
-            subprocess.run([elasticctl, "local", "down"], env=environment, capture_output=True, check=False)
-    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    if not lines:
-        sys.exit(f"no result: {done.stdout[-2000:]} {done.stderr[-2000:]}")
+        size = [f"--workers={args.workers}", f"--min-workers={args.workers}"]
+        variables = [f"--env={name}={value}" for name, value in known.items()]
+        printed = run_elasticctl("submit", "--name=overhead", *size, *variables, __file__, environ=environ)
+    lines = [line.partition("RESULT ")[2] for line in printed.splitlines() if "RESULT " in line]
     found = json.loads(lines[0])
-    print(json.dumps(found, indent=1))
-    for kind in ("stepMs", "cpuMs"):
-        more = found[OURS][kind] - found[PLAIN][kind]
-        print(f"{kind}: {more:+.3f} ms, {100 * more / found[PLAIN]['stepMs']:+.1f} % of a plain step")
+    plain_ms = found[PLAIN]["stepMs"]
+    rows = []
+    for kind, title in (("stepMs", "a step"), ("cpuMs", "its processor time, without its sleep")):
+        more_ms = found[OURS][kind] - found[PLAIN][kind]
+        figures = (found[PLAIN][kind], found[OURS][kind], more_ms)
+        rows.append([title, *(f"{value:.3f}" for value in figures), f"{100 * more_ms / plain_ms:.1f} %"])
+    columns = ["", f"{PLAIN}, ms", f"{OURS}, ms", "more, ms", "of a plain step"]
+    show(f"{found['ranks']} ranks; goal: at most {100 * GOAL:.0f} % more than a plain step", columns, rows)
+    return int(found[OURS]["stepMs"] > (1 + GOAL) * plain_ms)
 
 
 if __name__ == "__main__":
     if os.environ.get("RANK_OF_BENCHMARK"):
         train()
     else:
-        main()
+        sys.exit(main())

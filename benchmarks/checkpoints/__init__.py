@@ -1,1 +1,1 @@
-"""The parts of benchmarks/checkpoint.py: the server, the contenders, the processes that are measured, the results."""
+"""What checkpoints cost: `Checkpointer` next to torch.save, DCP and others, on the same S3 server."""

@@ -1,27 +1,117 @@
 """The contenders, each used as documented and tuned as well as possible. They run in the ranks' processes.
 
-Each save of the others has a prefix of its own, and they are told the newest one for a restore; ours finds it. A save
-is stored at `s3://BUCKET/PREFIX/…` at the sink's endpoint, which boto3 and everything built on it read from
-$AWS_ENDPOINT_URL.
+Each save of the others has a prefix of its own, and they are given the number of the newest one for a restore; ours
+finds it. A save is stored at `s3://BUCKET/PREFIX/…` at the server's endpoint, which boto3 and everything built on it
+read from $AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
+import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
-from benchmarks.checkpoints.base import BUCKET, REGION, Commit, Contender, Place, client
-from benchmarks.checkpoints.dcp import Dcp, DcpProcess, S3TorchConnector
 from benchmarks.checkpoints.training_state import Trainee
 
 if TYPE_CHECKING:
     from elasticctl_store.storage import Storage
+
+REGION = "us-east-1"
+BUCKET = "benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the checkpoints of a trial are stored."""
+
+    endpoint: str
+    prefix: str
+
+    def key(self, number: int, name: str = "") -> str:
+        """Return the key (or prefix of keys) of one save."""
+        return f"{self.prefix}/save-{number}/{name}"
+
+    def url(self, number: int) -> str:
+        return f"s3://{BUCKET}/{self.prefix}/save-{number}"
+
+
+class Contender(Protocol):
+    """One rank's contender; all ranks call the same methods in the same order. Creating one sends nothing."""
+
+    @property
+    def cleans_up(self) -> bool:
+        """Whether it deletes its old saves."""
+
+    def prepare(self, trainee: Trainee) -> None:
+        """Do what is done once, before training begins."""
+
+    def save(self, trainee: Trainee, number: int) -> None:
+        """Begin a save; training continues when this returns."""
+
+    def committed_at_s(self) -> float | None:
+        """When the last save was complete in the storage, on `time.perf_counter`; None: not yet. Rank 0's value
+        counts."""
+
+    def wait(self) -> None:
+        """Return when nothing is left to do for the last save on this rank."""
+
+    def restore(self, trainee: Trainee, number: int) -> None:
+        """Restore the newest save, which has this number."""
+
+    def close(self) -> None:
+        """Release processes and connections."""
+
+
+class Commit:
+    """When a background save ended, or how it failed."""
+
+    def __init__(self) -> None:
+        self.at_s: float | None = None
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._error = error
+        if error is None:
+            self.at_s = time.perf_counter()
+        self._over.set()
+
+    def follow(self, future: Future[Any]) -> None:
+        """End when the future does."""
+        future.add_done_callback(lambda done: self.end(done.exception()))
+
+    def committed_at_s(self) -> float | None:
+        """When it ended. Raises what the save failed with."""
+        if self._error is not None:
+            raise self._error
+        return self.at_s
+
+    def wait(self) -> None:
+        self._over.wait()
+        self.committed_at_s()
+
+
+@functools.cache
+def client() -> Any:
+    """Return the boto3 client of this process: creating one takes longer than a small save."""
+    import boto3
+
+    return boto3.client("s3")
 
 
 class Boto3:
@@ -71,9 +161,62 @@ class Boto3:
         return
 
 
-class TorchSnapshot:
-    """`Snapshot.async_take`: unmaintained, and the first to distribute the writing of replicated state over the
-    ranks."""
+class _Kept(io.BytesIO):
+    """A file in memory that outlives its closing: DCP closes what it writes, and only then can it be uploaded."""
+
+    def close(self) -> None:
+        return
+
+
+class Boto3Files(FileSystemBase):
+    """The parts of a file system that DCP's own writer and reader need, over boto3: whole files, through memory.
+
+    DCP supports object stores only through fsspec, whose S3 uses the same botocore.
+    """
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+        stream = _Kept()
+        if mode == "rb":
+            client().download_fileobj(BUCKET, str(path), stream)
+            stream.seek(0)
+        yield stream
+        if mode == "wb":
+            stream.seek(0)
+            client().upload_fileobj(stream, BUCKET, str(path))
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return f"{str(path).rstrip('/')}/{suffix}"
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        client().copy_object(Bucket=BUCKET, Key=str(new_path), CopySource={"Bucket": BUCKET, "Key": str(path)})
+        self.rm_file(path)
+
+    def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        return path
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        return
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        import botocore.exceptions
+
+        try:
+            client().head_object(Bucket=BUCKET, Key=str(path))
+        except botocore.exceptions.ClientError:
+            return False
+        return True
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        client().delete_object(Bucket=BUCKET, Key=str(path))
+
+
+class Dcp:
+    """`torch.distributed.checkpoint.async_save`, with a copy in memory that is reused from save to save."""
 
     cleans_up = False
 
@@ -81,26 +224,38 @@ class TorchSnapshot:
         self._place = place
         self._group = dist.new_group(backend="gloo")
         self._commit = Commit()
+        self._stager: AsyncStager | None = None
 
     def prepare(self, trainee: Trainee) -> None:
-        return
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,  # this one and the last two need a GPU
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
+
+    def writer(self, number: int) -> StorageWriter:
+        writer: Any = FileSystemWriter(self._place.key(number), sync_files=False)
+        writer.fs = Boto3Files()
+        return cast(StorageWriter, writer)
+
+    def reader(self, number: int) -> StorageReader:
+        reader: Any = FileSystemReader(self._place.key(number))
+        reader.fs = Boto3Files()
+        return cast(StorageReader, reader)
 
     def save(self, trainee: Trainee, number: int) -> None:
-        from torchsnapshot import Snapshot
-
-        self._commit = commit = Commit()
-        parts = {"model": trainee.model, "optimizer": trainee.optimizer}
-        pending = Snapshot.async_take(self._place.url(number), parts, pg=self._group, replicated=["**"])
-
-        def follow() -> None:
-            try:
-                pending.wait()
-            except Exception as e:  # noqa: BLE001 - handed to whoever waits
-                commit.end(e)
-            else:
-                commit.end()
-
-        threading.Thread(target=follow).start()
+        self._commit = Commit()
+        saving: Any = async_save(
+            trainee.state(),
+            storage_writer=self.writer(number),
+            process_group=self._group,
+            async_checkpointer_type=AsyncCheckpointerType.THREAD,
+            async_stager=self._stager,
+        )
+        self._commit.follow(getattr(saving, "upload_completion", saving))
 
     def committed_at_s(self) -> float | None:
         return self._commit.committed_at_s()
@@ -109,13 +264,36 @@ class TorchSnapshot:
         self._commit.wait()
 
     def restore(self, trainee: Trainee, number: int) -> None:
-        from torchsnapshot import Snapshot
-
-        parts = {"model": trainee.model, "optimizer": trainee.optimizer}
-        Snapshot(self._place.url(number), pg=self._group).restore(parts)
+        trainee.train_once()  # it loads into existing tensors: the optimizer must have its state
+        state = trainee.state()
+        load(state, storage_reader=self.reader(number), process_group=self._group)
+        trainee.load(state)
 
     def close(self) -> None:
-        return
+        if self._stager is not None:
+            self._stager.close()
+
+
+class S3TorchConnector(Dcp):
+    """DCP with the reader and writer of s3torchconnector, which have their own S3 client."""
+
+    def writer(self, number: int) -> StorageWriter:
+        from s3torchconnector.dcp import S3StorageWriter  # type: ignore[import-not-found,unused-ignore]
+
+        writer: StorageWriter = S3StorageWriter(REGION, self._place.url(number), _connector_settings())
+        return writer
+
+    def reader(self, number: int) -> StorageReader:
+        from s3torchconnector.dcp import S3StorageReader  # type: ignore[import-not-found,unused-ignore]
+
+        reader: StorageReader = S3StorageReader(REGION, self._place.url(number), _connector_settings())
+        return reader
+
+
+def _connector_settings() -> Any:
+    from s3torchconnector import S3ClientConfig  # type: ignore[import-not-found,unused-ignore]
+
+    return S3ClientConfig(force_path_style=True)
 
 
 class Ours:
@@ -194,10 +372,8 @@ class Entry:
 _OURS = Entry(Ours, ("elasticctl_train.checkpoint.checkpointer", "elasticctl_store.storage.s3"))
 CONTENDERS: Mapping[str, Entry] = {
     "boto3": Entry(Boto3, ("boto3",)),
-    "dcp-thread": Entry(Dcp, ("boto3",)),
-    "dcp-process": Entry(DcpProcess, ("boto3",)),
+    "dcp": Entry(Dcp, ("boto3",)),
     "s3torchconnector": Entry(S3TorchConnector, ("s3torchconnector.dcp",)),
-    "torchsnapshot": Entry(TorchSnapshot, ("torchsnapshot.storage_plugins.s3", "aiobotocore.session")),
     "elasticctl": _OURS,
     "elasticctl-tier": _OURS,
     "obstore": Entry(Obstore, ("elasticctl_train.checkpoint.checkpointer", "benchmarks.checkpoints.obstore_storage")),

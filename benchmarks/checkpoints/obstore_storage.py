@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import MemoryStore, S3Store
+import obstore  # type: ignore[import-not-found,unused-ignore]
+from obstore.exceptions import AlreadyExistsError, BaseError  # type: ignore[import-not-found,unused-ignore]
+from obstore.store import MemoryStore, S3Store  # type: ignore[import-not-found,unused-ignore]
 
 from elasticctl_store.checksums import crc32
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
@@ -79,7 +79,7 @@ class ObstoreStorage:
     def get(self, key: str) -> bytes:
         _check(key)
         with self._explained(key):
-            return obstore.get(self._store, key).bytes().to_bytes()
+            return bytes(obstore.get(self._store, key).bytes().to_bytes())
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         _check(key)

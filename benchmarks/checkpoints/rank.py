@@ -23,8 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from benchmarks.checkpoints.base import BUCKET, Place
-from benchmarks.checkpoints.contenders import CONTENDERS
+from benchmarks.checkpoints.contenders import BUCKET, CONTENDERS, Place
 from benchmarks.checkpoints.training_state import Loop, Stretch, Trainee, Yardstick
 
 _MOST_BUSY_SAVES = 12
@@ -82,7 +81,6 @@ class Saves:
     """
 
     size_bytes: int
-    prepare_s: float = 0.0
     saves: list[Save] = field(default_factory=list)
     extra_bytes: int = 0
     digest: int = 0
@@ -91,9 +89,8 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The result of a restoring rank: seconds until the state was restored, and until the first step was done."""
+    """The result of a restoring rank: seconds until the state was restored and the first step was done."""
 
-    restore_s: float
     first_step_s: float
     digest: int
 
@@ -124,9 +121,7 @@ class Rank:
         yardstick.copy_s()
         before_bytes = _start_of_peak()
         _rendezvous()
-        began_s = time.perf_counter()
         self.contender.prepare(self.trainee)
-        found.prepare_s = time.perf_counter() - began_s
         self.loop.run_for(self.task.settle_s)
         spent_s, unmapped_bytes = 0.0, 0
         while found.newest <= self.task.idle_saves or (spent_s < self.task.busy_s and self._more(found.newest)):
@@ -156,10 +151,9 @@ class Rank:
         dist.barrier()
         began_s = time.perf_counter()
         self.contender.restore(self.trainee, self.task.newest)
-        restore_s = time.perf_counter() - began_s
         self.loop.step()
         first_step_s = time.perf_counter() - began_s
-        found = Restore(restore_s, first_step_s, self.trainee.digest())
+        found = Restore(first_step_s, self.trainee.digest())
         self.contender.close()
         return found
 
@@ -200,13 +194,13 @@ class Rank:
         return float(tensor)
 
     def _drop(self, number: int) -> None:
-        """Have the sink delete an old save, for contenders that leave that to the script."""
+        """Have the server delete an old save, for contenders that leave that to the script."""
         query = urllib.parse.urlencode({"prefix": f"{BUCKET}/{self.task.prefix}/save-{number}/"})
         urllib.request.urlopen(f"{self.task.endpoint}/-/drop?{query}").close()
 
 
 def _rendezvous() -> None:
-    """Tell the parent process that this one is ready, and wait for its response."""
+    """Report to the parent process that this one is ready, and wait for its response."""
     print(json.dumps({"ready": os.getpid()}), flush=True)
     if not sys.stdin.readline():
         sys.exit(1)

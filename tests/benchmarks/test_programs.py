@@ -1,4 +1,4 @@
-"""The programs of benchmarks/ start: what they import from the product is there, and they say what they take."""
+"""The programs of benchmarks/ start: what they import from the product exists, and they print their options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_says_what_it_takes(
+def test_a_program_prints_its_options(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--help"])

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pytest
 
-from benchmarks.replicas import Replicas, prepare
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.commands import LAB_HOME, elasticctl, kubectl, lab, need_lab
 from tests.on_cluster.patient import PatientConnection
+from tests.on_cluster.replicas import Replicas, prepare
 from tests.on_cluster.waiting import wait_until
 
 R = TypeVar("R", bound=Replicas)

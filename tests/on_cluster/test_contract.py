@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.errors import NotFoundError, SpecError
 from elasticctl.cluster.base import Cluster, LogLine, LogQuery
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.images import ClusterOfImages
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.waiting import wait_until
 from tests.support.cluster_contract import ClusterContract, phase, running, scale
 from tests.support.jobs import FOREVER, shell_job

@@ -10,17 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.deadlines import train
-from benchmarks.deadlines.cloud import CAPACITY, KIND, MACHINE, Cloud
-from benchmarks.deadlines.trace_playback import HOUR_S, ON_DEMAND_USD, SPOT_USD, Tape, plan_of
-from benchmarks.replicas import Replicas
 from elasticctl.api.goal import SPOT
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.yamltext import dump_yaml
 from elasticctl.kubeapi.connection import Connection
 from elasticctl.planning.situation import Costs
 from elasticctl.simulation.traces import parse_trace
+from tests.on_cluster import deadline_train
 from tests.on_cluster.commands import LAB, elasticctl, kubectl
+from tests.on_cluster.replicas import Replicas
+from tests.on_cluster.spot_market import (
+    CAPACITY,
+    HOUR_S,
+    KIND,
+    MACHINE,
+    ON_DEMAND_USD,
+    SPOT_USD,
+    Cloud,
+    Tape,
+    plan_of,
+)
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE, Trainer
 from tests.on_cluster.waiting import wait_until
 
@@ -32,7 +41,7 @@ MOST, STEP_S, WORK_S = 3, 0.4, 120
 GRACE_S = 10
 POD = "spec.replicaSpecs.Worker.template.spec"
 FIRST_WORK_S = 16
-"""Of the job that goes before, for what is foretold rests on what was measured."""
+"""Of the job that runs before: the forecast is based on what it measures."""
 RUNS = (
     ("availability-1-aws-02-15-2023-us-east-2a_v100_1", 877, 6),
     ("availability-1-aws-10-26-2022-us-west-2a_v100_1", 248, 7),
@@ -69,7 +78,7 @@ def submit(name: str, minutes: int, work_s: int, folder: Path, least: int = 1) -
     words += ["--env", f"PATH={binaries}{os.pathsep}/usr/local/bin:/usr/bin:/bin", "--env", "OMP_NUM_THREADS=1"]
     args = ["--steps", str(round(work_s / STEP_S)), "--most", str(MOST), "--step-s", str(STEP_S)]
     began = time.time()
-    done = elasticctl("submit", str(train.__file__), *words, *settings, "-d", "--", *args)
+    done = elasticctl("submit", str(deadline_train.__file__), *words, *settings, "-d", "--", *args)
     assert done.code == 0, done
     print(done.err)
     return began
@@ -89,14 +98,14 @@ def folder() -> Path:
 
 @pytest.mark.usefixtures("cli_home", "karpenter")
 def test_the_deadline_is_met(api: Connection, replicas: Replicas, run: tuple[Tape, int], folder: Path) -> None:
-    """What it costs is printed beside what was foretold; docs/performance.md says why the two differ."""
+    """The cost is printed next to the forecast."""
     tape, minutes = run
-    rates = {size: (size / MOST) ** train.EXPONENT / STEP_S for size in range(1, MOST + 1)}
+    rates = {size: (size / MOST) ** deadline_train.EXPONENT / STEP_S for size in range(1, MOST + 1)}
     cloud = Cloud(api, [LAB], tape, MOST)
     cloud.prepare()
     costs = measured(Trainer(api, "first"), tape, folder)
-    foretold = tape.foretell(plan_of(WORK_S / STEP_S, rates, costs, minutes * 60.0))
-    print("costs:", costs, "foretold:", foretold)
+    forecast = tape.forecast(plan_of(WORK_S / STEP_S, rates, costs, minutes * 60.0))
+    print("costs:", costs, "forecast:", forecast)
     trainer = Trainer(api, "due")
     trainer.delete()
     cloud.start()
@@ -109,12 +118,12 @@ def test_the_deadline_is_met(api: Connection, replicas: Replicas, run: tuple[Tap
         said = elasticctl("status", trainer.name), elasticctl("history", trainer.name)
         print(*(one.out for one in said), sep="\n")
         print(kubectl("get", "elasticjob", trainer.name, "-o", "json"))
-        print("killed:", cloud.killed, "foretold:", foretold)
+        print("killed:", cloud.killed, "forecast:", forecast)
     plan = job.status.plan
     assert plan is not None
     took_s = (job.status.completion_time or 0.0) - began
     print(
-        f"deadline {minutes * 60} s, done after {took_s:.0f} s; foretold ${foretold.usd:.2f}, {foretold.finished_s} s"
+        f"deadline {minutes * 60} s, done after {took_s:.0f} s; forecast ${forecast.usd:.2f}, {forecast.finished_s} s"
     )
     print(f"machines ${cloud.usd:.2f}; the status {job.status.worker_seconds} ${plan.spent}")
     assert took_s <= minutes * 60

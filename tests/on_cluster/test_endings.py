@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.spec import API_VERSION, PLURAL
 from elasticctl.api.status import Cause, Phase
 from elasticctl.kubeapi.connection import Connection, resource_path
 from tests.on_cluster.commands import elasticctl
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import NAMESPACE, Trainer
 from tests.on_cluster.waiting import wait_until
 

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from tests.on_cluster.conftest import stopping
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job

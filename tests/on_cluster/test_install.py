@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.replicas import prepare
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.status import Phase
@@ -16,6 +15,7 @@ from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from tests.on_cluster.commands import elasticctl, kubectl
 from tests.on_cluster.installing import manifests
+from tests.on_cluster.replicas import prepare
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 from tests.support.controller.rights import bound_roles, leader_role

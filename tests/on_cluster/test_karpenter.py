@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from tests.on_cluster.commands import kubectl, lab
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import TRAIN, Trainer
 from tests.on_cluster.waiting import wait_until
 

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.clusterload import Missing
-from benchmarks.replicas import Replicas
-from benchmarks.stories.arrangements import ARRANGEMENTS, manifest
-from benchmarks.stories.kueue import (
+from elasticctl.api.codec import Manifest
+from elasticctl.api.spec import PRIORITY_CLASS_LABEL
+from elasticctl.api.status import JobStatus, Phase
+from elasticctl.cluster.kube.client import KubeCluster
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
+from tests.on_cluster.arrangements import ARRANGEMENTS, manifest
+from tests.on_cluster.conftest import stopping
+from tests.on_cluster.kueue import (
     FLAVOR,
     FLAVOR_LABEL,
     GROUP,
@@ -23,37 +27,27 @@ from benchmarks.stories.kueue import (
     queue_of_flavors,
     set_quota,
 )
-from benchmarks.stories.play import Came, Teller, telling
-from benchmarks.stories.story import GUARANTEED, PROJECTS, Job
-from elasticctl.api.codec import Manifest
-from elasticctl.api.spec import PRIORITY_CLASS_LABEL
-from elasticctl.api.status import JobStatus, Phase
-from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
-from tests.on_cluster.commands import need_lab
-from tests.on_cluster.conftest import stopping
+from tests.on_cluster.random_jobs import GUARANTEED, PROJECTS, Job
+from tests.on_cluster.replicas import Replicas
+from tests.on_cluster.scenario_player import ScenarioPlayer, open_player
 from tests.on_cluster.waiting import wait_until
 from tests.support.sharing_story import status, trains
 
-STORIES = int(os.environ.get("ELASTICCTL_TEST_KUEUE_STORIES", "1"))
-"""How many stories are told; each takes some seconds on a machine that does nothing else."""
+SCENARIOS = int(os.environ.get("ELASTICCTL_TEST_KUEUE_SCENARIOS", "1"))
+"""How many random scenarios run; each takes some seconds on an idle machine."""
 KUEUE = ARRANGEMENTS["kueue"]
 OURS, THEIRS = PROJECTS
 STILL_S = 45.0
 
 
 @pytest.fixture(scope="module")
-def teller(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Teller]:
+def player(api: Connection, crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScenarioPlayer]:
     """A cluster of six GPUs with Kueue, three of them in either of two queues of one cohort, and a controller."""
     with stopping(Replicas(tmp_path_factory.mktemp("controllers"))) as controllers:
         controllers.start()
         controllers.leader()
-        try:
-            with telling(api, KUEUE, still_s=STILL_S) as found:
-                yield found
-        except Missing:
-            need_lab()
-            raise
+        with open_player(api, KUEUE, STILL_S) as found:
+            yield found
 
 
 @pytest.fixture
@@ -70,20 +64,20 @@ def two_gpus(api: Connection) -> Iterator[None]:
 def classes(api: Connection) -> Iterator[tuple[str, str]]:
     """A class of Kueue's of priority 100, and one of pods of 50; yields their names."""
     made = {
-        f"{ROOT}/workloadpriorityclasses": (f"{GROUP}/{VERSION}", "WorkloadPriorityClass", "story-urgent", 100),
-        "/apis/scheduling.k8s.io/v1/priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass", "story-pods", 50),
+        f"{ROOT}/workloadpriorityclasses": (f"{GROUP}/{VERSION}", "WorkloadPriorityClass", "scenario-urgent", 100),
+        "/apis/scheduling.k8s.io/v1/priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass", "scenario-pods", 50),
     }
     for path, (version, kind, name, value) in made.items():
         api.request("POST", path, {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "value": value})
-    yield "story-urgent", "story-pods"
+    yield "scenario-urgent", "scenario-pods"
     for path, (_, _, name, _) in made.items():
         api.request("DELETE", f"{path}/{name}")
 
 
 @pytest.fixture(autouse=True)
-def what_is_there(teller: Teller, api: Connection) -> Iterator[None]:
+def what_is_there(player: ScenarioPlayer, api: Connection) -> Iterator[None]:
     """Begin with nothing; print what there is after the test: pytest shows it with one that fails."""
-    teller.clear()
+    player.clear()
     yield
     for project in PROJECTS:
         for job in KubeCluster(api).list_jobs(project):
@@ -91,20 +85,18 @@ def what_is_there(teller: Teller, api: Connection) -> Iterator[None]:
         print(describe(api, project))
 
 
-@pytest.mark.parametrize("seed", range(STORIES))
-def test_three_jobs_in_two_queues_leave_no_gpu_idle(teller: Teller, api: Connection, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(SCENARIOS))
+def test_three_jobs_in_two_queues_leave_no_gpu_idle(player: ScenarioPlayer, api: Connection, seed: int) -> None:
     """Jobs come, grow, shrink, pause and end; each time they come to rest with all that they can use."""
 
-    def at_rest(came: Came) -> None:
-        print(came)
-        assert came.rest.is_ideal, came
+    for settled in player.play(seed):
+        print(settled)
+        assert settled.rest.is_ideal, settled
         # A worker that has just ended gives its quota back in the next pass.
-        wait_until(lambda: sum(held(api, project) for project in PROJECTS) == came.held, STILL_S)
-
-    teller.tell(seed, at_rest=at_rest)
+        wait_until(lambda: sum(held(api, project) for project in PROJECTS) == settled.held, STILL_S)  # noqa: B023
 
 
-def test_workers_that_train_give_way_and_lose_no_step(teller: Teller, api: Connection) -> None:
+def test_workers_that_train_give_way_and_lose_no_step(player: ScenarioPlayer, api: Connection) -> None:
     """A job grows into another queue's quota, gives it back, is suspended, and resumes: each time at the same step."""
     cluster = KubeCluster(api)
     elastic, guest = Job("elastic", OURS, 1, 4, elastic=True), Job("guest", THEIRS, 3, 3, elastic=False)
@@ -136,7 +128,7 @@ def test_workers_that_train_give_way_and_lose_no_step(teller: Teller, api: Conne
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_the_higher_priority_goes_first(teller: Teller, api: Connection, classes: tuple[str, str]) -> None:
+def test_the_higher_priority_goes_first(player: ScenarioPlayer, api: Connection, classes: tuple[str, str]) -> None:
     """One stops a job that runs; of those that wait, the higher one is next, whether Kueue or the pods rank it."""
     cluster, (urgent, of_pods) = KubeCluster(api), classes
 
@@ -168,7 +160,7 @@ def test_the_higher_priority_goes_first(teller: Teller, api: Connection, classes
     assert (end.interruptions, end.failures) == ((), 0)
 
 
-def test_a_job_comes_back_to_its_queue_by_itself(teller: Teller, api: Connection) -> None:
+def test_a_job_comes_back_to_its_queue_by_itself(player: ScenarioPlayer, api: Connection) -> None:
     """Its queue is stopped and started, and its Workload deactivated and activated by somebody else."""
     cluster, job = KubeCluster(api), Job("elastic", OURS, 1, 4, elastic=True)
 
@@ -199,7 +191,7 @@ def test_a_job_comes_back_to_its_queue_by_itself(teller: Teller, api: Connection
 
 
 @pytest.fixture
-def two_flavors(teller: Teller, api: Connection) -> Iterator[str]:
+def two_flavors(player: ScenarioPlayer, api: Connection) -> Iterator[str]:
     """Two GPUs of either flavor, each on a node of its own, the second one's tainted; yields the second's name."""
     other = "on-demand"
     node = sorted(item["metadata"]["name"] for item in nodes(api))[-1]
@@ -213,14 +205,14 @@ def two_flavors(teller: Teller, api: Connection) -> Iterator[str]:
     api.request("PATCH", f"{ROOT}/clusterqueues/{OURS}", {"spec": queue}, content_type=MERGE_PATCH)
     set_quota(api, THEIRS, 0)
     yield other
-    teller.clear()
+    player.clear()
     for project in PROJECTS:
         set_quota(api, project, GUARANTEED)
     patch_node(api, node, {"metadata": {"labels": {FLAVOR_LABEL: FLAVOR}}, "spec": {"taints": None}})
     api.request("DELETE", f"{ROOT}/resourceflavors/{other}")
 
 
-def test_workers_are_on_the_flavor_of_their_job(teller: Teller, api: Connection, two_flavors: str) -> None:
+def test_workers_are_on_the_flavor_of_their_job(player: ScenarioPlayer, api: Connection, two_flavors: str) -> None:
     """The first that fits is taken, workers above a minimum stay on it, and a job that is admitted again moves."""
     cluster = KubeCluster(api)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
 from elasticctl.api.status import Phase
 from elasticctl.kubeapi.connection import Connection, resource_path
 from tests.on_cluster.commands import kubectl
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import IMAGE, NAMESPACE, Trainer
 from tests.on_cluster.waiting import wait_until
 from tests.support.mpi import SUM_OF_RANKS

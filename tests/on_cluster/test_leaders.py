@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import Replica, Replicas
 from elasticctl.api.errors import NotFoundError
 from elasticctl.kubeapi.connection import Connection, resource_path
 from elasticctl_controller.kube.election import DURATION_S
 from elasticctl_controller.kube.manager import EXIT_LEASE_LOST
 from tests.on_cluster.conftest import stopping
 from tests.on_cluster.images import ClusterOfImages
+from tests.on_cluster.replicas import Replica, Replicas
 from tests.on_cluster.trainer import NAMESPACE, Trainer
 from tests.on_cluster.waiting import wait_until
 from tests.on_cluster.witness import Witness, witnessing

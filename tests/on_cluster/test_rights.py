@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stories.kueue import GROUP as KUEUE
-from benchmarks.stories.kueue import kueue, set_quota
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
 from elasticctl.api.podtemplate import GPU_RESOURCE
@@ -33,6 +31,8 @@ from elasticctl_controller.core.manifests import build_token_secret
 from tests.on_cluster.audit import Audit, need_audit_log
 from tests.on_cluster.commands import kubectl
 from tests.on_cluster.installing import manifests
+from tests.on_cluster.kueue import GROUP as KUEUE
+from tests.on_cluster.kueue import kueue, set_quota
 from tests.on_cluster.patient import PatientConnection
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until

@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError, SpecError
 from elasticctl.api.podtemplate import GPU_RESOURCE
@@ -16,6 +15,7 @@ from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, list_objects
 from tests.on_cluster.conftest import stopping
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import ADDRESS, RENDEZVOUS_PORT, Replicas
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.spec import LABEL_JOB
 from elasticctl.kubeapi.connection import Connection
 from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from tests.on_cluster.commands import kubectl
 from tests.on_cluster.conftest import stopping
+from tests.on_cluster.replicas import ADDRESS, RENDEZVOUS_PORT, Replicas
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import ADDRESS, Replicas
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from tests.on_cluster.commands import kubectl, lab, start_node
+from tests.on_cluster.replicas import ADDRESS, Replicas
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.ports import free_port

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.api.status import Cause, GroupGeneration, Interruption, JobStatus, Phase
@@ -25,6 +24,7 @@ from tests.on_cluster.commands import (
     start_node,
     stopped,
 )
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 

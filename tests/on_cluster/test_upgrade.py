@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import ADDRESS, Replica, Replicas
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, PLURAL, ElasticJob
 from elasticctl.api.status import Phase
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
 from tests.on_cluster.conftest import stopping
 from tests.on_cluster.images import ClusterOfImages
+from tests.on_cluster.replicas import ADDRESS, Replica, Replicas
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job
 

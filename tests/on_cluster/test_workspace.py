@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import Replicas
 from elasticctl.api.yamltext import dump_yaml
 from tests.on_cluster.commands import elasticctl, kubectl
+from tests.on_cluster.replicas import Replicas
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
 from tests.support.jobs import LIGHT
 

@@ -11,7 +11,7 @@ from tests.support import waiting
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 480.0, *, every_s: float = 0.1) -> T:
+def wait_until(condition: Callable[[], T | None], timeout_s: float = 480.0, *, every_s: float = 0.1) -> T:
     """See `tests.support.waiting.wait_until`; an API server that does not answer in time is asked again, too."""
 
     def answered() -> T | None:

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from benchmarks import hostile_pods
 from elasticctl_controller.rendezvous import admission, listener, request_bodies
+from tests.support import hostile_pods
 from tests.support.launcher_lab import TOKEN, Lab
 from tests.support.waiting import wait_until
 
@@ -201,7 +201,7 @@ def test_a_world_of_ten_thousand_members_is_read(port: int, lab: Lab) -> None:
 
 @pytest.mark.timeout(900)
 def test_other_jobs_join_under_every_attack() -> None:
-    """How much longer that takes is a benchmark's to say: benchmarks/hostile_pods.py."""
+    """`python -m tests.support.hostile_pods` measures how much longer that takes."""
     found = hostile_pods.run(("strangers", "rogue flood", "rogue worlds"), joins=3)
     assert {name: joins.failed for name, joins in found.items() if joins.failed} == {}
 

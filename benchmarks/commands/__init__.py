@@ -1,1 +1,0 @@
-"""Where `benchmarks/cli.py` measures commands."""

@@ -1,1 +1,0 @@
-"""What `benchmarks/chaos.py` does to a job, and what it has to prove."""

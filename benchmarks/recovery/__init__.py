@@ -1,0 +1,1 @@
+"""How long training stops when something happens to a worker: with elasticctl, torchrun and torchft."""

@@ -1,1 +1,0 @@
-"""A simulated week on a shared cluster, for `benchmarks/sharing.py`."""
