@@ -96,7 +96,7 @@ def startup(runs: int) -> None:
     show("ms of a command: median (lowest)", ["command", "wall", "CPU", "goal"], rows)
 
 
-def beside_kubectl(runs: int, jobs: int) -> None:
+def compare_with_kubectl(runs: int, jobs: int) -> None:
     """Time commands and their counterparts of kubectl, with one job and with `jobs`."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.what == "startup":
         startup(args.runs or 15)
     else:
-        beside_kubectl(args.runs or 20, args.jobs)
+        compare_with_kubectl(args.runs or 20, args.jobs)
     return 0
 
 

@@ -278,20 +278,20 @@ class S3TorchConnector(Dcp):
     """DCP with the reader and writer of s3torchconnector, which have their own S3 client."""
 
     def writer(self, number: int) -> StorageWriter:
-        from s3torchconnector.dcp import S3StorageWriter  # type: ignore[import-not-found,unused-ignore]
+        from s3torchconnector.dcp import S3StorageWriter
 
         writer: StorageWriter = S3StorageWriter(REGION, self._place.url(number), _connector_settings())
         return writer
 
     def reader(self, number: int) -> StorageReader:
-        from s3torchconnector.dcp import S3StorageReader  # type: ignore[import-not-found,unused-ignore]
+        from s3torchconnector.dcp import S3StorageReader
 
         reader: StorageReader = S3StorageReader(REGION, self._place.url(number), _connector_settings())
         return reader
 
 
 def _connector_settings() -> Any:
-    from s3torchconnector import S3ClientConfig  # type: ignore[import-not-found,unused-ignore]
+    from s3torchconnector import S3ClientConfig
 
     return S3ClientConfig(force_path_style=True)
 

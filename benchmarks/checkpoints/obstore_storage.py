@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import obstore  # type: ignore[import-not-found,unused-ignore]
-from obstore.exceptions import AlreadyExistsError, BaseError  # type: ignore[import-not-found,unused-ignore]
-from obstore.store import MemoryStore, S3Store  # type: ignore[import-not-found,unused-ignore]
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import MemoryStore, S3Store
 
 from elasticctl_store.checksums import crc32
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError

@@ -1,4 +1,4 @@
-"""One rank of a trial, in a fresh process: it saves beside training and measures, or restores and measures.
+"""One rank of a trial, in a fresh process: it saves during training and measures, or restores and measures.
 
     python -m benchmarks.checkpoints.rank '{"contender": "boto3", …}'
 
@@ -35,7 +35,7 @@ _GROUP_TIMEOUT_S = 120.0
 class Task:
     """What a rank has to do. It trains for `settle_s` before its first save.
 
-    `busy_s`: it saves beside training until it has seen that many seconds of uploads.
+    `busy_s`: it saves during training until it has seen that many seconds of uploads.
     """
 
     phase: str
@@ -56,7 +56,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save. `kind`: the first of the process, one of an idle process, or one beside training (`busy`).
+    """One save. `kind`: the first of the process, one of an idle process, or one during training (`busy`).
 
     Training was stopped for `hold_s`; `commit_s` is the time from its start until it was complete in the storage;
     `cpu_s` is that of this process and its descendants (idle only). `copy_s`: a memcpy of the rank's share just before.
@@ -114,7 +114,7 @@ class Rank:
         self.contender = entry.make(Place(task.endpoint, task.prefix), task.rank)
 
     def save(self) -> Saves:
-        """Save while idle, then beside training; see `Saves`."""
+        """Save while idle, then during training; see `Saves`."""
         self.trainee.train_once()
         found = Saves(self.trainee.size_bytes())
         yardstick = Yardstick(self.trainee, self.task.world_size)

@@ -87,7 +87,7 @@ class Job(Protocol):
     def scale(self, workers: int) -> float:
         """Request another number of workers; return when, in seconds since the epoch."""
 
-    def note(self) -> str:
+    def remark(self) -> str:
         """Return what a reader of the measurement should know, or ""."""
 
     def end(self) -> None:
@@ -202,7 +202,7 @@ class AgentsJob(Job):
             send(self._agents[number].pid, signal.SIGTERM)
         return at
 
-    def note(self) -> str:
+    def remark(self) -> str:
         return ""
 
     def end(self) -> None:
@@ -306,7 +306,7 @@ class LocalJob(Job):
         self._cluster.patch_job("default", self._trial.name, patch)
         return at
 
-    def note(self) -> str:
+    def remark(self) -> str:
         phase = self._cluster.get_job("default", self._trial.name).get("status", {}).get("phase")
         return "" if phase in (Phase.RUNNING, Phase.RESTARTING) else f"the job is {phase}"
 
@@ -322,7 +322,7 @@ class LocalJob(Job):
             return
 
     def _save_logs(self) -> None:
-        """Keep the workers' output, like torchrun's, beside the steps."""
+        """Keep the workers' output, like torchrun's, next to the steps."""
         for log in self._cluster.paths.pods.glob("*/log"):
             shutil.copy(log, self._trial.folder / f"{log.parent.name}.log")
 

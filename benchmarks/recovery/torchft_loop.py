@@ -11,7 +11,7 @@ import time
 from datetime import timedelta
 
 import torch
-import torchft  # type: ignore[import-not-found,unused-ignore]
+import torchft
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -164,7 +164,7 @@ def _watch(
     _until(job, lambda: is_over(outcome(file.read(), at, scenario.expected)), scenario.limit_s)
     found = outcome(file.read(), at, scenario.expected)
     survives = survived(found, time.time() - at)
-    return replace(unmeasured, survived=survives, outcome=found, note=job.note())
+    return replace(unmeasured, survived=survives, outcome=found, note=job.remark())
 
 
 def is_steady(steps: list[Step], world: int, now: float, settle_s: float) -> bool:

@@ -3,9 +3,9 @@
     python -m tests.support.hostile_pods [--joins 200] [ATTACK...]
 
 The service listens on a port in a process of its own, as in the controller; the attack comes from another process and
-another address. Strangers have no token, the rogue job has a valid one. Each join is measured by its duration, and by
-the processor time that the service uses meanwhile, which is what it does before it gets to the join. The latter is
-meaningful on a busy machine, too.
+another address. Unknown clients have no token, the rogue job has a valid one. Each join is measured by its duration,
+and by the processor time that the service uses meanwhile, which is what it does before it gets to the join. The latter
+is meaningful on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ def _attacks() -> dict[str, tuple[int, Speak]]:
     beat, world, bomb = b'{"uid": "u0"}', _world(), gzip.compress(bytes(10 << 20))
     many = b"[" + b"{}," * ((2 << 20) // 3 - 2) + b"{}]"
     return {
-        "strangers": (SPEAKERS, _again_and_again(head(ROGUE, "join", 2, "wrong") + b"{}")),
+        "unknown clients": (SPEAKERS, _again_and_again(head(ROGUE, "join", 2, "wrong") + b"{}")),
         "unknown jobs": (SPEAKERS, _again_and_again(head("default/none", "join", 2, "wrong") + b"{}")),
         "endless bodies": (SPEAKERS, _without_end(head(ROGUE, "join", 1 << 40, "wrong"), bytes(1 << 16))),
-        "strangers' bombs": (
+        "unknown clients' bombs": (
             SPEAKERS,
             _again_and_again(head(ROGUE, "join", len(bomb), "wrong", "Content-Encoding: gzip\r\n") + bomb),
         ),

@@ -202,7 +202,7 @@ def test_a_world_of_ten_thousand_members_is_read(port: int, lab: Lab) -> None:
 @pytest.mark.timeout(900)
 def test_other_jobs_join_under_every_attack() -> None:
     """`python -m tests.support.hostile_pods` measures how much longer that takes."""
-    found = hostile_pods.run(("strangers", "rogue flood", "rogue worlds"), joins=3)
+    found = hostile_pods.run(("unknown clients", "rogue flood", "rogue worlds"), joins=3)
     assert {name: joins.failed for name, joins in found.items() if joins.failed} == {}
 
 

@@ -155,14 +155,14 @@ class FaultInjector:
         ip, notice_s = pod["status"]["podIP"], self._notice_s
         fault = self._machine(pod, lambda m, s: self._metadata.announce(ip, s.at + notice_s), notice_s)
         if fault is not None:
-            fault.afterwards.append(lambda: self._metadata.forget(ip))
+            fault.afterwards.append(lambda: self._metadata.clear_notices(ip))
         return fault
 
     def _recommend(self, pod: Manifest) -> Fault | None:
         ip = pod["status"]["podIP"]
         fault = self._machine(pod, lambda m, s: self._metadata.recommend(ip, s.at))
         if fault is not None:
-            fault.afterwards.append(lambda: self._metadata.forget(ip))
+            fault.afterwards.append(lambda: self._metadata.clear_notices(ip))
         return fault
 
     def _evict(self, pod: Manifest) -> Fault | None:

@@ -47,7 +47,7 @@ class Metadata:
         self.url = f"http://{address}:{self._server.server_port}"
 
     def announce(self, pod_ip: str, at: float) -> None:
-        """Tell this pod that its machine will be reclaimed; Google Cloud does not say that it is at `at`."""
+        """Notify this pod that its machine will be reclaimed; Google Cloud does not say that it is at `at`."""
         self._said[pod_ip, PREEMPTED] = "TRUE"
         self._said[pod_ip, SPOT] = json.dumps({"action": "terminate", "time": _text(at)})
 
@@ -55,8 +55,8 @@ class Metadata:
         """Recommend this pod, as of `at`, to leave its machine."""
         self._said[pod_ip, REBALANCE] = json.dumps({"noticeTime": _text(at)})
 
-    def forget(self, pod_ip: str) -> None:
-        """Tell this address nothing any more: another pod may get it."""
+    def clear_notices(self, pod_ip: str) -> None:
+        """Give this address no notice any more: another pod may get it."""
         for path in (SPOT, REBALANCE, PREEMPTED):
             self._said.pop((pod_ip, path), None)
 
