@@ -1,4 +1,4 @@
-"""A week on 64 spot GPUs shared by 200 jobs, simulated: ours, first-in-first-out gangs, and jobs of fixed size.
+"""A week on 64 spot GPUs shared by 200 jobs, simulated: ours, and jobs of fixed size.
 
     python -m benchmarks.sharing [--load 1.0 ...] [--seeds 5]
 
@@ -16,7 +16,7 @@ from statistics import fmean
 
 from benchmarks.figures import percentile, progress, show
 from benchmarks.programs import count, parser
-from benchmarks.sharing_simulation import POOL, Division, Granted, Policy, Week, simulate
+from benchmarks.sharing_simulation import POOL, Division, Granted, Week, simulate
 from benchmarks.sharing_trace import Settings, generate
 from elasticctl.api.observed import cost
 from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingRules
@@ -33,7 +33,6 @@ class Sharing:
 
     name = OURS
     elastic = True
-    queues = False
 
     def __init__(self, settings: Settings) -> None:
         self.rules = SharingRules()
@@ -45,43 +44,23 @@ class Sharing:
         return Division(grants, decision.wake_at)
 
 
-class Gangs:
-    """Jobs of fixed size, in the order of their arrival: all workers of a job or none. `strict`: no job overtakes
-    another.
+class FixedSizes:
+    """Jobs of fixed size, in the order of their arrival, but smaller ones may overtake: all workers of a job or none.
 
-    `queues`: a job that has lost a worker gives up the others, too, and queues again at its place. Otherwise it keeps
-    them and waits for a replacement, like a Kubernetes Job with a fixed number of workers.
+    A job that has lost a worker keeps the others and waits for a replacement, like a Kubernetes Job.
     """
 
+    name = FIXED
     elastic = False
 
-    def __init__(self, name: str, strict: bool, queues: bool) -> None:
-        self.name = name
-        self.strict = strict
-        self.queues = queues
-
     def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
-        held = (len(claim.workers) if self.queues else claim.granted for claim in claims)
-        free = sum(node.slots for node in nodes) - sum(held)
+        free = sum(node.slots for node in nodes) - sum(claim.granted for claim in claims)
         grants = {claim.key: Granted(claim.granted) for claim in claims}
         for claim in sorted(claims, key=lambda claim: (claim.submitted_at, claim.key)):
-            if claim.granted:
-                continue
-            if claim.most <= free:
+            if not claim.granted and claim.most <= free:
                 free -= claim.most
                 grants[claim.key] = Granted(claim.most)
-            elif self.strict:
-                break
         return Division(grants)
-
-
-def contenders(settings: Settings) -> list[Policy]:
-    """Return all of them, ours last."""
-    return [
-        Gangs("fifo gangs", strict=True, queues=True),
-        Gangs(FIXED, strict=False, queues=False),
-        Sharing(settings),
-    ]
 
 
 def gpu_usd_per_h() -> float:
@@ -99,7 +78,7 @@ def measure(loads: Sequence[float], seeds: int, settings: Settings) -> dict[tupl
         at_load = replace(settings, load=load)
         for seed in range(1, seeds + 1):
             trace = generate(seed, at_load)
-            for policy in contenders(at_load):
+            for policy in (FixedSizes(), Sharing(at_load)):
                 week = simulate(trace, policy, gpu_usd_per_h())
                 found.setdefault((load, policy.name), []).append(week)
                 progress(f"load {load:g}, seed {seed}, {policy.name}: goodput {week.goodput:.3f}")
@@ -126,16 +105,21 @@ def rows(found: Mapping[tuple[float, str], Sequence[Week]]) -> Iterator[list[str
             f"{fmean(week.goodput for week in weeks):.2f}",
             f"{over_fixed(found, load, contender):.2f}",
             f"{mean_h:.1f} h, {p95_h:.0f} h",
-            f"{fmean(week.redone_gpu_h for week in weeks):.0f}",
             f"{fmean(week.cost_per_job_usd for week in weeks):.2f}",
         ]
         last = load
 
 
 COLUMNS = (
-    "load", "contender", "GPUs training", "of possible", "goodput", "over fixed size", "mean, p95 completion",
-    "GPU hours repeated", "$ a job",
-)  # fmt: skip
+    "load",
+    "contender",
+    "GPUs training",
+    "of possible",
+    "goodput",
+    "over fixed size",
+    "mean, p95 completion",
+    "$",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,12 +33,10 @@ class Division:
 
 
 class Policy(Protocol):
-    """A contender. `elastic`: its jobs continue when they lose workers. `queues`: they give up all workers and queue
-    again."""
+    """A contender. `elastic`: its jobs continue when they lose workers."""
 
     name: str
     elastic: bool
-    queues: bool
 
     def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
         """Divide these nodes among these claims."""
@@ -212,7 +210,6 @@ class Week:
     goodput: float
     completion_h: tuple[float, ...]
     cost_per_job_usd: float
-    redone_gpu_h: float
 
 
 @dataclass(slots=True)
@@ -310,9 +307,7 @@ class Simulation:
             if not names:
                 continue
             redone = group.redone
-            group.drop(set(group.workers) if self.policy.queues else names, self.now, noticed)
-            if self.policy.queues:
-                group.granted, group.changed_at = 0, self.now
+            group.drop(names, self.now, noticed)
             if self.now <= self.trace.settings.week_s:
                 self.meter.kept -= group.redone - redone
 
@@ -384,5 +379,4 @@ def simulate(trace: Trace, policy: Policy, gpu_usd_per_h: float) -> Week:
         goodput=meter.kept / meter.there,
         completion_h=tuple(((group.ended_at or 0.0) - group.job.arrives_s) / HOUR_S for group in ended),
         cost_per_job_usd=meter.held / HOUR_S * gpu_usd_per_h / len(ended),
-        redone_gpu_h=sum(group.redone for group in ended) / HOUR_S,
     )
