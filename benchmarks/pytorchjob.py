@@ -181,11 +181,12 @@ def main(argv: list[str] | None = None) -> int:
     if not LAB:
         options.error("set $ELASTICCTL_TEST_LAB to the lab's command")
     end_as_by_ctrl_c()
-    code, api, contenders = 0, connect(), args.contender or list(CONTENDERS)
+    code, contenders = 0, args.contender or list(CONTENDERS)
     found: dict[str, dict[str, list[Outcome | None]]] = {
         event: {name: [] for name in contenders} for event in args.event or EVENTS
     }
     try:
+        api = connect()
         FOLDER.mkdir(parents=True, exist_ok=True)
         FOLDER.chmod(0o777)  # workers run as arbitrary users
         install_operator()
