@@ -133,13 +133,13 @@ def test_a_save_that_was_skipped_is_made_up_for_soon(server: FileServer, tmp_pat
     """Not only when the interval has passed once more: all that was trained in the outage is at risk."""
     run = begin(tmp_path, every_s=0.3)
     server.go_away(float("inf"))
-    while not (run._session._checkpoints and run._session._checkpoints.skipped):
+    while not (run._session.storage.checkpoints and run._session.storage.checkpoints.skipped):
         run.step()
         time.sleep(0.01)
     server.until_s = 0.0
     wait_until(lambda: not run._session.busy)
     steps = run.steps_done
-    run._session._cadence._every_s = 1e6
+    run._session.meetings._cadence._every_s = 1e6
     wait_until(lambda: run.step() or steps_in(tmp_path)[0] >= steps)  # type: ignore[func-returns-value]
     run.finish()
 

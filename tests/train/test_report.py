@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from elasticctl_train import progress as progress_module
-from elasticctl_train.data.sample_order import Cursor, EpochPlan
+from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
+from elasticctl_train.launcher_reports import Reporter
 from elasticctl_train.metrics import Metrics, NotFinite
-from elasticctl_train.progress import Progress, Reporter
+from elasticctl_train.progress import Progress
 
 
 @pytest.fixture
@@ -74,25 +75,28 @@ def _half_a_second_never_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_module, "REPORT_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("every_step")
 def test_progress_tells_steps_to_go_speed_and_metrics(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
-    progress.total_epochs, progress.plan = 3, EpochPlan(20, 8)
-    progress.step(Cursor(step=4, epoch=1, position=8), 8, torch.tensor(0.5, requires_grad=True))
+    progress.expect(total_epochs=3)
+    progress.expect_order(EpochPlan(20, 8))
+    progress.record_step(
+        Step(8, loss=torch.tensor(0.5, requires_grad=True), cursor=Cursor(step=4, epoch=1, position=8))
+    )
     assert received(listener) == {
         "kind": "progress", "rank": 0, "generation": 3, "step": 4, "total_steps": 9, "epoch": 1, "total_epochs": 3,
         "metrics": {"loss": 0.5},
     }  # fmt: skip
-    progress.step(Cursor(step=5, epoch=1, position=16), 8, 0.25)
+    progress.record_step(Step(8, loss=0.25, cursor=Cursor(step=5, epoch=1, position=16)))
     second = received(listener)
     assert second["total_steps"] == 9
     assert second["samples_per_s"] > 0
     assert "metrics" not in second
-    progress.metrics.note(5, {"accuracy": 0.5})
+    progress.metrics.add(5, {"accuracy": 0.5})
     progress.send(Cursor(step=5, epoch=1, position=16))
     third = received(listener)
     assert (third["total_steps"], third["metrics"]) == (9, {"loss": 0.25, "accuracy": 0.5})
@@ -102,8 +106,9 @@ def test_progress_tells_steps_to_go_speed_and_metrics(listener: socket.socket) -
 def test_steps_of_accumulated_gradients_are_counted_as_one(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
-    progress.total_epochs, progress.plan = 2, EpochPlan(64, 8)
-    progress.step(Cursor(step=1, epoch=0, position=16), 16, None)
+    progress.expect(total_epochs=2)
+    progress.expect_order(EpochPlan(64, 8))
+    progress.record_step(Step(16, cursor=Cursor(step=1, epoch=0, position=16)))
     assert received(listener)["total_steps"] == 8
     reporter.close()
 
@@ -115,16 +120,16 @@ def test_of_short_steps_some_are_told_and_the_newest_in_the_end(
     monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
-    progress.tell_rest()
+    progress.report_rest()
     for step in range(1, 6):
-        progress.step(Cursor(step=step), 8, None)
-    progress.tell_rest()
-    progress.tell_rest()
-    now_s[0] += 2 * progress_module.TELL_EVERY_S
-    progress.step(Cursor(step=6), 8, None)
+        progress.record_step(Step(8, cursor=Cursor(step=step)))
+    progress.report_rest()
+    progress.report_rest()
+    now_s[0] += 2 * progress_module.REPORT_EVERY_S
+    progress.record_step(Step(8, cursor=Cursor(step=6)))
     told = [received(listener) for _ in range(4)]
     assert [message["step"] for message in told] == [1, 2, 5, 6], "the second comes with times, which are due"
-    assert told[-1]["samples_per_s"] == pytest.approx(40 / (2 * progress_module.TELL_EVERY_S))
+    assert told[-1]["samples_per_s"] == pytest.approx(40 / (2 * progress_module.REPORT_EVERY_S))
     reporter.close()
 
 
@@ -134,16 +139,16 @@ def test_metrics_that_are_no_numbers_are_reported_with_the_step_since_when(liste
     progress = Progress(reporter)
     losses = [2.0, float("inf"), torch.tensor(float("nan")), float("nan")]
     for step, loss in enumerate(losses, start=80):
-        progress.step(Cursor(step=step), 8, loss)
+        progress.record_step(Step(8, loss=loss, cursor=Cursor(step=step)))
         received(listener)
-    progress.metrics.note(84, {"best": float("-inf"), "accuracy": torch.tensor(0.5)})
+    progress.metrics.add(84, {"best": float("-inf"), "accuracy": torch.tensor(0.5)})
     progress.send(Cursor(step=84))
     assert received(listener)["metrics"] == {
         "loss": {"value": "NaN", "since_step": 81},
         "best": {"value": "-inf", "since_step": 84},
         "accuracy": 0.5,
     }
-    progress.metrics.note(85, {"loss": 1.5})
+    progress.metrics.add(85, {"loss": 1.5})
     progress.send(Cursor(step=85))
     assert received(listener)["metrics"]["loss"] == 1.5
     reporter.close()
@@ -156,13 +161,13 @@ def test_rank_0_sends_every_value_once(listener: socket.socket) -> None:
         progress.metrics.restore(9, {"loss": 7.0})
         for step, loss in enumerate([0.5, torch.tensor(float("nan")), float("-inf"), 0.25], start=10):
             progress.metrics.add_loss(step, loss, 8 * step if step < 12 else None)
-        progress.metrics.note(13, {"accuracy": torch.tensor(0.5), "step": 1.0, "samples": 2.0})
-        progress.metrics.note(13, {"accuracy": 0.75})
+        progress.metrics.add(13, {"accuracy": torch.tensor(0.5), "step": 1.0, "samples": 2.0})
+        progress.metrics.add(13, {"accuracy": 0.75})
         progress.send_rows()
-        progress.metrics.note(14, {"long": 1.0, "x" * 300: 1.0})
+        progress.metrics.add(14, {"long": 1.0, "x" * 300: 1.0})
         progress.send_rows()  # a moment later: it waits
         for step in range(15, 315):
-            progress.metrics.note(step, {"x" * 100: 1.0})
+            progress.metrics.add(step, {"x" * 100: 1.0})
         progress.send_rows(surely=True)
         reporter.close()
     rows: list[dict[str, Any]] = []
@@ -182,7 +187,7 @@ def test_rows_say_how_many_samples_there_were_in_all(listener: socket.socket) ->
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
     for cursor in (Cursor(4, 1, 8, 20), Cursor(5, 1, 16, 20), Cursor(6, 2, 8, None)):
-        progress.step(cursor, 8, 0.5)
+        progress.record_step(Step(8, loss=0.5, cursor=cursor))
     progress.send_rows(surely=True)
     rows = [json.loads(row) for _ in range(2) for row in received(listener, rows=True)["rows"]]
     assert [(row["step"], row.get("samples")) for row in rows] == [(4, 28), (5, 36), (6, None)]
@@ -200,10 +205,10 @@ def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: py
     for step, value in enumerate(values, start=2):
         metrics.add_loss(step, torch.tensor(value))
     assert (stacked, metrics.not_finite) == ([1], {})
-    metrics.look()
+    metrics.read_losses()
     assert (stacked, metrics.not_finite) == ([1, 4], {"loss": NotFinite("NaN", 4)})
     for step in range(1000):
         metrics.add_loss(step, torch.tensor(1.0, dtype=torch.float16 if step == 500 else torch.float32))
     assert max(stacked) <= 256
-    metrics.look()
+    metrics.read_losses()
     assert metrics.not_finite == {}

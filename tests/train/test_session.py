@@ -24,8 +24,8 @@ def test_how_often_it_was_interrupted_is_known_from_its_storage(
 
     def start() -> Run:
         run = Run(str(tmp_path), model=torch.nn.Linear(1, 1))
-        assert run._session._interruptions is not None
-        run._session._interruptions.join()
+        assert run._session.storage._interruptions is not None
+        run._session.storage._interruptions.join()
         return run
 
     for _ in range(3):

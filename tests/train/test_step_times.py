@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data import sample_order
-from elasticctl_train.step_times import TELL_EVERY_S, StepTimes
+from elasticctl_train.step_times import REPORT_EVERY_S, StepTimes
 
 FETCH_S = 0.02
 
@@ -43,25 +43,26 @@ class SlowStream(IterableDataset[torch.Tensor]):
             yield torch.ones(2)
 
 
-def test_sums_are_told_twice_a_second_from_the_first_step_on() -> None:
-    times = StepTimes()
+def test_sums_are_reported_twice_a_second_from_the_first_step_on() -> None:
+    waits_s: list[float | None] = [None]
+    times = StepTimes(lambda: waits_s[0])
     times.add_data(5.0)
     times.save_s = 3.0
-    assert times.told(100.0) is None
+    assert times.due_report(100.0) is None
     times.add_data(0.5)
-    assert times.told(101.0) == {"wall": 1.0, "data": 0.5, "save": 0.0}
-    assert times.told(101.0 + TELL_EVERY_S / 2) is None
-    times.all_reduce_s = lambda: 0.25
-    assert times.told(102.0) == {"wall": 2.0, "data": 0.5, "all_reduce": 0.25, "save": 0.0}
+    assert times.due_report(101.0) == {"wall": 1.0, "data": 0.5, "save": 0.0}
+    assert times.due_report(101.0 + REPORT_EVERY_S / 2) is None
+    waits_s[0] = 0.25
+    assert times.due_report(102.0) == {"wall": 2.0, "data": 0.5, "all_reduce": 0.25, "save": 0.0}
     times.restart()
-    assert times.told(110.0) is None
-    assert times.told(111.0) == {"wall": 1.0, "data": 0.0, "all_reduce": 0.0, "save": 0.0}
+    assert times.due_report(110.0) is None
+    assert times.due_report(111.0) == {"wall": 1.0, "data": 0.0, "all_reduce": 0.0, "save": 0.0}
 
 
-def test_what_nobody_tells_is_not_told() -> None:
+def test_what_is_not_known_is_not_reported() -> None:
     times = StepTimes()
-    times.told(1.0)
-    assert times.told(2.0) == {"wall": 1.0, "save": 0.0}
+    times.due_report(1.0)
+    assert times.due_report(2.0) == {"wall": 1.0, "save": 0.0}
 
 
 def test_a_save_is_timed_even_if_it_fails() -> None:
@@ -88,4 +89,4 @@ def test_a_run_times_what_its_loader_takes_and_nothing_else(
                 optimizer.step()
                 run.step()
         assert times.data_s == pytest.approx(6 * FETCH_S)
-        assert times.all_reduce_s() == 0.0
+        assert run._strategy.reduce_waits_s() == 0.0

@@ -43,7 +43,7 @@ twice a second counts as moving (`elasticctl_launcher.hangs`)."""
 _LONGEST_LOOK_S = 0.05
 """The longest pause of a rank between two checks whether the others have come; the pauses grow up to it."""
 _SURVIVING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
-"""Make torch leave NCCL's failures to `lost_peers.nccl`. It would wait for a minute and then end the process."""
+"""Make torch leave NCCL's failures to `inplace.connections`. It would wait for a minute and then end the process."""
 _PATIENT = timedelta(days=3650)
 """How long a message may take: a rank may have to wait for its storage, while the others wait for it. The loss of a
 rank is noticed at once, by its connections, or by whoever started it."""

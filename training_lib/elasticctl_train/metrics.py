@@ -20,10 +20,10 @@ Row = dict[str, float | str]
 finite is a word."""
 RESERVED = ("step", "at", "samples")
 
-_LOOK_EVERY_S = 0.5
+_READ_EVERY_S = 0.5
 _MAX_UNREAD = 256
 _MAX_ROWS = 10_000
-"""How many rows to keep, the newest ones, while nobody takes them."""
+"""How many rows to keep, the newest ones, while none are taken."""
 _JSON_WORDS = {"NaN": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -43,60 +43,60 @@ class Metrics:
         self.not_finite: dict[str, NotFinite] = {}
         self._rows: list[Row] = []
         self._unread: list[tuple[int, float, int | None, torch.Tensor]] = []
-        self._looked_s = -math.inf
+        self._read_s = -math.inf
 
     def add_loss(self, step: int, loss: torch.Tensor | float, samples: int | None = None) -> bool:
         """Record the loss of a step, after `samples` in all; return True if it is time to report metrics."""
         if isinstance(loss, torch.Tensor) and _is_elsewhere(loss):
-            self._keep(step, samples, loss.detach())
+            self._defer(step, samples, loss.detach())
         else:
-            self._take(LOSS, step, time.time(), _number(loss), samples)
+            self._add_value(LOSS, step, time.time(), _number(loss), samples)
         now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_EVERY_S:
+        if now_s - self._read_s < _READ_EVERY_S:
             return False
-        self._looked_s = now_s
-        self.look()
+        self._read_s = now_s
+        self.read_losses()
         return True
 
-    def note(self, step: int, metrics: Mapping[str, torch.Tensor | float], samples: int | None = None) -> None:
+    def add(self, step: int, metrics: Mapping[str, torch.Tensor | float], samples: int | None = None) -> None:
         """Record other metrics at this step, after `samples` in all."""
         now = time.time()
         for name, value in metrics.items():
-            self._take(name, step, now, _number(value), samples)
+            self._add_value(name, step, now, _number(value), samples)
 
     def restore(self, step: int, metrics: Mapping[str, float]) -> None:
         """Restore the values of the checkpoint that training resumes from; they are not new."""
         for name, value in metrics.items():
             self._judge(name, step, value)
 
-    def take_rows(self) -> list[Row]:
+    def pop_rows(self) -> list[Row]:
         """Return all values since the last call; those of one step and moment form one row."""
         taken, self._rows = self._rows, []
         return taken
 
-    def look(self) -> None:
+    def read_losses(self) -> None:
         """Read the losses that are still on the device, which waits for it."""
         unread, self._unread = self._unread, []
         if not unread:
             return
         values = torch.stack([loss.reshape(()) for *_, loss in unread]).tolist()
         for (step, at, samples, _), value in zip(unread, values, strict=True):
-            self._take(LOSS, step, at, value, samples)
+            self._add_value(LOSS, step, at, value, samples)
 
     def as_data(self) -> dict[str, Any]:
         """Return all metrics as JSON, which cannot represent NaN."""
         lost = {name: {"value": item.value, "since_step": item.step} for name, item in self.not_finite.items()}
         return {**self.finite, **lost}
 
-    def _keep(self, step: int, samples: int | None, loss: torch.Tensor) -> None:
+    def _defer(self, step: int, samples: int | None, loss: torch.Tensor) -> None:
         if self._unread and (
             len(self._unread) >= _MAX_UNREAD
             or (self._unread[-1][-1].device, self._unread[-1][-1].dtype) != (loss.device, loss.dtype)
         ):
-            self.look()
+            self.read_losses()
         self._unread.append((step, time.time(), samples, loss))
 
-    def _take(self, name: str, step: int, at: float, value: float, samples: int | None) -> None:
+    def _add_value(self, name: str, step: int, at: float, value: float, samples: int | None) -> None:
         self._judge(name, step, value)
         if name in RESERVED:
             return

@@ -59,12 +59,12 @@ class LossGuard:
                 f"${ON_NAN_VARIABLE}={OnNan.ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {instead}"
             )
 
-    def look(self, cursor: Cursor) -> None:
-        """Like `heed`, for every loss up to this step, including those that have not been read from the device yet."""
-        self._progress.metrics.look()
-        self.heed(cursor)
+    def check_all(self, cursor: Cursor) -> None:
+        """Like `check`, for every loss up to this step, including those that have not been read from the device yet."""
+        self._progress.metrics.read_losses()
+        self.check(cursor)
 
-    def heed(self, cursor: Cursor) -> None:
+    def check(self, cursor: Cursor) -> None:
         """Warn once, on rank 0, if the loss is not finite. Raises NotFiniteError if that ends the job."""
         lost = self._progress.metrics.not_finite.get(LOSS)
         if lost is None:
@@ -74,7 +74,7 @@ class LossGuard:
         if self._has_warned:
             return
         if self._choice is OnNan.STOP:
-            self._tell_all(cursor)
+            self._report_all(cursor)
             raise NotFiniteError(
                 f"the loss is {lost.value} since step {lost.step}, and the job is configured to stop then"
             )
@@ -92,19 +92,19 @@ class LossGuard:
         """
         if not self.goes_back:
             return
-        self.look(cursor)
+        self.check_all(cursor)
         if not any(world.highest(self._lost is not None)):
             return
         checkpoints = open_checkpoints()
         mine = None if self._lost is None else (*self._lost[:2], asdict(self._lost[2]))
         step, value, at = min((one for one in world.gather(mine) if one), key=lambda one: one[0])
-        self._tell_all(cursor)
+        self._report_all(cursor)
         if checkpoints is None:
             raise NotFiniteError(
                 f"the loss is {value} since step {step}, and without a storage there is no checkpoint to go back to"
             )
         checkpoints.go_back(step, value, at)
 
-    def _tell_all(self, cursor: Cursor) -> None:
+    def _report_all(self, cursor: Cursor) -> None:
         self._progress.send(cursor)
         self._progress.send_rows(surely=True)

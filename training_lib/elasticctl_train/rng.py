@@ -17,7 +17,7 @@ _MT19937_BYTES = 624 * 4 + 4
 
 def capture() -> dict[str, Any]:
     """Return the state of every generator, as a state tree."""
-    return Capture().take()
+    return Capture().capture()
 
 
 class Capture:
@@ -27,7 +27,7 @@ class Capture:
         self._numpy: dict[str, Any] | None = None
         self._numpy_words = b""
 
-    def take(self) -> dict[str, Any]:
+    def capture(self) -> dict[str, Any]:
         """Return the state of every generator, as a state tree."""
         words = _words_of_numpy()
         if self._numpy is None or not words or words != self._numpy_words or self._numpy["has_gauss"]:

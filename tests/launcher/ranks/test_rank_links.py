@@ -33,6 +33,7 @@ class Launcher:
         }
         link = Link.open(environment)
         assert link is not None
+        link.listen()
         link.attach()
         return link
 
@@ -71,7 +72,7 @@ def test_a_rank_hears_that_its_generation_is_over_and_its_next_place(launcher: L
 
 def test_the_launcher_hears_of_lost_peers_and_of_ranks_that_cannot_stay(launcher: Launcher) -> None:
     rank = launcher.rank(0, generation=4)
-    rank.tell_lost(rank.generation, "connection reset")
+    rank.report_lost(rank.generation, "connection reset")
     wait_until(lambda: launcher.heard == [("lost", 4, "connection reset")])
     rank.decline("no state")
     wait_until(lambda: launcher.heard[1:] == [("declined", 4, "no state")])

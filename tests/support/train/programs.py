@@ -194,7 +194,7 @@ def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
 
     rank_shares.Share.write = failing_write  # type: ignore[method-assign]
     run = Run(url, model=torch.nn.Linear(2, 2), save=SavePolicy(every_steps=1))
-    checkpoints = run._session._checkpoints
+    checkpoints = run._session.storage.checkpoints
     assert checkpoints is not None
     while run.steps_done < 20 or checkpoints._saves.number < 3:
         run.step()

@@ -423,9 +423,9 @@ def train_with_copies(url: str, nodes: list[str], notes: str, stop: int) -> None
 
     def step_to_end(run: Run, *arguments: Any, **more: Any) -> None:
         step(run, *arguments, **more)
-        run._session._next_check = 0
+        run._session.meetings._next = 0
         if run.steps_done == stop:
-            wait_for_copy(run._session._checkpoints)
+            wait_for_copy(run._session.storage.checkpoints)
             Path(f"{notes}-{rank}-copied").touch()
             wait_until(lambda: all(Path(f"{notes}-{other}-copied").exists() for other in range(len(nodes))))
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Ranks that stay in their processes when the group changes: what a process holds, and how a group comes to one state.
 
-Who has the newest state, and who takes it over, is decided by the real `elasticctl_train.inplace.newest_state.decide`.
+Who has the newest state, and who takes it over, is decided by the real `elasticctl_train.inplace.handover.decide`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticctl_train.inplace.newest_state import Standing, decide
+from elasticctl_train.inplace.handover import Standing, decide
 from tests.support.virtual.clock import VirtualLoop
 
 HANDOVER_S = 0.2

@@ -36,8 +36,8 @@ def train(url: Path, epochs: int) -> int:
                 run.scale_loss(loss).backward()
                 optimizer.step()
                 run.step(loss=loss)
-                if run._session._checkpoints is not None:
-                    assert run._session._checkpoints.settle()
+                if run._session.storage.checkpoints is not None:
+                    assert run._session.storage.checkpoints.settle()
         return run.steps_done
 
 

@@ -28,21 +28,21 @@ TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWar
 
 
 def loader(length: int = 40, position: int = 0, feed: Feed | None = None, **options: Any) -> ElasticLoader:
-    plan = EpochPlan(length, 8)
-    return loaders.make_loader(
-        Numbers(length), plan, feed or Feed(), position, lambda: Cursor(position=position), options
-    )
+    def where() -> Cursor:
+        return Cursor(position=position)
+
+    return loaders.make_loader(Numbers(length), EpochPlan(length, 8), feed or Feed(), where, where, options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_workers_fetched_ahead_is_not_counted(workers: int) -> None:
     feed = Feed()
     batches = iter(loader(feed=feed, num_workers=workers))
-    assert feed.take() == 0
+    assert feed.drop_pending() == 0
     assert next(batches).tolist() == list(range(8))
     assert next(batches).tolist() == list(range(8, 16))
-    assert feed.take() == 16
-    assert feed.take() == 0
+    assert feed.drop_pending() == 16
+    assert feed.drop_pending() == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -56,24 +56,29 @@ def test_a_loader_goes_on_from_the_position(workers: int) -> None:
 def test_the_length_before_a_pass_is_that_of_a_pass_that_would_begin_now() -> None:
     """A loader that was made before the loop over the epochs, by a rank that has joined in the middle of one."""
     place = [Cursor(position=16)]
-    feed = Feed(begun=1, repeated=1, where=lambda: place[0])
-    batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, 16, lambda: place[0], {})
+    feed = Feed()
+    feed.begin_epoch()
+    feed.adopt_repeated(1)
+    batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, lambda: place[0], lambda: place[0], {})
     assert len(batches) == 2, "the other ranks, which have had a batch twice, end after two more if they count"
     passed = iter(batches)
     next(passed)
     assert len(batches) == 3, "those that do not count are told what there is"
-    place[0], feed.begun, feed.repeated = Cursor(position=32), 2, 0
+    place[0] = Cursor(position=32)
+    feed.begin_rest()
+    feed.begin_epoch()
     assert len(batches) == 1, "the epoch is begun again"
-    place[0], feed.begun = Cursor(epoch=1), 3
+    place[0] = Cursor(epoch=1)
+    feed.begin_epoch()
     assert len(batches) == 5
-    feed.repeated = 6
+    feed.adopt_repeated(6)
     assert len(batches) == 5, "whoever goes on beyond what was repeated does not count"
 
 
 def test_whoever_numbers_the_batches_of_a_pass_knows_the_last_one_though_some_came_twice() -> None:
     """As scripts do that make a step every few batches and at the end of the epoch."""
     feed, place = Feed(), [Cursor()]
-    batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, 0, lambda: place[0], {})
+    batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, lambda: place[0], lambda: place[0], {})
     assert len(batches) == 5
     seen = []
     for number, batch in enumerate(batches):
@@ -104,7 +109,7 @@ class Pids(Numbers):
 def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.CaptureFixture[str]) -> None:
     plan = EpochPlan(400, 8)
     options = {"num_workers": 2, "worker_init_fn": lambda worker: os.write(1, f"worker {worker}\n".encode())}
-    batches = iter(loaders.make_loader(Pids(400), plan, Feed(), 0, Cursor, options))
+    batches = iter(loaders.make_loader(Pids(400), plan, Feed(), Cursor, Cursor, options))
     pids = set(next(batches).tolist()) | set(next(batches).tolist())
     assert os.getpid() not in pids
     subprocess.run(["sh", "-c", 'kill -TERM "$@"', "sh", *map(str, pids)], check=True)  # not by their parent
@@ -123,7 +128,7 @@ class Stuck(Numbers):
 
 def test_a_rank_can_end_while_its_workers_are_stuck() -> None:
     """multiprocessing terminates what is left at the end of the interpreter, and then waits for it without a limit."""
-    batches = iter(loaders.make_loader(Stuck(400), EpochPlan(400, 8), Feed(), 0, Cursor, {"num_workers": 1}))
+    batches = iter(loaders.make_loader(Stuck(400), EpochPlan(400, 8), Feed(), Cursor, Cursor, {"num_workers": 1}))
     next(batches)
     (worker,) = multiprocessing.active_children()
     worker.terminate()

@@ -103,16 +103,16 @@ def test_a_step_of_fewer_batches_than_others_is_known() -> None:
             feed.hand_over(range(8))
         taken = feed.take_step()
         assert taken.batches == batches
-        steps.append((taken.samples, taken.is_uneven))
+        steps.append((taken.samples, taken.torn))
     assert steps == [(24, True), (24, False), (16, True), (8, False), (24, False)], "of the first it is not known"
 
 
 def test_the_first_batch_of_a_pass_is_told_from_that_of_another_step() -> None:
-    feed, told = Feed(), list[bool]()
-    feed.on_fetch = told.append
+    begun = list[bool]()
+    feed = Feed(before_step=begun.append)
     for _ in range(2):
         for number, _ in enumerate(feed.watch_fetches(lambda: range(4))):
             feed.hand_over(range(8))
             if number % 2:
-                feed.take()
-    assert told == [True, False, False] * 2, "and the end of the pass"
+                feed.drop_pending()
+    assert begun == [True, False, False] * 2, "and the end of the pass"

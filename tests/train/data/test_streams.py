@@ -54,7 +54,7 @@ class Stateful(Stream):
 
 
 def loader(dataset: Any, feed: Feed, plan: StreamPlan, **options: Any) -> StreamLoader:
-    feed.mark = plan.mark
+    feed.restart_at(plan.mark)
     return streams.make_loader(dataset, plan, feed, lambda: Cursor(epoch=plan.epoch, position=plan.position), options)
 
 
@@ -93,7 +93,7 @@ def test_workers_change_nothing_and_what_they_fetch_ahead_is_not_counted(dataset
     alone = [batch.tolist() for batch in loader(dataset, Feed(1, 2), StreamPlan(8))]
     batches = iter(loader(dataset, feed, StreamPlan(8), num_workers=2))
     assert [next(batches).tolist() for _ in range(2)] == alone[:2]
-    assert feed.take() == 16
+    assert feed.drop_pending() == 16
     assert feed.mark == ({"at": 16} if isinstance(dataset, Stateful) else None)
     rest = loader(dataset, feed, StreamPlan(8, position=16, mark=feed.mark), num_workers=2)
     assert [batch.tolist() for batch in rest] == alone[2:]

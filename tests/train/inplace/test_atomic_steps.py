@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 from elasticctl_train.checkpoint import parts
+from elasticctl_train.data.sample_order import Feed
 from elasticctl_train.dist import Channel, World, collective_errors
 from elasticctl_train.inplace.atomic_steps import LastStep, StepGate
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
-from elasticctl_train.inplace.run_in_place import InPlace, OwnCollectives
+from elasticctl_train.inplace.keep_ranks import KeepRanks
+from elasticctl_train.script_loop import ScriptLoop
 
 
 class Scalars:
@@ -41,16 +43,16 @@ class Bench:
         self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.small, self.large = Scalars(), nn.Linear(200, 200)
-        self.watch = PeerWatch(2, lambda error: self.last.keep())
+        self.watch = PeerWatch(2, lambda error: self.last.copy_large())
         self.last = LastStep(self.model, [self.optimizer], {"small": self.small, "large": self.large})
-        self.gate = StepGate(self.watch, [self.optimizer], self.last.look)
+        self.gate = StepGate(self.watch, [self.optimizer], self.last.check_parameters)
         self.last.begin()
 
     def backward(self) -> None:
         self.model(torch.randn(8, 4)).square().mean().backward()
 
     def lose(self) -> None:
-        self.watch.note(RuntimeError("Connection closed by peer"))
+        self.watch.record_loss(RuntimeError("Connection closed by peer"))
 
     def change_large(self) -> None:
         with torch.no_grad():
@@ -130,7 +132,7 @@ def test_the_first_steps_show_whether_a_script_changes_parameters_early(bench: B
 
 def test_that_a_rank_begins_with_the_parameters_of_another_is_not_the_scripts_doing(bench: Bench) -> None:
     bench.model[0].weight.data.mul_(0.99)  # as DistributedDataParallel does, which `run.model` makes in the first step
-    bench.last.take_over()
+    bench.last.accept_parameters()
     bench.backward()
     bench.optimizer.step()
     assert not bench.last.changes_early
@@ -187,11 +189,11 @@ class TwoSteps(Bench):
         super().__init__()
         self.other = nn.Linear(4, 4)
         self.second = torch.optim.AdamW(self.other.parameters(), lr=0.1)
-        self.gate = StepGate(self.watch, [self.optimizer, self.second], self.last.look)
+        self.gate = StepGate(self.watch, [self.optimizer, self.second], self.last.check_parameters)
         for _ in range(2):
             self.make_step(self.second)
             self.make_step(self.optimizer)
-            self.gate.mark()
+            self.gate.end_step()
             self.last.begin()
 
     def make_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -214,7 +216,7 @@ def test_a_step_that_was_made_before_a_loss_between_two_is_undone() -> None:
     assert bench.last.restore()
     assert bench.gate.undo()
     assert all(map(torch.equal, before, bench.state()))
-    bench.gate.mark()
+    bench.gate.end_step()
     bench.watch.reset(2, lambda error: None)
     bench.last.begin()
     bench.make_step(bench.second)
@@ -225,7 +227,7 @@ def test_a_step_that_was_made_before_a_loss_between_two_is_undone() -> None:
 
 def test_a_step_that_a_loss_in_its_closure_interrupts_is_undone(bench: Bench) -> None:
     bench.optimizer = torch.optim.LBFGS(bench.model.parameters(), lr=0.1, max_iter=4)  # type: ignore[assignment]
-    gate = StepGate(bench.watch, [bench.optimizer], bench.last.look)
+    gate = StepGate(bench.watch, [bench.optimizer], bench.last.check_parameters)
     before = [parameter.detach().clone() for parameter in bench.model.parameters()]
     calls: list[int] = []
 
@@ -265,39 +267,10 @@ def test_a_scheduler_may_be_made_before_or_after_the_run(is_first: bool) -> None
     assert optimizer.param_groups[0]["lr"] == 0.05
     assert not torch.equal(model.weight, before)
     assert list(inspect.signature(optimizer.step).parameters)[-1:] == list(signature.parameters)
-    watch.note(RuntimeError("Connection closed by peer"))
+    watch.record_loss(RuntimeError("Connection closed by peer"))
     before = model.weight.clone()
     optimizer.step()
     assert torch.equal(model.weight, before)
-
-
-@pytest.mark.parametrize(
-    ("counts", "differ"),
-    [
-        ([(0, False), (0, True), (0, True)], False),
-        (
-            [(3, False), (4, True), (5, True), (9, False), (10, True)],
-            False,
-        ),  # three between two epochs
-        ([(0, False), (0, True), (1, True)], True),
-        ([(0, False), (1, True), (0, False), (1, True), (1, True)], True),  # in another group, which counts from 0
-    ],
-)
-def test_collectives_in_some_steps_only_are_known(counts: list[tuple[int, bool]], differ: bool) -> None:
-    own = OwnCollectives()
-    for count, is_comparable in counts:
-        own.begin_step(count, is_comparable=is_comparable)
-    assert own.differ is differ
-
-
-def test_collectives_since_the_last_step_are_known() -> None:
-    own = OwnCollectives()
-    assert own.has_made_any(2)
-    own.end_step(2)
-    assert not own.has_made_any(2)
-    assert own.has_made_any(3)
-    own.enter_group()
-    assert not own.has_made_any(0)
 
 
 @pytest.fixture
@@ -319,7 +292,7 @@ def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) 
     with pytest.raises(RuntimeError, match="find_unused_parameters"):
         wrapped(torch.ones(1, 2))
     with pytest.raises(torch.OutOfMemoryError):
-        watch.note(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+        watch.record_loss(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
 
 
 def test_a_rank_alone_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
@@ -330,30 +303,31 @@ def test_a_rank_alone_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
     assert group._get_sequence_number_for_group() == before
 
 
-def in_place(watch: PeerWatch, *, is_over: bool = False) -> InPlace:
+def keep_ranks(watch: PeerWatch, *, is_over: bool = False) -> KeepRanks:
     """A run that stays, alone in its group."""
     model = nn.Linear(2, 2)
     group: Any = SimpleNamespace(watch=watch, world=World(), is_over=is_over)
-    return InPlace(group, {parts.MODEL: model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    run_parts = {parts.MODEL: model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    return KeepRanks(lambda on_loss: group, run_parts, Feed(), ScriptLoop(run_parts), on_skip=lambda: None, saves=False)
 
 
 def test_an_error_of_the_script_in_run_step_ends_it_and_is_no_loss_of_a_peer() -> None:
     """Such as a loss with two elements: in the next group it would be raised again."""
-    stay = in_place(PeerWatch(1, lambda error: pytest.fail(str(error))))
+    stay = keep_ranks(PeerWatch(1, lambda error: pytest.fail(str(error))))
     with pytest.raises(RuntimeError, match="Scalar"):
         stay.complete(lambda: print(torch.ones(2).item()))
 
 
 def test_a_collective_that_fails_in_run_step_is_a_loss_of_a_peer() -> None:
-    told: list[BaseException] = []
-    stay = in_place(PeerWatch(1, told.append))
+    lost: list[BaseException] = []
+    stay = keep_ranks(PeerWatch(1, lost.append))
 
     def step() -> None:
         with collective_errors():
             raise RuntimeError("Connection closed by peer")
 
     assert not stay.complete(step)
-    assert [str(error) for error in told] == ["Connection closed by peer"]
+    assert [str(error) for error in lost] == ["Connection closed by peer"]
 
 
 def test_parameters_that_no_optimizer_steps_are_seen() -> None:
@@ -374,7 +348,7 @@ def test_a_gpu_is_waited_for_before_an_optimizer_uses_what_it_reduces(
     bench.watch.channel = Channel(is_cut=lambda: is_cut)
     before = bench.model[0].weight.clone()
     bench.backward()
-    bench.watch.is_on_gpu = True
+    bench.watch.expect_gpu()
     bench.optimizer.step()
     assert torch.equal(bench.model[0].weight, before) == is_cut
     bench.watch.finish_on_gpu()

@@ -74,8 +74,7 @@ def lose_a_peer(port: int, how: str, survives: bool) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     is_cut, told = threading.Event(), list[BaseException]()
     channel = Channel(training=dist.group.WORLD, is_dead=is_cut.is_set)
-    watch = PeerWatch(2, told.append, channel)
-    watch.survives = survives
+    watch = PeerWatch(2, told.append, channel, survives=survives)
     layers = [torch.nn.Linear(400, 400) for _ in range(6)]
     model = ElasticDataParallel(torch.nn.Sequential(*layers), watch, init_sync=True)
     model(torch.ones(2, 400)).sum().backward()

@@ -31,14 +31,12 @@ class Bed:
     """A group of two whose collectives break."""
 
     def __init__(self) -> None:
-        self.noted: list[BaseException] = []
+        self.losses: list[BaseException] = []
         self.is_in_step, self.is_made = True, False
-        watch = SimpleNamespace(survives=True, lost=False, note=self.noted.append)
+        watch = SimpleNamespace(survives=True, lost=False, record_loss=self.losses.append)
         world = SimpleNamespace(size=2, channel=Channel())
         self.group: Any = SimpleNamespace(watch=watch, world=world, thread=threading.get_ident(), is_over=True)
-        collectives = ScriptCollectives(self.group, lambda: self.is_made)
-        collectives.is_in_step = lambda: self.is_in_step
-        collectives.install()
+        ScriptCollectives(self.group, lambda: self.is_in_step, lambda: self.is_made).install()
 
 
 @pytest.fixture
@@ -65,20 +63,20 @@ def test_in_a_lost_step_all_ranks_seem_to_have_this_ones_values(bed: Bed) -> Non
     assert work.wait()
     dist.all_gather(each, torch.full((1,), 3.0))
     assert [float(total), *map(float, each)] == [1.0, 3.0, 3.0]
-    assert len(bed.noted) == 2
+    assert len(bed.losses) == 2
 
 
 def test_after_the_optimizers_the_step_counts(bed: Bed) -> None:
     bed.is_made = True
     dist.all_reduce(torch.ones(1))
-    assert bed.noted == []
+    assert bed.losses == []
 
 
 def test_an_error_that_no_loss_explains_is_the_scripts_own(bed: Bed) -> None:
     bed.group.is_over = False
     with pytest.raises(RuntimeError, match="closed by peer"):
         dist.all_reduce(torch.ones(1))
-    assert bed.noted == []
+    assert bed.losses == []
 
 
 @pytest.mark.parametrize("what", ["evaluation", "thread", "group"])
@@ -92,4 +90,4 @@ def test_elsewhere_an_error_ends_the_script(bed: Bed, what: str) -> None:
         group = object()
     with pytest.raises(RuntimeError, match="closed by peer"):
         dist.all_reduce(torch.ones(1), group=group)
-    assert bed.noted == []
+    assert bed.losses == []

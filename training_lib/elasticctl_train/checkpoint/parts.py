@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,9 @@ MODEL = "model"
 
 OWN = "run"
 """The part of the state that belongs to `Run`: counters, the position in the data, and the result of `Describer`."""
+
+_SAMPLED = 64
+"""How many elements of each parameter are compared to tell whether it has changed."""
 
 
 class Stateful(Protocol):
@@ -42,6 +45,11 @@ def layers(part: Any) -> Iterator[Any]:
             part = part._orig_mod
         else:
             return
+
+
+def is_parallel(model: torch.nn.Module) -> bool:
+    """Return whether a model is in DistributedDataParallel."""
+    return any(isinstance(layer, DistributedDataParallel) for layer in layers(model))
 
 
 def is_compiled(part: object) -> bool:
@@ -129,6 +137,11 @@ def _stepped(parts: Mapping[str, Stateful]) -> set[int]:
 def until_step(parts: Mapping[str, Stateful]) -> set[str]:
     """Return the parts whose tensors only change in a step of their own."""
     return {name for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
+
+
+def sample(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the first elements of each parameter, as bytes, to tell whether it has changed."""
+    return [one.detach().reshape(-1)[:_SAMPLED].clone().view(torch.uint8) for one in parameters]
 
 
 class Frozen:

@@ -161,7 +161,7 @@ class ElasticDataLoader(DataLoader[Any]):
 
 
 class ElasticLoader:
-    """The rest of an epoch, from where training is when a pass begins; `feed` is told of each batch that is returned.
+    """The rest of an epoch, from where training is when a pass begins; `feed` counts each batch that is returned.
 
     `len` is that of the epoch's newest pass. Batches that are repeated because a step was lost count each time, like in
     a script that numbers the batches of a pass. Before the epoch's first pass, `len` leaves out as many batches as have
@@ -172,19 +172,20 @@ class ElasticLoader:
         self,
         make: Callable[[EpochPlan, int], DataLoader[Any]],
         plan: EpochPlan,
-        position: int,
         feed: Feed,
+        where: Callable[[], Cursor],
         begin: Begin,
     ) -> None:
-        """`make` creates torch's loader for a plan from a position on; `begin` is called when a pass begins."""
-        self._make, self._feed, self._begin = make, feed, begin
+        """`make` creates torch's loader for a plan from a position on; `where` returns where training is, and so does
+        `begin`, when a pass begins."""
+        self._make, self._feed, self._where, self._begin = make, feed, where, begin
         self._passed, self._passes_in = 0, -1
-        self._go_to(plan, position)
+        self._go_to(plan, where().position)
 
     def __len__(self) -> int:
         if self._passes_in == self._feed.begun:
             return self._passed + self._left
-        left = self._left if self._feed.where is None else self._plan.count(self._feed.where().position)
+        left = self._plan.count(self._where().position)
         return left - self._feed.repeated if self._feed.repeated <= left else left
 
     def __iter__(self) -> Iterator[Any]:
@@ -214,18 +215,18 @@ def make_loader(
     dataset: Dataset[Any],
     plan: EpochPlan,
     feed: Feed,
-    position: int,
+    where: Callable[[], Cursor],
     begin: Begin,
     options: Mapping[str, Any],
 ) -> ElasticLoader:
-    """Return a loader over the rest of the epoch from `position` on. `options` are passed to torch's DataLoader."""
+    """Return a loader over the rest of the epoch (see `ElasticLoader`). `options` are passed to torch's DataLoader."""
 
     def make(plan: EpochPlan, position: int) -> DataLoader[Any]:
         sampler = ElasticSampler(plan, rank=feed.rank, world_size=feed.world_size, position=position)
         chosen = worker_options(options, plan.seed, plan.epoch, position, feed.rank)
         return DataLoader(dataset, batch_sampler=sampler, **chosen)
 
-    return ElasticLoader(make, plan, position, feed, begin)
+    return ElasticLoader(make, plan, feed, where, begin)
 
 
 def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:

@@ -18,34 +18,30 @@ from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
 
 
-class HasPlan(Protocol):
-    """Whose work depends on the order of the epoch; None is a stream's."""
-
-    plan: EpochPlan | None
-
-
 class Place(Protocol):
     """Where training is."""
 
-    cursor: Cursor
-
     @property
-    def progress(self) -> HasPlan:
-        """What is told the order of the epoch."""
+    def cursor(self) -> Cursor:
+        """How far training is."""
+
+    def continue_in(self, cursor: Cursor, plan: EpochPlan | None) -> None:
+        """Record that the epoch continues from `cursor`, in the order of `plan` (None: a stream's)."""
 
 
 class RunLoaders:
-    """Loaders that report their batches to `feed`, begin at `place`, and say there in which order the epoch goes on.
+    """Loaders that report their batches to `feed`, begin at `place`, and say there in which order the epoch continues.
 
-    `mark` is the state of a stream behind the last step; `feed` has that behind the last batch. `rng` is the state of
-    the random number generators for the first batch, if training has resumed.
+    `plan` is that order, if it is no stream's. `mark` is the state of a stream behind the last step; `feed` has that
+    behind the last batch.
     """
 
     def __init__(self, feed: Feed, place: Place) -> None:
         self._feed, self._place = feed, place
-        self._begun: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
+        self._stream_at_begin: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
+        self._rng: dict[str, Any] | None = None
+        self.plan: EpochPlan | None = None
         self.mark: Any = None
-        self.rng: dict[str, Any] | None = None
 
     def over_samples(
         self,
@@ -57,18 +53,24 @@ class RunLoaders:
         options: Mapping[str, Any],
     ) -> ElasticLoader:
         """Return a loader of the rest of the epoch of a dataset that can be indexed; see `Run.loader`."""
-        cursor = self._place.cursor
-        plan = EpochPlan(loaders.length_of(dataset), global_batch, shuffle, seed, cursor.epoch, drop_last)
-        self._go_on_with(plan)
-        return loaders.make_loader(dataset, plan, self._feed, cursor.position, partial(self._begin, plan), options)
+        epoch = self._place.cursor.epoch
+        plan = EpochPlan(loaders.length_of(dataset), global_batch, shuffle, seed, epoch, drop_last)
+        self._continue_in(plan)
+        begin = partial(self._begin_pass, plan)
+        return loaders.make_loader(dataset, plan, self._feed, lambda: self._place.cursor, begin, options)
 
     def over_stream(self, dataset: Any, global_batch: int, drop_last: bool, options: Mapping[str, Any]) -> StreamLoader:
         """Return a loader of the rest of the epoch of a dataset that cannot be indexed; see `Run.loader`."""
-        self._go_on_with(None)
+        self._continue_in(None)
         if streams.has_state(dataset):
             parts.check({"dataset": dataset})
         plan = StreamPlan(global_batch, self._place.cursor.epoch, drop_last=drop_last)
-        return streams.make_loader(dataset, plan, self._feed, partial(self._begin, None, dataset), options)
+        return streams.make_loader(dataset, plan, self._feed, partial(self._begin_pass, None, dataset), options)
+
+    def restore_rng(self, state: dict[str, Any]) -> None:
+        """Restore the random number generators, now and before the first batch: set-up code may draw from them."""
+        self._rng = state
+        rng.restore(state)
 
     def end_step(self) -> None:
         """Record that the batches so far have been trained on."""
@@ -76,44 +78,41 @@ class RunLoaders:
 
     def put_mark(self, mark: Any) -> None:
         """Continue a stream from this state of its own (None: from where training is)."""
-        self._feed.mark = self.mark = mark
+        self.mark = mark
+        self._feed.restart_at(mark)
 
     def end_epoch(self) -> None:
-        """Begin the next epoch anew."""
+        """Record that all of an epoch has been trained on."""
         self.put_mark(None)
-        self._begun = None
-        self._feed.repeated = 0
+        self._stream_at_begin = None
+        self._feed.end_epoch()
 
-    def _go_on_with(self, plan: EpochPlan | None) -> None:
+    def _continue_in(self, plan: EpochPlan | None) -> None:
         """The epoch continues in this order (None: a stream's). Raises DataError where it was begun in another."""
         cursor = self._place.cursor
         if plan is None:
             sample_order.check_same(cursor, None, False, 0)
-            self._place.cursor = replace(cursor, length=None, shuffle=False, seed=0)
+            cursor = replace(cursor, length=None, shuffle=False, seed=0)
         else:
             sample_order.check(plan, cursor)
-            self._place.cursor = replace(cursor, length=plan.length, shuffle=plan.shuffle, seed=plan.seed)
-        self._place.progress.plan = plan
+            cursor = replace(cursor, length=plan.length, shuffle=plan.shuffle, seed=plan.seed)
+        self.plan = plan
+        self._place.continue_in(cursor, plan)
 
-    def _begin(self, plan: EpochPlan | None, stream: Any = None) -> Cursor:
-        """The first batch of a pass is about to be fetched, with a plan or of a stream; returns where training is.
-
-        What was handed over and not trained on comes again. Random numbers that set-up code has drawn since the resume
-        are forgotten.
-        """
-        self._feed.take()
-        self._feed.mark = self.mark
-        self._go_on_with(plan)
-        if self._place.cursor.position == 0 and streams.has_state(stream):
-            self._feed.mark = self._beginning_of(stream)
-        if self.rng is not None:
-            rng.restore(self.rng)
-            self.rng = None
-        return self._place.cursor
+    def _begin_pass(self, plan: EpochPlan | None, stream: Any = None) -> Cursor:
+        """The first batch of a pass is about to be fetched, with a plan or of a stream; returns where training is."""
+        self._continue_in(plan)
+        cursor = self._place.cursor
+        is_again = cursor.position == 0 and streams.has_state(stream)
+        self._feed.restart_at(self._beginning_of(stream) if is_again else self.mark)
+        if self._rng is not None:
+            rng.restore(self._rng)
+            self._rng = None
+        return cursor
 
     def _beginning_of(self, stream: Any) -> Any:
-        """What to put a stream back to for one more pass from the beginning of the epoch; None for the first pass."""
-        if self._begun is not None and self._begun[0] is stream:
-            return self._begun[1]
-        self._begun = stream, copy.deepcopy(stream.state_dict())
+        """The state of a stream for one more pass from the beginning of the epoch; None for the first pass."""
+        if self._stream_at_begin is not None and self._stream_at_begin[0] is stream:
+            return self._stream_at_begin[1]
+        self._stream_at_begin = stream, copy.deepcopy(stream.state_dict())
         return None

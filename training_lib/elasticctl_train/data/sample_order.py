@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -104,60 +104,77 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenStep:
-    """What a step was trained on. `is_uneven`: several batches, but not the usual number."""
+class Step:
+    """One step of the script, as it passes from the loader through the strategy to the session.
+
+    It was taken from the loader: `samples` of all ranks, in `batches` global batches. The script has called `Run.step`
+    for it `calls` times, the last time with `loss`. `cursor` is where training is after it.
+
+    If a peer is lost before the optimizers have made it, it counts for nothing, and its batches come again. `torn`: it
+    cannot be repeated in this process then, because it has fewer batches than others: a script that counts batches
+    would make the next step too early.
+    """
 
     samples: int
-    batches: int
-    is_uneven: bool
+    batches: int = 1
+    calls: int = 1
+    loss: torch.Tensor | float | None = None
+    cursor: Cursor = Cursor()
+    torn: bool = False
 
 
-@dataclass(slots=True)
 class Feed:
     """Counts what the loader has passed to the training loop, without what DataLoader workers have prefetched.
 
-    `pending` samples were passed since the last step; `own` samples of the newest global batch, which has `total`,
-    belong to this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to
-    another group. `batches` were passed since the last step; most steps consist of `usual_batches`. `is_done`: a pass
-    has ended in this epoch. `fetches_ahead`: the script takes each batch from the loader before it has trained on the
-    one before. `on_fetched(took_s)` is called after a batch has been fetched. `repeated` batches of this epoch have
-    come again because their steps were lost, on the ranks that were there then. `begun` counts the times that the
-    script has begun an epoch, or its rest. `where()` returns how far training is.
+    `pending` samples in `batches` were passed since the last step; `own` samples of the newest global batch belong to
+    this rank. `mark` is the state of a stream after that batch, if it has one. `moves` counts moves to another group,
+    `begun` the times that the script has begun an epoch, or its rest. `is_done`: a pass has ended in this epoch.
+    `repeated` batches of this epoch have come again because their steps were lost, on the ranks that were there then.
+    `fetches_ahead`: the script takes each batch from the loader before it has trained on the one before.
     """
 
-    rank: int = 0
-    world_size: int = 1
-    pending: int = 0
-    own: int = 0
-    total: int = 0
-    mark: Any = None
-    moves: int = 0
-    batches: int = 0
-    usual_batches: int = 0
-    is_done: bool = False
-    fetches_ahead: bool = False
-    repeated: int = 0
-    begun: int = 0
-    where: Callable[[], Cursor] | None = None
-    first_steps: list[int] = field(default_factory=list)
-    on_fetch: Callable[[bool], None] | None = None
-    on_fetched: Callable[[float], None] | None = None
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        before_step: Callable[[bool], None] = lambda is_first: None,
+        after_fetch: Callable[[float], None] = lambda took_s: None,
+    ) -> None:
+        """`before_step(is_first)` is called before the first batch of a step is fetched, and before a pass ends;
+        `is_first`: it is the first batch of the pass. `after_fetch(took_s)` is called after each batch."""
+        self.rank, self.world_size = rank, world_size
+        self.pending = self.batches = self.own = self.moves = self.begun = self.repeated = 0
+        self.mark: Any = None
+        self.is_done = self.fetches_ahead = False
+        self._before_step, self._after_fetch = before_step, after_fetch
+        self.total = self._usual_batches = 0
+        self._first_steps: list[int] = []
+
+    @property
+    def weight(self) -> float:
+        """The factor for this rank's mean loss by which the mean over ranks becomes that of the global batch."""
+        return self.own * self.world_size / self.total if self.total else 1.0
+
+    @property
+    def feeds_script(self) -> bool:
+        """True if the script trains on batches of a loader, as far as is known before its first step."""
+        return self.pending > 0 or self._usual_batches > 0
 
     def watch_fetches(self, batches: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """Yield from `batches()`, calling `on_fetch(is_first)` before the first batch of each step is fetched.
+        """Yield from `batches()`, which may start workers.
 
-        It is also called before the pass ends. `is_first`: it is the first batch of the pass. Fetching that includes
-        starting the workers. Raises DataError for a pass over an epoch of which a former pass has left nothing: the
-        script would not train any more.
+        Raises DataError for a pass over an epoch of which a former pass has left nothing: the script would not train
+        any more.
         """
-        self.first_steps.clear()
+        self._first_steps.clear()
         began_s = time.monotonic()
         fetched = iter(batches())
         took_s = time.monotonic() - began_s
         is_first = True
         while True:
-            if self.on_fetch is not None and not self.pending:
-                self.on_fetch(is_first)
+            if not self.pending:
+                self._before_step(is_first)
             began_s = time.monotonic()
             try:
                 batch = next(fetched)
@@ -167,45 +184,67 @@ class Feed:
                 self.is_done = True
                 return
             is_first = False
-            if self.on_fetched is not None:
-                self.on_fetched(took_s + time.monotonic() - began_s)
+            self._after_fetch(took_s + time.monotonic() - began_s)
             took_s = 0.0
             yield batch
 
+    def hand_over(self, batch: range, mark: Any = None) -> None:
+        """Record that this rank's slice of a global batch is passed to the training loop now."""
+        self.pending += len(batch)
+        self.batches += 1
+        self.own, self.total, self.mark = len(slice_of(batch, self.rank, self.world_size)), len(batch), mark
+
+    def restart_at(self, mark: Any) -> None:
+        """Continue behind the last step, where the stream's state is `mark`: what was passed since comes again."""
+        self.drop_pending()
+        self.mark = mark
+
+    def begin_epoch(self) -> None:
+        """Record that the script begins an epoch, or its rest."""
+        self.is_done = False
+        self.begun += 1
+
+    def end_epoch(self) -> None:
+        """Record that all of an epoch has been trained on."""
+        self.repeated = 0
+
+    def begin_rest(self) -> None:
+        """Record that an epoch continues that the script has left early; nothing of its rest has been repeated yet."""
+        self.drop_pending()
+        self.repeated = 0
+
+    def drop_pending(self) -> int:
+        """Return the number of samples passed since the last step; they belong to no step any more."""
+        pending, self.pending, self.batches = self.pending, 0, 0
+        return pending
+
+    def take_step(self, calls: int = 1, loss: torch.Tensor | float | None = None) -> Step:
+        """Return the step that was made of what was passed since the one before."""
+        batches, usual = self.batches, self._usual_batches
+        self._usual_batches = max(batches, usual)
+        if len(self._first_steps) < 3:
+            self._first_steps.append(batches)
+            self.fetches_ahead |= self._first_steps in ([2, 1, 1], [3, 1, 1])
+        return Step(self.drop_pending(), batches, calls, loss, torn=batches > 1 and batches != usual)
+
+    def continue_step(self) -> None:
+        """Record that the step goes on with another batch, whose gradient is added: nothing was fetched ahead."""
+        self._first_steps = [0, 0, 0]
+
     def move(self, rank: int, world_size: int) -> None:
         """Become another rank, and start again with what follows the last step."""
+        self.drop_pending()
         self.rank, self.world_size = rank, world_size
         self.moves += 1
         self.is_done = False
 
-    def hand_over(self, batch: range) -> None:
-        """Record that this rank's slice of a global batch is passed to the training loop now."""
-        self.pending += len(batch)
-        self.batches += 1
-        self.own, self.total = len(slice_of(batch, self.rank, self.world_size)), len(batch)
+    def repeat(self, step: Step) -> None:
+        """Record that the batches of a step come again."""
+        self.repeated += step.batches
 
-    def take(self) -> int:
-        """Return the number of samples passed since the last call."""
-        pending, self.pending, self.batches = self.pending, 0, 0
-        return pending
-
-    def take_step(self) -> TakenStep:
-        """Like `take`, for a step."""
-        batches, usual = self.batches, self.usual_batches
-        self.usual_batches = max(batches, usual)
-        if len(self.first_steps) < 3:
-            self.first_steps.append(batches)
-            self.fetches_ahead |= self.first_steps in ([2, 1, 1], [3, 1, 1])
-        return TakenStep(self.take(), batches, is_uneven=batches > 1 and batches != usual)
-
-    def go_on(self) -> None:
-        """Record that the step goes on with another batch, whose gradient is added: nothing was fetched ahead."""
-        self.first_steps = [0, 0, 0]
-
-    @property
-    def weight(self) -> float:
-        """The factor for this rank's mean loss by which the mean over ranks becomes that of the global batch."""
-        return self.own * self.world_size / self.total if self.total else 1.0
+    def adopt_repeated(self, batches: int) -> None:
+        """Record how many batches have come again on the ranks that this one joins."""
+        self.repeated = batches
 
 
 def check(plan: EpochPlan, cursor: Cursor) -> None:

@@ -47,8 +47,7 @@ class StreamLoader:
         cursor = self._begin()
         plan = replace(self._plan, epoch=cursor.epoch, position=cursor.position, mark=self._feed.mark)
         for total, samples, mark in self._feed.watch_fetches(lambda: self._make(plan)):
-            self._feed.hand_over(range(total))
-            self._feed.mark = mark
+            self._feed.hand_over(range(total), mark)
             yield samples
 
 

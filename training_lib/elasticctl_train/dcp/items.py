@@ -28,7 +28,7 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError, StorageError
 from elasticctl_train.checkpoint import tree
-from elasticctl_train.start_state import STORAGE_VARIABLE
+from elasticctl_train.run_storage import STORAGE_VARIABLE
 
 FIELD = "dcp"
 Path = tuple[str | int, ...]

@@ -34,7 +34,7 @@ from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import plans, tree
 from elasticctl_train.checkpoint.saving import Committer, Label
 from elasticctl_train.dcp import items
-from elasticctl_train.session import USED_URLS
+from elasticctl_train.run_storage import USED_URLS
 
 _ALL = Retention(last=1 << 30)
 _OVERTAKEN = (

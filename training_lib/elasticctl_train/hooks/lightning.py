@@ -22,9 +22,11 @@ from elasticctl_train import dist, rng
 from elasticctl_train.checkpoint import compatibility, parts
 from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.data.loaders import is_shared_position
-from elasticctl_train.data.sample_order import Cursor
+from elasticctl_train.data.sample_order import Cursor, Step
+from elasticctl_train.meetings import Snapshot
 from elasticctl_train.save_policy import SavePolicy
-from elasticctl_train.session import Session, Snapshot
+from elasticctl_train.session import Session
+from elasticctl_train.strategies import RestartRanks
 
 log = logging.getLogger("elasticctl_train")
 
@@ -55,7 +57,13 @@ class ElasticCallback(Callback):
         Raises StateError, StorageError and RestoreError.
         """
         fit = partial(compatibility.check, {_MODEL: pl_module})
-        self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module), fit)
+        self._session = Session(
+            self._url,
+            RestartRanks(dist.join(), "a framework owns the training loop"),
+            self._policy,
+            lambda: self._snapshot(trainer, pl_module),
+            fit,
+        )
         self._session.losses.refuse_rollback("Lightning chooses the batches")
         restored = self._session.restored
         if restored is not None:
@@ -68,12 +76,11 @@ class ElasticCallback(Callback):
         before = _samples_of(session.restored) if session.cursor.step else 0
         if before is not None and _samples_per_step(trainer):
             session.progress.count_samples_from(before)
-        session.progress.total_epochs = trainer.max_epochs
-        session.progress.total_steps = _total_steps(trainer, pl_module)
+        session.progress.expect(trainer.max_epochs, _total_steps(trainer, pl_module))
         if self._rng is not None:
             rng.restore(self._rng)
         elif session.restored is not None:
-            rng.seed_all(torch.initial_seed(), session.generation, session.world.rank)
+            rng.seed_all(torch.initial_seed(), session.storage.generation, session.world.rank)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record that a batch has been fetched."""
@@ -94,9 +101,10 @@ class ElasticCallback(Callback):
         """
         session, cursor = self._running(), self._cursor(trainer)
         if cursor.step > session.cursor.step:
-            session.progress.total_steps = _total_steps(trainer, pl_module)
+            session.progress.expect(trainer.max_epochs, _total_steps(trainer, pl_module))
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
-            session.step(cursor, _samples_per_step(trainer), loss, hold=trainer.is_last_batch)
+            step = Step(_samples_per_step(trainer), loss=loss, cursor=cursor)
+            session.step(step, hold=trainer.is_last_batch)
         self._free_since_s = time.monotonic()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,7 +114,7 @@ class ElasticCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Commit the end of training. Raises SaveError."""
         session = self._running()
-        session.cursor = self._cursor(trainer)
+        session.go_to(self._cursor(trainer))
         session.finish()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -36,9 +36,11 @@ from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
 from elasticctl_train.checkpoint import compatibility, parts
 from elasticctl_train.checkpoint.parts import Stateful
-from elasticctl_train.data.sample_order import Cursor
+from elasticctl_train.data.sample_order import Cursor, Step
+from elasticctl_train.meetings import Snapshot
 from elasticctl_train.save_policy import SavePolicy
-from elasticctl_train.session import Session, Snapshot
+from elasticctl_train.session import Session
+from elasticctl_train.strategies import RestartRanks
 
 log = logging.getLogger("elasticctl_train")
 
@@ -68,7 +70,8 @@ class ElasticCallback(TrainerCallback):
         """
         self._trainer = trainer
         fit = partial(compatibility.check, {"model": self._parts()["model"]})
-        self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
+        strategy = RestartRanks(dist.join(), "a framework owns the training loop")
+        self._session = Session(self._url, strategy, self._policy, self._snapshot, fit)
         self._session.losses.refuse_rollback("the Trainer chooses the batches")
         own: Any = trainer
         own._maybe_log_save_evaluate = partial(self._end_step, own._maybe_log_save_evaluate)
@@ -98,7 +101,7 @@ class ElasticCallback(TrainerCallback):
     ) -> None:
         """Start or resume training. Raises StateError for a state that a checkpoint cannot hold."""
         session = self._running()
-        session.progress.total_epochs, session.progress.total_steps = int(args.num_train_epochs), state.max_steps
+        session.progress.expect(int(args.num_train_epochs), state.max_steps)
         self._clean_up()
         parts.check(self._parts())
         session.progress.count_samples_from(self._samples_before)
@@ -137,7 +140,7 @@ class ElasticCallback(TrainerCallback):
     ) -> None:
         """Commit the end of training. Raises SaveError."""
         session = self._running()
-        session.cursor = _cursor(state)
+        session.go_to(_cursor(state))
         session.finish()
 
     def _run_epoch(self, run_epoch: Callable[..., None], *args: Any, **options: Any) -> None:
@@ -156,7 +159,8 @@ class ElasticCallback(TrainerCallback):
         trainer: Any = self._trainer
         cursor, is_whole_epoch = _cursor(trainer.state), float(trainer.state.epoch or 0).is_integer()
         if cursor.step > session.cursor.step and (self._is_epoch_over or not is_whole_epoch):
-            session.step(cursor, _samples_per_step(trainer), hold=trainer.control.should_training_stop)
+            step = Step(_samples_per_step(trainer), cursor=cursor)
+            session.step(step, hold=trainer.control.should_training_stop)
         self._free_since_s = time.monotonic()
 
     def _exportable(self) -> dict[str, list[ExportableState]]:
@@ -210,7 +214,7 @@ class ElasticCallback(TrainerCallback):
         if restored is not None:
             wanted = {name: part for name, part in self._parts().items() if name in names}
             state = {name: value for name, value in restored.state.items() if name in names}
-            compatibility.load(wanted, state, f"{session.url}, step {restored.commit.step}")
+            compatibility.load(wanted, state, f"{session.storage.url}, step {restored.commit.step}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         session = self._running()
@@ -219,7 +223,7 @@ class ElasticCallback(TrainerCallback):
         if session.restored.local is not None:
             rng.restore(session.restored.local["rng"])
         else:
-            rng.seed_all(torch.initial_seed(), session.generation, session.world.rank)
+            rng.seed_all(torch.initial_seed(), session.storage.generation, session.world.rank)
 
 
 def _cursor(state: TrainerState) -> Cursor:

@@ -18,43 +18,42 @@ import torch
 
 from elasticctl_train import rng
 from elasticctl_train.checkpoint import tree
-from elasticctl_train.checkpoint.parts import Stateful
+from elasticctl_train.checkpoint.parts import Stateful, sample
 from elasticctl_train.inplace.elastic_ddp import PeerWatch
 
 _SMALL_BYTES = 1 << 16
 """A part with tensors of this total size or less is copied in each step, which takes microseconds."""
-_LOOKS = 3
+_CHECKED_STEPS = 3
 """How many first steps to check for large parts that replace their tensors, and for parameters that change early."""
 _IMMUTABLE = frozenset({type(None), bool, int, float, str})
 """Most of an optimizer's settings have these types, and a script may have one parameter group per parameter."""
-_SAMPLED = 64
-"""How many elements of each parameter are compared to tell whether it has changed."""
-
 
 Buffers = dict[str, torch.Tensor | None]
 """The buffers of a module by name, in the dictionary in which torch keeps them."""
 
 
 class StepGate:
-    """Skips the steps of optimizers while a peer is lost; calls `on_first()` before the first one in each step.
+    """Skips the steps of optimizers while a peer is lost.
 
-    `prepare()` is called before each of them, and may notice a loss. If more will follow in the same step, as a GAN's
-    do, a loss may come between them. What an optimizer changes is then copied before, unless its step is the last one.
-    `has_skipped`: it has skipped one since the end of the last step.
+    If more than one will be made in the same step, as a GAN's are, a loss may come between them. What an optimizer
+    changes is then copied first, unless its step is the last one.
     """
 
     def __init__(
         self,
         watch: PeerWatch,
         optimizers: Sequence[torch.optim.Optimizer],
-        on_first: Callable[[], None],
-        prepare: Callable[[], None] = lambda: None,
+        before_first: Callable[[], None],
+        *,
+        before_each: Callable[[], None] = lambda: None,
+        on_skip: Callable[[], None] = lambda: None,
     ) -> None:
-        self._watch, self._on_first, self._prepare = watch, on_first, prepare
+        """`before_first()` is called before the first optimizer step in each step, `before_each()` before every one: it
+        may notice a loss. `on_skip()` is called instead of an optimizer step that is skipped."""
+        self._watch, self._before_first, self._before_each, self._on_skip = watch, before_first, before_each, on_skip
         self._made = self._most = 0
-        self._is_within = False
-        self._kept: dict[torch.optim.Optimizer, KeptOptimizer] = {}
-        self._is_torn = self.has_skipped = False
+        self._is_within = self._is_torn = False
+        self._kept: dict[torch.optim.Optimizer, OptimizerCopy] = {}
         for optimizer in optimizers:
             self._guard(optimizer)
 
@@ -68,11 +67,10 @@ class StepGate:
         """The parameters that `undo` restores."""
         return [parameter for kept in self._kept.values() for parameter in kept.parameters]
 
-    def mark(self) -> None:
+    def end_step(self) -> None:
         """Record the end of the script's step."""
         self._most = max(self._most, self._made)
-        self._made, self._kept = 0, {}
-        self._is_torn = self.has_skipped = False
+        self._made, self._kept, self._is_torn = 0, {}, False
 
     def undo(self) -> bool:
         """Undo the steps that were made before the loss was noticed; return False if one cannot be undone."""
@@ -87,16 +85,18 @@ class StepGate:
         @functools.wraps(getattr(make_step, "__func__", make_step))  # keeps a scheduler's marks
         def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             self._watch.finish_on_gpu()
-            self._prepare()
+            self._before_each()
             if self._watch.lost:
-                self.has_skipped = True
+                self._on_skip()
                 return _call_closure(*args, **kwargs)
             if not self._made:
-                self._on_first()
+                self._before_first()
             self._made += 1
+            # A copy is needed if a loss can still come after this optimizer has changed something: within a closure,
+            # or because another optimizer step of this step follows.
             takes_closure = bool(args) or "closure" in kwargs
             if (takes_closure or self._made < self._most) and optimizer not in self._kept and not self._is_torn:
-                self._kept[optimizer] = KeptOptimizer(optimizer)
+                self._kept[optimizer] = OptimizerCopy(optimizer)
             self._is_torn |= optimizer not in self._kept
             self._is_within = True
             try:
@@ -107,7 +107,7 @@ class StepGate:
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-class KeptOptimizer:
+class OptimizerCopy:
     """The parameters and the state of an optimizer, as they were before its first step in a step of the script's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -162,17 +162,17 @@ class LastStep:
 
     def begin(self, *, is_lost: bool = False) -> None:
         """Start a step: the current state is the end of the last one. `is_lost`: this step will have to be undone."""
-        if self._begun < _LOOKS:
+        if self._begun < _CHECKED_STEPS:
             self._watch_large()
         self._keep_buffers()
-        self._rng = self._generators.take()
+        self._rng = self._generators.capture()
         self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._small.items()}
         self._kept_groups = [[(group, _settings(group)) for group in each.param_groups] for each in self._optimizers]
         self._versions = [tensor._version for tensor in self._watched]
         self._is_begun, self._is_early, self._samples = True, False, None
-        self._first_samples = self._sample() if self._begun < _LOOKS else None
+        self._first_samples = sample(self._parameters) if self._begun < _CHECKED_STEPS else None
         if is_lost:
-            self.keep()
+            self.copy_large()
 
     def begin_with_pass(self, *, is_lost: bool) -> None:
         """Start a step that the script has prepared already, as far as it draws random numbers: for its data."""
@@ -180,28 +180,28 @@ class LastStep:
         self.begin(is_lost=is_lost)
         self._rng = drawn_from or self._rng
 
-    def keep(self) -> None:
+    def copy_large(self) -> None:
         """Copy large state because a peer is lost: later changes will have to be undone."""
         if self._is_begun and self._samples is None:
             self._is_early = self._versions != [tensor._version for tensor in self._watched]
             self._kept |= {name: copy.deepcopy(part.state_dict()) for name, part in self._large.items()}
-            self._samples = self._sample()
+            self._samples = sample(self._parameters)
 
-    def take_over(self) -> None:
+    def accept_parameters(self) -> None:
         """Accept the current parameters, which rank 0 has just broadcast, as unchanged by the script."""
         if self._first_samples is not None:
-            self._first_samples = self._sample()
+            self._first_samples = sample(self._parameters)
 
-    def look(self) -> None:
+    def check_parameters(self) -> None:
         """Check for early changes, just before an optimizer makes its step."""
         if self._first_samples is not None:
-            self.changes_early |= not all(map(torch.equal, self._first_samples, self._sample()))
+            self.changes_early |= not all(map(torch.equal, self._first_samples, sample(self._parameters)))
             self._first_samples = None
 
     def end(self) -> None:
         """Record that the step has been made."""
         self._is_begun, self._kept, self._kept_groups, self._samples = False, {}, [], None
-        self._rng = self._generators.take() if self._begins_with_pass else {}
+        self._rng = self._generators.capture() if self._begins_with_pass else {}
 
     def restore(self, undone: Sequence[torch.Tensor] = ()) -> bool:
         """Return to the beginning of the step; return False if the script has changed state that cannot be restored.
@@ -231,7 +231,7 @@ class LastStep:
         """Return whether all parameters but the `undone` ones are as they were when the loss was noticed."""
         if self._samples is None:
             return True
-        now = zip(self._parameters, self._samples, self._sample(), strict=True)
+        now = zip(self._parameters, self._samples, sample(self._parameters), strict=True)
         return all(parameter in undone or torch.equal(before, sample) for parameter, before, sample in now)
 
     def _keep_buffers(self) -> None:
@@ -257,10 +257,6 @@ class LastStep:
         known = [tensor.data_ptr() for tensor in self._watched]
         self._begun += 1
         self._watched = leaves if self._begun == 1 or known == [leaf.data_ptr() for leaf in leaves] else []
-
-    def _sample(self) -> list[torch.Tensor]:
-        """The first elements of each parameter, as bytes."""
-        return [parameter.detach().reshape(-1)[:_SAMPLED].clone().view(torch.uint8) for parameter in self._parameters]
 
 
 def _call_closure(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> Any:

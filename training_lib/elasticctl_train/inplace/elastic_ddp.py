@@ -7,7 +7,7 @@ continues on this rank alone. Its result is not used, because the optimizer's st
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,11 +17,10 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.futures import Future
 
 from elasticctl_store.errors import TrainError
+from elasticctl_train import torch_releases
 from elasticctl_train.data_parallel import Buckets, ResumableDataParallel
 from elasticctl_train.dist import Channel, GroupOver, collective_errors, finish, finish_on_gpu
-from elasticctl_train.inplace import torch_releases
-from elasticctl_train.inplace.example_inputs import ExampleInputs
-from elasticctl_train.inplace.gradient_waits import ReduceWaits
+from elasticctl_train.step_times import ReduceWaits
 
 _OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory", "DataLoader worker")
 """The beginnings of errors that no lost peer explains: DistributedDataParallel's about unused parameters, CUDA's, and
@@ -43,35 +42,34 @@ def is_own(error: BaseException) -> bool:
 
 
 OnLoss = Callable[[BaseException], None]
+OnPass = Callable[[Sequence[object], Mapping[str, object]], None]
 
 
 class PeerWatch:
     """Tracks whether a collective has failed since the last step.
 
-    Calls `on_loss(error)` for the first that does, from any thread. Each group has its own `on_loss`, because the next
-    group may be under way by then. Gradients go through the training group of `channel`, which has `size` ranks.
-
-    `survives`: errors are caught, because the process may stay for the next group. `buckets` are the gradient buckets
-    that the ranks have settled on. `waits` measures how long this rank waits for gradients. `is_on_gpu`: a GPU has been
-    told to reduce gradients, and the result has not been checked.
+    Gradients go through the training group of `channel`, which has `size` ranks. `survives`: errors are caught, because
+    the process may stay for the next group. `buckets` are the gradient buckets that the ranks have settled on. `waits`
+    measures how long this rank waits for gradients.
     """
 
-    def __init__(self, size: int, on_loss: OnLoss, channel: Channel | None = None) -> None:
+    def __init__(self, size: int, on_loss: OnLoss, channel: Channel | None = None, *, survives: bool = True) -> None:
+        """`on_loss(error)` is called for the first failure, from any thread. Each group has its own `on_loss`, because
+        the next group may be under way by then."""
         self.size, self._on_loss = size, on_loss
         self.channel = channel or Channel()
         self.waits = ReduceWaits()
         self._lock = threading.Lock()
-        self.lost = False
-        self.survives = True
+        self.lost = self._is_gpu_reducing = False
+        self.survives = survives
         self.buckets: Buckets | None = None
-        self.is_on_gpu = False
 
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The process group for gradients."""
         return self.channel.training
 
-    def note(self, error: BaseException) -> None:
+    def record_loss(self, error: BaseException) -> None:
         """Record that a collective has failed.
 
         Raises the error itself if the process does not stay, or if no peer is to blame.
@@ -84,42 +82,60 @@ class PeerWatch:
             self.lost, on_loss = True, self._on_loss
         on_loss(error)
 
+    def expect_gpu(self) -> None:
+        """Record that a GPU has been told to reduce gradients, whose result has not been checked."""
+        self._is_gpu_reducing = True
+
     def finish_on_gpu(self) -> None:
         """Wait for gradients that a GPU reduces, and record a loss if the group was given up before that.
 
-        Call this before the gradients have any lasting effect. Raises the same errors as `note`.
+        Call this before the gradients have any lasting effect. Raises the same errors as `record_loss`.
         """
-        if self.is_on_gpu:
-            self.is_on_gpu = False
+        if self._is_gpu_reducing:
+            self._is_gpu_reducing = False
             try:
                 finish_on_gpu(self.channel)
             except GroupOver as error:
-                self.note(error)
+                self.record_loss(error)
 
     def reset(self, size: int, on_loss: OnLoss) -> None:
         """Start with a new group of `size` ranks."""
         with self._lock:
-            self.size, self.lost, self._on_loss = size, False, on_loss
-            self.is_on_gpu = False
+            self.size, self._on_loss = size, on_loss
+            self.lost = self._is_gpu_reducing = False
+
+    def close(self) -> None:
+        """Raise all errors from now on."""
+        self.survives = False
+
+    def put_buckets(self, buckets: Buckets | None) -> None:
+        """Record the buckets that the ranks have settled on; None if they have to settle again."""
+        self.buckets = buckets
+
+    def start_with_buckets(self, buckets: Buckets | None) -> None:
+        """Record the buckets that the run has resumed with, unless the ranks have settled already."""
+        self.buckets = self.buckets or buckets
 
 
 class ElasticDataParallel(ResumableDataParallel):
     """DistributedDataParallel over the watch's group, and over another group after each `reform`.
 
     Rank 0's buffers are broadcast at the end of a step, not at the beginning of the next. So they survive the loss of
-    rank 0, and an evaluation needs no communication. `examples` records what it is called with in training, if set.
-    `on_pass()` is called before each pass in training, if set.
+    rank 0, and an evaluation needs no communication.
     """
 
-    examples: ExampleInputs | None = None
-    on_pass: Callable[[], None] | None = None
     _watch: PeerWatch
+    _on_pass: OnPass | None
     _shared: frozenset[str]
     _has_buffers_of_rank_0 = False
 
-    def __init__(self, module: torch.nn.Module, watch: PeerWatch, *, init_sync: bool) -> None:
-        """`init_sync`: start with rank 0's parameters; otherwise they must already be equal on all ranks."""
-        self.__dict__["_watch"] = watch  # Module.__setattr__ would refuse before its constructor
+    def __init__(
+        self, module: torch.nn.Module, watch: PeerWatch, *, init_sync: bool, on_pass: OnPass | None = None
+    ) -> None:
+        """`init_sync`: start with rank 0's parameters; otherwise they must already be equal on all ranks.
+        `on_pass(inputs, options)` is called before each pass in training, while the watch survives."""
+        # Module.__setattr__ would refuse attributes before its own constructor.
+        self.__dict__ |= {"_watch": watch, "_on_pass": on_pass}
         if "_shared" not in self.__dict__:
             self.__dict__["_shared"] = frozenset(name for name, _ in module.named_buffers())
         with torch_releases.construction(init_sync=init_sync) as options:
@@ -148,7 +164,7 @@ class ElasticDataParallel(ResumableDataParallel):
     def reform(self) -> None:
         """Continue over the current group; the parameters must be equal on all its ranks."""
         was_training = self.training
-        self.__init__(self.module, self._watch, init_sync=False)  # type: ignore[misc]
+        self.__init__(self.module, self._watch, init_sync=False, on_pass=self._on_pass)  # type: ignore[misc]
         self.training = was_training
         self._has_buffers_of_rank_0 = False
 
@@ -158,7 +174,7 @@ class ElasticDataParallel(ResumableDataParallel):
 
     def settle(self) -> None:
         """Rebuild the buckets for the parameters as they are now. All ranks must call this."""
-        self._watch.buckets = None
+        self._watch.put_buckets(None)
         self.reform()
 
     def rebuild_buckets(self) -> None:
@@ -172,11 +188,12 @@ class ElasticDataParallel(ResumableDataParallel):
         try:
             if self.reducer._rebuild_buckets():
                 self._has_rebuilt_buckets = True
-                self._note_buckets()
-                self._watch.is_on_gpu = self._watch.size > 1 and next(self.module.parameters()).is_cuda
+                self._read_buckets()
+                if self._watch.size > 1 and next(self.module.parameters()).is_cuda:
+                    self._watch.expect_gpu()
         except RuntimeError as error:
             if not is_own(error):  # the next pass raises such an error, and says what to do
-                self._watch.note(error)
+                self._watch.record_loss(error)
         self._watch.finish_on_gpu()
 
     def reduce_waits_s(self) -> float:
@@ -189,13 +206,13 @@ class ElasticDataParallel(ResumableDataParallel):
             self._sync_buffers()  # type: ignore[no-untyped-call]
             self._has_buffers_of_rank_0 = True
 
-    def _note_buckets(self) -> None:
+    def _read_buckets(self) -> None:
         """Record the buckets, which have just been rebuilt. torch describes them only in iterations that it samples."""
         logger: Any = self.logger
         self.reducer._set_ddp_runtime_logging_sample_rate(1)
         logger.set_runtime_stats_and_log()
         self.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
-        self._watch.buckets = super().buckets()
+        self._watch.put_buckets(super().buckets())
 
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
@@ -230,20 +247,17 @@ class ElasticDataParallel(ResumableDataParallel):
         return not has_them and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.training and torch.is_grad_enabled():
-            if self.on_pass is not None:
-                self.on_pass()
-            if self.examples is not None:
-                self.examples.note(inputs, kwargs)
+        if self._on_pass is not None and self.training and torch.is_grad_enabled() and self._watch.survives:
+            self._on_pass(inputs, kwargs)
         if not self._watch.lost:
             had_settled = self._has_rebuilt_buckets
             try:
                 passed = super()._pre_forward(*inputs, **kwargs)
                 if self._has_rebuilt_buckets and not had_settled:
-                    self._note_buckets()
+                    self._read_buckets()
                 return passed
             except RuntimeError as error:
-                self._watch.note(error)
+                self._watch.record_loss(error)
         return inputs, kwargs
 
     def _post_forward(self, output: Any) -> Any:
@@ -251,7 +265,7 @@ class ElasticDataParallel(ResumableDataParallel):
             try:
                 return super()._post_forward(output)
             except RuntimeError as error:
-                self._watch.note(error)
+                self._watch.record_loss(error)
         return output
 
 
@@ -291,7 +305,7 @@ class Means:
             buffer.div_(watch.size)
             return watch.group.allreduce([torch.view_as_real(buffer) if buffer.is_complex() else buffer])
         except RuntimeError as error:
-            watch.note(error)
+            watch.record_loss(error)
             return None
 
     def _settle(self, *, only_ended: bool = False) -> None:
@@ -305,7 +319,7 @@ class Means:
                 if work is not None:
                     finish(work, self._watch.channel)
             except RuntimeError as error:
-                self._watch.note(error)
+                self._watch.record_loss(error)
             mean.set_result(buffer)
 
     def _on_gpu(self, buffer: torch.Tensor, mean: Future[torch.Tensor], *, is_last: bool) -> Future[torch.Tensor]:
@@ -313,16 +327,16 @@ class Means:
         watch = self._watch
 
         def averaged(_: Future[Any]) -> torch.Tensor:
-            watch.waits.take_on_gpu(mark)
+            watch.waits.end_on_gpu(mark)
             return buffer
 
         try:
             mark = watch.waits.begin_on_gpu() if is_last else None
             work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
-            watch.is_on_gpu = True
+            watch.expect_gpu()
             reduced: Future[torch.Tensor] = work.get_future().then(averaged)
             return reduced
         except RuntimeError as error:
-            watch.note(error)
+            watch.record_loss(error)
         mean.set_result(buffer)
         return mean

@@ -18,19 +18,17 @@ from torch._C._distributed_c10d import HashStore
 from elasticctl_store.errors import StateError
 from elasticctl_train import dist
 from elasticctl_train.inplace import handover
+from elasticctl_train.inplace.connections import TIMEOUT, Connections, gpu_failure, is_stuck
 from elasticctl_train.inplace.elastic_ddp import PeerWatch, is_own
+from elasticctl_train.inplace.handover import Agreement, Standing
 from elasticctl_train.inplace.launcher_link import Link
-from elasticctl_train.inplace.lost_peers import nccl
-from elasticctl_train.inplace.lost_peers.connections import Connections
-from elasticctl_train.inplace.lost_peers.stuck_calls import is_stuck
-from elasticctl_train.inplace.newest_state import Agreement, Standing
 
 log = logging.getLogger("elasticctl_train")
 
 PLACE_VARIABLE = "ELASTICCTL_PLACE"
 """Set in a process that was started before it has a place in a group."""
 _LONG_S = 3600.0
-_LOOK_S = 0.75
+_CHECK_S = 0.75
 """How often NCCL's state is checked: rarely enough that the rank does not seem to move."""
 State = dict[str, Any]
 
@@ -38,29 +36,27 @@ State = dict[str, Any]
 class ElasticGroup:
     """This process's membership in each generation in which the launcher gives it a place.
 
-    `world` is its place in the newest generation, and `watch` tracks whether a peer is lost. `on_loss()` is called when
-    a loss is noticed, from any thread. `has_state`: one of the ranks of the newest generation had a state at its start.
-    `thread` is the identifier of the thread that trains.
+    `world` is its place in the newest generation, and `watch` tracks whether a peer is lost. `has_state`: one of the
+    ranks of the newest generation had a state at its start. `thread` is the identifier of the thread that trains.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, on_loss: Callable[[], None] = lambda: None) -> None:
+        """`on_loss()` is called when a loss is noticed, from any thread."""
+        self._link, self._on_loss = link, on_loss
         channel = dist.Channel(is_cut=lambda: self._connections.is_cut, is_dead=lambda: self._connections.is_dead)
         self.world = dist.World(device=dist.device(), channel=channel)
         self._connections = Connections.none()
-        self.watch = PeerWatch(1, partial(self._note_loss, link.generation, self._connections), channel)
-        self.on_loss: Callable[[], None] = lambda: None
+        self.watch = PeerWatch(1, partial(self._give_up, link.generation, self._connections), channel)
         self.has_state = False
         self.thread = threading.get_ident()
-        link.on_over = self._cut
+        link.listen(on_over=self._cut)
         if self.world.device.type == "cuda":
             threading.Thread(target=self._watch_gpus, name="elasticctl-nccl", daemon=True).start()
 
-    @classmethod
-    def open(cls) -> ElasticGroup | None:
-        """Return the group; None if no launcher keeps this process, or if the script has joined a group itself."""
-        link = Link.open() if dist.is_ours_to_join() else None
-        return None if link is None else cls(link)
+    @staticmethod
+    def find_link() -> Link | None:
+        """Return the launcher's link for a group; None if it keeps no process, or the script has joined a group."""
+        return Link.open() if dist.is_ours_to_join() else None
 
     @property
     def is_over(self) -> bool:
@@ -76,8 +72,7 @@ class ElasticGroup:
     def alone(self) -> Iterator[PeerWatch]:
         """Form a group of this process alone, before `enter`; yield the group's watch, which raises all errors."""
         self.world = dist.rejoin(self.world, HashStore(), {"RANK": "0", "WORLD_SIZE": "1"})
-        watch = PeerWatch(1, lambda error: None, self.world.channel)
-        watch.survives = False
+        watch = PeerWatch(1, lambda error: None, self.world.channel, survives=False)
         try:
             yield watch
         finally:
@@ -108,7 +103,7 @@ class ElasticGroup:
             except RuntimeError as error:
                 if is_own(error):
                     raise
-                self._link.tell_lost(self.generation, _first_line(error))
+                self._link.report_lost(self.generation, _first_line(error))
                 self._connections.settle()
                 self._cut()
                 os.environ.update(self._link.wait_for_place())
@@ -125,51 +120,59 @@ class ElasticGroup:
         self._link.regroup(why)
         raise dist.GroupOver(why)
 
+    def train_in_this_thread(self) -> None:
+        """Record which thread trains."""
+        self.thread = threading.get_ident()
+
     def close(self) -> None:
         """Let this process end with its generation from now on."""
-        self.watch.survives = False
+        self.watch.close()
         self._link.close()
 
-    def look_at_gpus(self) -> None:
+    def check_gpus(self) -> None:
         """Give up the generation if NCCL has lost a peer; abort the process if a collective has timed out."""
         generation, connections = self.generation, self._connections
-        failed = nccl.failure(connections.on_gpus)
+        failed = gpu_failure(connections.on_gpus)
         if not failed or connections.is_cut:
             return
-        if failed == nccl.TIMEOUT or not self.watch.survives:
+        if failed == TIMEOUT or not self.watch.survives:
             log.error("rank %d aborts: NCCL reports %s", self.world.rank, failed)
             os.abort()
-        self._link.tell_lost(generation, f"NCCL reports {failed}")
+        self._link.report_lost(generation, f"NCCL reports {failed}")
         connections.cut()
 
     def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
+        # All connections that are opened from here on belong to this group: they are cut when it is given up.
         connections = self._connections = Connections(int(os.environ["WORLD_SIZE"]), self._free)
         self.world = dist.rejoin(self.world, dist.meet(lambda: self._link.is_over))
         if self.world.device.type == "cuda":
-            connections.carry(dist.groups(self.world))
+            connections.add_gpu_groups(dist.groups(self.world))
             dist.connect_gpus(self.world)
         if not connections.settle():
             raise dist.GroupOver("a peer was lost while the group was being made")
-        on_loss = partial(self._note_loss, self.generation, connections)
+        on_loss = partial(self._give_up, self.generation, connections)
         self.watch.reset(self.world.size, on_loss)
+        # The ranks compare how far they are; those that are behind receive the state of one that is not.
         buckets = json.dumps(self.watch.buckets).encode()
         agreement = handover.agree(self.world, replace(standing, buckets_bytes=len(buckets)))
-        self.watch.buckets = json.loads(handover.spread(self.world, agreement, buckets))
+        self.watch.put_buckets(json.loads(handover.spread(self.world, agreement, buckets)))
         if self.world.rank == agreement.source:
-            handover.give(self.world, agreement, _taken_from(state) if agreement.receivers else {})
-        taken = handover.take(self.world, agreement) if self.world.rank in agreement.receivers else None
-        return agreement, taken
+            handover.send_state(self.world, agreement, _state_of(state) if agreement.receivers else {})
+        received = handover.receive_state(self.world, agreement) if self.world.rank in agreement.receivers else None
+        self.has_state = agreement.source is not None
+        return agreement, received
 
-    def _note_loss(self, generation: int, connections: Connections, error: BaseException) -> None:
+    def _give_up(self, generation: int, connections: Connections, error: BaseException) -> None:
+        """Give up a generation because a collective of it has failed: report it, and cut the connections."""
         if generation == self.generation:
-            self.on_loss()
-        self._link.tell_lost(generation, _first_line(error))
+            self._on_loss()
+        self._link.report_lost(generation, _first_line(error))
         connections.cut()
 
     def _watch_gpus(self) -> None:
         while True:
-            time.sleep(_LOOK_S)
-            self.look_at_gpus()
+            time.sleep(_CHECK_S)
+            self.check_gpus()
 
     def _cut(self) -> None:
         self._connections.cut()
@@ -182,7 +185,7 @@ class ElasticGroup:
                 return
 
 
-def _taken_from(state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+def _state_of(state: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return `state()`. Raises StateError if the script's own code fails, which it would do in any other group, too."""
     try:
         return state()

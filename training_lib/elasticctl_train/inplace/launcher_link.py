@@ -27,13 +27,9 @@ def is_taken(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Link:
-    """The connection of the rank that `environ` describes; `on_over()` is called from a thread.
-
-    Raises OSError if nothing listens.
-    """
+    """The connection of the rank that `environ` describes. Raises OSError if nothing listens."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.on_over: Callable[[], None] = lambda: None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(environ[LINK_VARIABLE])
@@ -46,7 +42,6 @@ class Link:
         self._over = -1
         self._place: dict[str, str] | None = None
         self._closed = False
-        threading.Thread(target=self._listen, name="elasticctl-link", daemon=True).start()
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Link | None:
@@ -64,6 +59,10 @@ class Link:
         finally:
             environ[LINK_VARIABLE] = _TAKEN
 
+    def listen(self, on_over: Callable[[], None] = lambda: None) -> None:
+        """Hear the launcher from now on; `on_over()` is called from a thread when this rank's generation has ended."""
+        threading.Thread(target=self._listen, args=(on_over,), name="elasticctl-link", daemon=True).start()
+
     @property
     def is_over(self) -> bool:
         """True if the generation that this rank is in has ended."""
@@ -71,22 +70,22 @@ class Link:
 
     def attach(self) -> None:
         """Tell the launcher that this process can be kept when its generation ends."""
-        self._say(attach=self._local_rank, generation=self.generation)
+        self._send(attach=self._local_rank, generation=self.generation)
 
-    def tell_lost(self, generation: int, why: str) -> None:
+    def report_lost(self, generation: int, why: str) -> None:
         """Report that this rank has lost its peers in that generation, unless the generation is over."""
         if self._over < generation:
-            self._say(lost=generation, why=why)
+            self._send(lost=generation, why=why)
 
     def regroup(self, why: str) -> None:
         """Ask for the end of this rank's generation, so that its ranks meet in the next one."""
-        self._say(regroup=self.generation, why=why)
+        self._send(regroup=self.generation, why=why)
 
     def decline(self, why: str) -> None:
         """Report that this process cannot continue: the launcher has to replace it, in the next group too."""
         with self._changed:
             newest = (self._place or {}).get(GENERATION_VARIABLE, self.generation)
-        self._say(decline=int(newest), why=why)
+        self._send(decline=int(newest), why=why)
 
     def wait_for_place(self) -> dict[str, str]:
         """Wait without a limit for a place in a later generation; enter that generation and return its environment.
@@ -98,7 +97,7 @@ class Link:
             self._changed.wait_for(lambda: self._closed or self._place is not None)
             place, self._place = self._place, None
             if place is None:
-                raise ConnectionError("the launcher has hung up")
+                raise ConnectionError("the launcher has closed the connection")
             self.generation = int(place[GENERATION_VARIABLE])
             return place
 
@@ -110,23 +109,23 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         with suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def _listen(self) -> None:
+    def _listen(self, on_over: Callable[[], None]) -> None:
         with suppress(OSError, ValueError), self._socket.makefile("r") as lines:
             for line in lines:
-                self._hear(json.loads(line))
+                self._hear(json.loads(line), on_over)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _hear(self, message: Mapping[str, Any], on_over: Callable[[], None]) -> None:
         if "over" in message:
             self._over = max(self._over, int(message["over"]))
             if self.is_over:
-                self.on_over()
+                on_over()
         elif "place" in message:
             with self._changed:
                 self._place = message["place"]

@@ -63,15 +63,12 @@ ALONE: dict[str, Callable[[Arguments], None]] = {
 
 
 class ScriptCollectives:
-    """The collectives of `torch.distributed`, from `install` on.
+    """The collectives of `torch.distributed`, from `install` on."""
 
-    `is_in_step()`: whether a step has begun and not ended. `is_made()`: the optimizers have made it, so it counts
-    though the peer is lost.
-    """
-
-    def __init__(self, group: ElasticGroup, is_made: Callable[[], bool]) -> None:
-        self._group, self._is_made = group, is_made
-        self.is_in_step: Callable[[], bool] = lambda: False
+    def __init__(self, group: ElasticGroup, is_in_step: Callable[[], bool], is_made: Callable[[], bool]) -> None:
+        """`is_in_step()`: whether a step has begun and not ended. `is_made()`: the optimizers have made it, so it
+        counts though the peer is lost."""
+        self._group, self._is_in_step, self._is_made = group, is_in_step, is_made
         self._is_within = False
 
     def install(self) -> None:
@@ -102,7 +99,7 @@ class ScriptCollectives:
     def _is_covered(self) -> bool:
         group = self._group
         is_ours = group.watch.survives and group.world.size > 1 and threading.get_ident() == group.thread
-        return is_ours and self.is_in_step()
+        return is_ours and self._is_in_step()
 
     def _call(
         self, original: Callable[..., Any], bound: inspect.BoundArguments, alone: Callable[[Arguments], None]
@@ -135,7 +132,7 @@ class ScriptCollectives:
         try:
             original(*bound.args, **bound.kwargs)
         except RuntimeError as error:
-            self._note(error)
+            self._record(error)
             alone(bound.arguments)
         finally:
             self._is_within = False
@@ -144,20 +141,20 @@ class ScriptCollectives:
         try:
             finish(work, self._group.world.channel)
         except RuntimeError as error:
-            self._note(error)
+            self._record(error)
             alone()
 
-    def _note(self, error: RuntimeError) -> None:
+    def _record(self, error: RuntimeError) -> None:
         """Record that a peer is lost; raise the error if none is, or if it comes after the step."""
         give_up_s = time.monotonic() + CONFIRMED_S
         while not (isinstance(error, GroupOver) or self._group.is_over or self._group.watch.lost):
             if time.monotonic() > give_up_s:
                 raise error
             time.sleep(_LOOK_S)
-        if not self.is_in_step():
+        if not self._is_in_step():
             raise error
         if not self._is_made():
-            self._group.watch.note(error)
+            self._group.watch.record_loss(error)
 
 
 class _Waiting:

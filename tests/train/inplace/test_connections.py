@@ -1,4 +1,4 @@
-"""Groups that are given up while they are being made."""
+"""Groups that are given up: while they are made or used, on CPUs and on GPUs, and by a rank that is stuck."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import torch.distributed as torch_dist
 from torch.distributed import PrefixStore, TCPStore
 
 from elasticctl_train import dist
-from elasticctl_train.inplace.lost_peers.connections import Connections
+from elasticctl_train.inplace.connections import Connections, gpu_failure, is_stuck
+from elasticctl_train.inplace.group import ElasticGroup
 from tests.support.ports import free_port
 from tests.support.train import ranks
 from tests.support.train.gpu_groups import OnGpus
@@ -134,7 +135,7 @@ def test_it_is_known_that_a_group_is_cut_off_before_a_gpu_can_have_noticed() -> 
     known: list[bool] = []
     group: Any = OnGpus("nccl", [])
     group.tell = lambda word: known.append(connections.is_cut)
-    connections.carry([group])
+    connections.add_gpu_groups([group])
     assert not connections.is_cut
     connections.cut()
     connections.settle()
@@ -147,7 +148,7 @@ def test_where_nccl_still_listens_for_a_peer_nobody_is_waited_for() -> None:
         connections = Connections(1)
         with socket.create_server(("127.0.0.1", 0)) as of_gloo:
             groups: Any = [OnGpus("nccl", [])]
-            connections.carry(groups)
+            connections.add_gpu_groups(groups)
             with socket.create_server(("127.0.0.1", 0)) as of_nccl:
                 connections.cut()
                 with pytest.raises(OSError, match="Invalid argument"):
@@ -162,3 +163,140 @@ def test_what_a_peer_never_took_is_given_up_and_the_next_group_is_made(call: str
     """gloo forgets what it had begun to send: without a limit the sender would wait for good."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert ranks.run(freeze_while_taking, 2, server.port, call) == [0, -signal.SIGKILL]
+
+
+class Line:
+    """A line to no launcher."""
+
+    generation = 3
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def attach(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def listen(self, on_over: object) -> None:
+        pass
+
+    def report_lost(self, generation: int, why: str) -> None:
+        self.lost.append(f"{generation}: {why}")
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def member(line: Any, monkeypatch: pytest.MonkeyPatch, failed: str) -> tuple[ElasticGroup, Connections]:
+    """One of a group whose NCCL reports a failure."""
+    connections = Connections(2)
+    groups: Any = [OnGpus("nccl", []), OnGpus("nccl", [], failed)]
+    connections.add_gpu_groups(groups)
+    connections.settle()
+    monkeypatch.setattr(Connections, "none", lambda: connections)
+    return ElasticGroup(line), connections
+
+
+def test_what_groups_do_on_gpus_is_aborted_together_and_once() -> None:
+    connections = Connections(2)
+    told: list[str] = []
+    groups: Any = [OnGpus("nccl", told), OnGpus("gloo", told), OnGpus("nccl", told)]
+    connections.add_gpu_groups(groups)
+    connections.settle()
+    connections.cut()
+    connections.cut()
+    assert told == ["start", "abort", "abort", "end"]
+
+
+def test_the_first_failure_is_named() -> None:
+    groups: Any = [OnGpus("gloo", [], "COMM_ERROR"), OnGpus("nccl", []), OnGpus("nccl", [], "REMOTE_ERROR")]
+    assert gpu_failure(groups) == "REMOTE_ERROR"
+    assert not gpu_failure(groups[:2])
+
+
+def test_a_peer_that_nccl_alone_has_lost_is_reported_and_not_waited_for(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, connections = member(line, monkeypatch, "COMM_ERROR")
+    group.check_gpus()
+    assert line.lost == ["3: NCCL reports COMM_ERROR"]
+    assert connections.is_cut
+    group.check_gpus()
+    assert len(line.lost) == 1, "aborting makes collectives fail too"
+
+
+@pytest.mark.parametrize(("failed", "stays"), [("TIMEOUT", True), ("COMM_ERROR", False)])
+def test_a_process_ends_where_it_hangs_or_nobody_would_keep_it(
+    line: Line, monkeypatch: pytest.MonkeyPatch, failed: str, stays: bool
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(os, "abort", lambda: ended.append(True))
+    group, _ = member(line, monkeypatch, failed)
+    if not stays:
+        group.close()
+    group.check_gpus()
+    assert ended
+
+
+def test_nothing_is_done_while_nothing_has_failed(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, connections = member(line, monkeypatch, "SUCCESS")
+    group.check_gpus()
+    assert not line.lost
+    assert not connections.is_cut
+
+
+def wait_for_frozen_peer(port: int, in_main: bool) -> None:
+    """Rank 0 waits for a rank that is frozen, in its main thread or another; it ends with 3 once that is noticed."""
+    torch_dist.init_process_group("gloo")
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    if os.environ["RANK"] == "1":
+        store.set("frozen", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def watch(thread: int) -> None:
+        wait_until(partial(is_stuck, thread))
+        os.kill(int(store.get("frozen")), signal.SIGKILL)
+        os._exit(3)
+
+    def train() -> None:
+        threading.Thread(target=watch, args=(threading.get_ident(),), daemon=True).start()
+        torch_dist.all_reduce(torch.ones(1))
+
+    if in_main:
+        train()
+    else:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+
+
+def seen_meanwhile(what: str) -> bool:
+    """Is the main thread taken for stuck while it does this?"""
+    found: list[bool] = []
+    here = threading.get_ident()
+    looking = threading.Thread(target=lambda: found.append(is_stuck(here)))
+    looking.start()
+    weights = torch.ones(200, 200, requires_grad=True)
+    while looking.is_alive():
+        if what == "sleeps":
+            time.sleep(0.01)
+        elif what == "reads":
+            looking.join()
+        else:
+            torch.linalg.matrix_power(weights / 200, 5).sum().backward()
+    return found[0]
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_who_waits_for_a_peer_that_does_nothing_is_stuck(in_main: bool) -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server.set_timeout(timedelta(seconds=240))
+    assert ranks.run(wait_for_frozen_peer, 2, server.port, in_main) == [3, -signal.SIGKILL]
+
+
+def test_who_computes_sleeps_or_reads_is_not() -> None:
+    assert [seen_meanwhile(what) for what in ("computes", "sleeps", "reads")] == [False] * 3

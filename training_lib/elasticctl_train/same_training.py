@@ -1,9 +1,9 @@
-"""Do all ranks apply the same gradients, at the same times?
+"""Do all ranks train the same model, on the same data?
 
-A script that calls the bare model in training, or trains a second model that nobody has wrapped, trains another model
-on each rank, without a word: checkpoints hold that of one of them. The gradients that optimizers apply tell. So does a
-script that counts its batches to tell when an optimizer or a scheduler is due, once a new worker, which counts from 0,
-has joined ranks that train.
+A script may have ranks train different models, and nothing fails: checkpoints hold that of one of them. It calls the
+bare model in training, or trains a second model that nothing has wrapped: then optimizers apply different gradients. Or
+it counts its batches to tell when an optimizer or a scheduler is due, and a new worker, which counts from 0, has joined
+ranks that train: then optimizers make different steps. Or ranks leave a loop over batches at different times.
 """
 
 from __future__ import annotations
@@ -19,26 +19,52 @@ from typing import Any
 
 import torch
 
+from elasticctl_store.errors import TrainError
 from elasticctl_train.checkpoint import dtensor
+from elasticctl_train.data.sample_order import Cursor
 from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")
 
 _STEPS = 3
-"""In so many steps of each group it is looked."""
+"""In how many of the first steps of each group gradients are compared."""
 _PARAMETERS, _ELEMENTS = 32, 64
-"""Of each optimizer so many parameters are looked at, and so many elements of each."""
+"""How many parameters of each optimizer are compared, and how many elements of each."""
 _ALIKE = 1e-2
 """What ranks compute with the same gradients, such as the norm by which they are clipped, may differ a little."""
-
 _RATES = 16
-"""Of each optimizer the learning rates of so many parameter groups are compared."""
+"""How many of the parameter groups of each optimizer have their learning rates compared."""
+
+COUNTS_DIFFER = (
+    "since a new worker joined, ranks step their optimizers at different times or at different learning rates, so that "
+    "each trains a model of its own: the script goes by a count of its own, which starts from 0 in a new process. FIX: "
+    "go by run.steps_done"
+)
+
+
+def compare_places(world: World, cursor: Cursor, digest: int) -> bool:
+    """Return whether `digest`, of the steps of optimizers, is the same on all ranks, which must all call this.
+
+    Raises TrainError, on all ranks, if some have left a loop over batches that others are still in.
+    """
+    here = cursor.epoch, cursor.position, digest
+    last_epoch, last, highest, *lowest = world.highest(*here, *(-number for number in here))
+    first_epoch, first, other = (-number for number in lowest)
+    if (first_epoch, first) != (last_epoch, last):
+        raise TrainError(
+            f"after step {cursor.step}, the ranks are at different positions in the data: in epoch {first_epoch} and "
+            f"{last_epoch}, at sample {first} and {last}. FIX: leave the loop over the batches on all ranks in the same"
+            " step, by run.steps_done or a value that they share, not by a count of a rank's own batches or by its own "
+            "loss"
+        )
+    return highest == other
 
 
 class OptimizerCalls:
     """The steps of the optimizers among `parts`: whether gradients wait for one, and whether all ranks make the same.
 
-    `digest` stands for all steps since `begin`, and for the learning rates in them; 0 if they are not to be compared.
+    `digest` stands for all steps since `enter_group`, and for the learning rates in them; 0 if they are not to be
+    compared.
     """
 
     def __init__(self, parts: Mapping[str, object]) -> None:
@@ -49,17 +75,21 @@ class OptimizerCalls:
         self.digest = 0
         try:
             for number, optimizer in enumerate(self._optimizers):
-                optimizer.register_step_pre_hook(partial(self._note, number))
+                optimizer.register_step_pre_hook(partial(self._count_step, number))
         except AttributeError:  # what wraps an optimizer may take no hooks
             self._optimizers = []
         for part in parts.values():
             if isinstance(part, torch.amp.GradScaler):
-                self._note_calls_of(part)
+                self._count_calls_of(part)
 
-    def begin(self, *, is_compared: bool) -> None:
+    def enter_group(self, *, is_compared: bool) -> None:
         """A group begins. `is_compared`: some of its ranks may count the script's batches from another one."""
         self._is_compared, self.digest = is_compared, 0
-        self._forget()
+        self._begin_step()
+
+    def record_skipped(self) -> None:
+        """Record that the script has stepped an optimizer in a lost step: it is done with those gradients."""
+        self._is_called = True
 
     def are_awaited(self) -> bool:
         """Return whether there are gradients, and no optimizer was called since the end of the last step.
@@ -79,19 +109,19 @@ class OptimizerCalls:
             rates = [_rates(optimizer) for optimizer in self._optimizers]
             self.digest = zlib.crc32(repr((self._calls, rates)).encode(), self.digest)
         if self._is_called:
-            self._forget()
+            self._begin_step()
 
-    def _forget(self) -> None:
+    def _begin_step(self) -> None:
         self._calls, self._is_called, self._versions = [0] * len(self._calls), False, None
 
-    def _note(self, number: int, *_: Any) -> None:
+    def _count_step(self, number: int, *_: Any) -> None:
         self._calls[number] += 1
         self._is_called = True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self._optimizers = []  # a CUDA graph makes the steps from now on, and calls nobody
 
-    def _note_calls_of(self, scaler: torch.amp.GradScaler) -> None:
-        """It calls no optimizer if a gradient is infinite; the script is done with those gradients all the same."""
+    def _count_calls_of(self, scaler: torch.amp.GradScaler) -> None:
+        """Record the scaler's calls: if a gradient is infinite, it calls no optimizer, but gradients are used up."""
         make_step = scaler.step
 
         @functools.wraps(make_step)
@@ -109,7 +139,7 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 class AppliedGradients:
-    """Warns, once, about an optimizer among `parts` whose gradients nobody has averaged."""
+    """Warns, once, about an optimizer among `parts` whose gradients are not averaged over the ranks."""
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         self._optimizers = {name: part for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
@@ -118,7 +148,7 @@ class AppliedGradients:
         self._left = 0
         self._has_warned = False
 
-    def begin(self) -> None:
+    def enter_group(self) -> None:
         """A group begins."""
         self._left, self._seen = _STEPS, {}
         if self._hooks:
@@ -126,7 +156,7 @@ class AppliedGradients:
         for name, optimizer in self._optimizers.items():
             with suppress(AttributeError):  # what wraps an optimizer may take no hooks
                 # After the step, because a closure computes the gradients within it.
-                self._hooks.append(optimizer.register_step_post_hook(self._look(name)))
+                self._hooks.append(optimizer.register_step_post_hook(self._sample_of(name)))
 
     def compare(self, world: World) -> None:
         """A step has been made. All ranks must call. Raises RuntimeError if a peer is lost."""
@@ -143,19 +173,19 @@ class AppliedGradients:
         if names and world.rank == 0 and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "%s: the gradients that it applies differ between ranks, for nobody averages them: each rank trains a "
-                "model of its own. FIX: call run.model in training, not the bare model, and wrap any other model that "
+                "%s: ranks apply different gradients, because they are not averaged: each rank trains a model of its "
+                "own. FIX: call run.model in training, not the bare model, and wrap any other model that "
                 "you train in DistributedDataParallel, behind Run(…)",
                 ", ".join(names),
             )
 
-    def _look(self, name: str) -> Any:
-        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _sample_of(self, name: str) -> Any:
+        def sample(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             numbers = _sample(optimizer)
             if numbers is not None:
                 self._seen[name] = numbers
 
-        return look
+        return sample
 
 
 def _sample(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
@@ -180,7 +210,7 @@ def _first(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _alike(one: Mapping[str, list[float]], other: Mapping[str, list[float]], name: str) -> bool:
-    """Have two ranks seen the same of an optimizer? Numbers that are not finite tell nothing."""
+    """Return whether two ranks have seen the same of an optimizer. Numbers that are not finite do not count."""
     if not (name in one and name in other and len(one[name]) == len(other[name])):
         return name not in one and name not in other
     pairs = [pair for pair in zip(one[name], other[name], strict=True) if all(map(math.isfinite, pair))]

@@ -1,4 +1,4 @@
-"""A script in which ranks train models of their own is told so."""
+"""A script in which ranks train different models is warned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from elasticctl_train import Run
 from elasticctl_train.dist import World
-from elasticctl_train.same_gradients import AppliedGradients, OptimizerCalls
+from elasticctl_train.same_training import AppliedGradients, OptimizerCalls
 from tests.support.train import ranks
 
 
@@ -46,8 +46,8 @@ def train(habit: str) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                 run.step(loss=loss)
-        wanted = {"bare": "optimizer: the grad", "forgotten": "other: the grad"}.get(habit)
-        warned = [line for line in said.lines if "differ between ranks" in line]
+        wanted = {"bare": "optimizer: ranks apply", "forgotten": "other: ranks apply"}.get(habit)
+        warned = [line for line in said.lines if "apply different gradients" in line]
         if wanted is None or not run.is_main:
             assert not warned
         else:
@@ -57,19 +57,19 @@ def train(habit: str) -> None:
 
 
 @pytest.mark.parametrize("habit", ["none", "bare", "forgotten"])
-def test_gradients_that_nobody_averages_are_told(habit: str) -> None:
+def test_gradients_that_are_not_averaged_are_reported(habit: str) -> None:
     """Each habit in ranks of its own: in the same processes, a second group could meet in the store of the first."""
     assert ranks.run(train, 2, habit) == [0, 0]
 
 
 @pytest.mark.parametrize("habit", ["none", "rate", "calls"])
-def test_ranks_whose_optimizers_make_other_steps_are_told_apart(habit: str) -> None:
+def test_ranks_whose_optimizers_make_different_steps_are_noticed(habit: str) -> None:
     digests = []
     for rank in range(2):
         model = nn.Linear(1, 1)
         optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name in ("one", "other")}
         calls = OptimizerCalls(optimizers)
-        calls.begin(is_compared=True)
+        calls.enter_group(is_compared=True)
         for step in range(4):
             optimizers["one"].step()
             if step == (rank if habit == "calls" else 0):
@@ -79,7 +79,7 @@ def test_ranks_whose_optimizers_make_other_steps_are_told_apart(habit: str) -> N
             calls.end_step()
         digests.append(calls.digest)
     assert (digests[0] == digests[1]) == (habit == "none")
-    calls.begin(is_compared=False)
+    calls.enter_group(is_compared=False)
     calls.end_step()
     assert calls.digest == 0
 
@@ -103,7 +103,7 @@ def test_only_the_first_steps_of_a_group_are_looked_at() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     applied, looked = AppliedGradients({"optimizer": optimizer}), len(optimizer._optimizer_step_post_hooks)
     for _ in range(2):
-        applied.begin()
+        applied.enter_group()
         assert len(optimizer._optimizer_step_post_hooks) == looked + 1
         for _ in range(3):
             optimizer.step()
@@ -130,7 +130,7 @@ def test_what_counts_are_the_gradients_that_a_closure_computes(monkeypatch: pyte
 
     monkeypatch.setattr(World, "gather", gather)
     applied = AppliedGradients({"optimizer": optimizer})
-    applied.begin()
+    applied.enter_group()
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     applied.compare(World())
     assert seen == [{"optimizer": [3.0]}]

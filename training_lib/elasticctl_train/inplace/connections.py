@@ -5,7 +5,8 @@ timeout, and `abort` does not free it. Shutting down a connection frees both end
 gloo has begun to send: it forgets them, so whatever waits for them has to be told to give up. A rank that still waits
 for a peer to connect gets a connection from this process itself. The sockets of a group, including the one to its
 store, are those that appeared in this process while the group was made. Collectives on GPUs do not only wait for
-sockets, so NCCL is told to abort them.
+sockets, so NCCL is told to abort them. torch's own watchdog for NCCL ends the process after a failure, so it is turned
+off for ranks that stay (`elasticctl_train.dist.rejoin`). It still records what it sees.
 """
 
 from __future__ import annotations
@@ -13,21 +14,33 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
-
-from elasticctl_train.inplace.lost_peers import nccl
+from torch.autograd import graph
+from torch.nn.parallel import distributed
 
 _CLOSED, _LISTENS = 7, 10
 _AGAIN_S = 0.2
 _CALL_S = 1.0
 _DEAD_S = 1.0
 """An operation that fails because of a cut does so within milliseconds."""
+
+TIMEOUT = "TIMEOUT"
+"""The value of `gpu_failure` if a collective has not ended within the group's own limit."""
+
+_WAITS = (os.path.dirname(dist.__file__), distributed.__file__, graph.__file__)
+"""Where Python enters a collective: by a direct call, for parameters or buffers, or at the end of a backward pass."""
+_STUCK_S = 2.0
+_IDLE = 0.2
+"""A process that uses less than this share of one core does not compute."""
 
 
 class Connections:
@@ -54,7 +67,7 @@ class Connections:
         made.settle()
         return made
 
-    def carry(self, groups: Sequence[dist.ProcessGroup]) -> None:
+    def add_gpu_groups(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Also abort what these groups do on GPUs when the connections are cut.
 
         At the time of this call, gloo has opened all its connections, and NCCL none.
@@ -103,23 +116,25 @@ class Connections:
 
     def _shut_down(self) -> None:
         for inode, descriptor in _sockets().items():
+            # Until `settle`, whatever has been opened since the beginning belongs to the group; then it is a fixed set.
             if inode in self._before if self._mine is None else inode not in self._mine:
                 continue
             with suppress(OSError):  # closed meanwhile
                 duplicate = socket.socket(fileno=os.dup(descriptor))
                 with duplicate, suppress(OSError):  # not connected
-                    is_same = os.fstat(duplicate.fileno()).st_ino == inode  # the number may have been reused
-                    if not is_same:
+                    # The number of the descriptor may have been reused for another socket since it was listed.
+                    if os.fstat(duplicate.fileno()).st_ino != inode:
                         continue
+                    # gloo ends the process if a socket fails that it listens on, or is about to; NCCL does not.
                     is_nccl = bool(self.on_gpus) and inode not in self._of_gloo
                     state = _state(duplicate)
-                    if is_nccl or state not in (_CLOSED, _LISTENS):  # gloo may be about to listen on a closed one
+                    if is_nccl or state not in (_CLOSED, _LISTENS):
                         duplicate.shutdown(socket.SHUT_RDWR)
                     elif state == _LISTENS and self._mine is None:
                         self._knock(duplicate.getsockname())
         if self.on_gpus and not self._is_aborted:
             self._is_aborted = True
-            nccl.abort(self.on_gpus)
+            _abort(self.on_gpus)
 
     def _knock(self, address: Any) -> None:
         """Connect to gloo's listening socket in place of each peer, and hang up: a peer that has gone will not connect.
@@ -145,3 +160,51 @@ def _sockets() -> dict[int, int]:
 def _state(of: socket.socket) -> int:
     """The socket's state, as in linux/tcp.h. Raises OSError if it is not a TCP socket."""
     return of.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+
+def gpu_failure(groups: Iterable[dist.ProcessGroup]) -> str:
+    """Return torch's name for a failure on GPUs in one of the groups; empty if there is none."""
+    names = (backend.get_error().name for backend in _backends(groups) if hasattr(backend, "get_error"))
+    return next((str(name) for name in names if name != "SUCCESS"), "")
+
+
+def _abort(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Abort everything that the groups do on GPUs, together as torch does, because they may wait for each other."""
+    backends = _backends(groups)
+    if not backends:
+        return
+    backends[0]._group_start()
+    for backend in backends:
+        backend.abort()
+    backends[0]._group_end()
+
+
+def _backends(groups: Iterable[dist.ProcessGroup]) -> list[Any]:
+    """The NCCL backend of each group that has one."""
+    found: list[Any] = []
+    for group in groups:
+        try:
+            backend: Any = group._get_backend(torch.device("cuda"))
+        except RuntimeError:  # the group does not use GPUs
+            continue
+        if backend.name() == "nccl":
+            found.append(backend)
+    return found
+
+
+def is_stuck(thread: int) -> bool:
+    """Return whether the thread with this identifier waits for peers in a call of torch that can no longer end.
+
+    Observes it for two seconds. False if it moves or is not in such a call, and if the process computes.
+    """
+    before, used_s = _position(thread), time.process_time()
+    time.sleep(_STUCK_S)
+    return before is not None and before == _position(thread) and time.process_time() - used_s < _IDLE * _STUCK_S
+
+
+def _position(thread: int) -> tuple[FrameType, int] | None:
+    """The thread's frame and position in a call that may wait for peers; None if it is in no such call, or over."""
+    frame = sys._current_frames().get(thread)
+    if frame is None or not frame.f_code.co_filename.startswith(_WAITS):
+        return None
+    return frame, frame.f_lasti

@@ -20,10 +20,10 @@ from torch.optim import lr_scheduler
 from torch.utils.data import dataloader
 
 from elasticctl_launcher.ranks.torch_agent import TorchAgent
-from elasticctl_train.inplace import torch_releases
+from elasticctl_train import torch_releases
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 
-LIBRARY = Path(torch_releases.__file__).parents[2]
+LIBRARY = Path(torch_releases.__file__).parents[1]
 HOMES: dict[Any, set[str]] = {
     torch: {"_C", "_utils", "_foreach_copy_"},
     torch.Tensor: {"_version"},

@@ -1,0 +1,168 @@
+"""What a rank and its launcher tell each other besides the state of the group: reports, and notice.
+
+Reports are datagrams, which never wait. Ranks that wait for a storage make no steps, so a thread of its own reports
+what they wait for, and responds to notice meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+NOTICE_VARIABLE = "ELASTICCTL_NOTICE_FILE"
+LEAVE = "leave"
+"""The content of the file for a worker that has to leave; for the others it is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Where notice appears; `path` is empty if nobody can give any."""
+
+    path: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Notice:
+        """Return the launcher's file for this generation."""
+        return cls(environ.get(NOTICE_VARIABLE, ""))
+
+    @property
+    def possible(self) -> bool:
+        """Whether a launcher may give notice."""
+        return bool(self.path)
+
+    def is_to_leave(self) -> bool:
+        """Return whether it is this rank's own worker that has to leave."""
+        with suppress(OSError), open(self.path) as file:
+            return file.read() == LEAVE
+        return False
+
+    def given(self) -> bool:
+        """Return whether notice has been given; costs one access to the file system."""
+        return self.possible and os.path.exists(self.path)
+
+
+SOCKET_VARIABLE = "ELASTICCTL_AGENT_SOCKET"
+GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
+SURELY_S = 5.0
+TICK_S = 0.2
+REPEAT_EVERY_S = 5.0
+
+
+class Reporter:
+    """Sends reports to the launcher's socket; does nothing if the environment names none."""
+
+    def __init__(self, rank: int, environ: Mapping[str, str] = os.environ) -> None:
+        generation = environ.get(GENERATION_VARIABLE, "")
+        self._base = {"rank": rank, "generation": int(generation) if generation.isdigit() else 0}
+        self._path = environ.get(SOCKET_VARIABLE, "")
+        self._socket: socket.socket | None = None
+        if self._path:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+
+    def move(self, rank: int, generation: int) -> None:
+        """Report as another rank from now on."""
+        self._base = {"rank": rank, "generation": generation}
+
+    @property
+    def rank(self) -> int:
+        """The rank that reports."""
+        return self._base["rank"]
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is a launcher."""
+        return self._socket is not None
+
+    def send(self, kind: str, **fields: object) -> bool:
+        """Send one report, without the fields that are None; return False if it cannot be delivered now."""
+        taken = self._socket  # another thread may close it
+        if taken is None:
+            return False
+        known = {name: value for name, value in fields.items() if value is not None}
+        data = json.dumps({"kind": kind, **self._base, **known}).encode()
+        with suppress(OSError):  # no listener yet or any longer, or its queue is full
+            taken.sendto(data, self._path)
+            return True
+        return False
+
+    def send_surely(self, kind: str, **fields: object) -> bool:
+        """Send one report that somebody waits for: block until there is room for it, for at most `SURELY_S`."""
+        taken = self._socket
+        if taken is None:
+            return False
+        try:
+            with suppress(OSError):  # closed meanwhile
+                taken.settimeout(SURELY_S)
+            return self.send(kind, **fields)
+        finally:
+            with suppress(OSError):
+                taken.setblocking(False)
+
+    def close(self) -> None:
+        """Close the socket; later reports are dropped."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class WaitReporter:
+    """A thread next to training, if there is a launcher to report to.
+
+    It reports what training is stopped for as `waiting`, with a `reason` and again every few seconds, and what only
+    saves wait for as `unsaved`; each with an empty reason when it is over.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        *,
+        step: Callable[[], int],
+        noticed: Callable[[], bool],
+        reason: Callable[[], str],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`step()` returns where training is, `noticed()` whether there is notice, `reason()` what is waited for.
+        `tick()` is called in every round."""
+        self._reporter, self._noticed, self._reason, self._tick = reporter, noticed, reason, tick
+        self._step = step
+        self.stands_still = self._nothing_to_save = False
+        self._stopped = threading.Event()
+        if reporter.is_heard:
+            threading.Thread(target=self._run, name="elasticctl-watch", daemon=True).start()
+
+    @contextmanager
+    def standing_still(self, *, nothing_to_save: bool) -> Iterator[None]:
+        """No steps are made inside. With `nothing_to_save`, respond to notice at once with `drained`."""
+        self.stands_still, self._nothing_to_save = True, nothing_to_save
+        try:
+            yield
+        finally:
+            self.stands_still = self._nothing_to_save = False
+
+    def stop(self) -> None:
+        """Stop reporting."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        reported, reported_s, answered = "", -math.inf, False
+        while not self._stopped.wait(TICK_S):
+            self._tick()
+            reason, now_s = self._reason(), time.monotonic()
+            kind = "waiting" if self.stands_still else "unsaved"
+            if reported and (not reason or kind != reported):
+                self._reporter.send(reported, step=self._step(), reason="")
+                reported, reported_s = "", -math.inf
+            if reason and now_s - reported_s >= REPEAT_EVERY_S:
+                self._reporter.send(kind, step=self._step(), reason=reason)
+                reported, reported_s = kind, now_s
+            if self._nothing_to_save and not answered and self._noticed():
+                answered = True
+                self._reporter.send_surely("drained", step=self._step())
