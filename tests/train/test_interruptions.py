@@ -22,7 +22,7 @@ from elasticctl_train.interruptions import (
     UNSEEN_S,
     Hazard,
     Interruptions,
-    Machine,
+    RankMachine,
     Record,
     decode,
     encode,
@@ -34,8 +34,8 @@ HOUR_S = 3600.0
 BATHTUB = (1 / (4 * HOUR_S), 1 / (20 * HOUR_S), 1 / (100 * HOUR_S), 1 / (100 * HOUR_S), 1 / (2 * HOUR_S))
 
 
-def group(*names: str, booted_at: float = 0.0) -> tuple[Machine, ...]:
-    return tuple(Machine(name, booted_at) for name in names)
+def group(*names: str, booted_at: float = 0.0) -> tuple[RankMachine, ...]:
+    return tuple(RankMachine(name, booted_at) for name in names)
 
 
 def test_a_run_that_knows_nothing_expects_an_interruption_every_four_hours() -> None:
@@ -102,7 +102,7 @@ def test_whatever_happens_time_and_losses_add_up(events: list[tuple[float, list[
         if planned and record.machines:
             record = replace(record, ended_at=now)
         interruptions += lost and bool(record.machines) and record.ended_at is None
-        machines = [Machine(f"{number}-{one}", now - age_s) for one, age_s in enumerate(ages_s)]
+        machines = [RankMachine(f"{number}-{one}", now - age_s) for one, age_s in enumerate(ages_s)]
         record = decode(encode(record.followed_by(machines, now, committed_at=now + commit_s, work_lost=lost)))
         assert sum(record.losses) + record.others == pytest.approx(interruptions)
         assert 0 <= record.group_s <= now - 1e6 + 1e-6
@@ -123,9 +123,13 @@ def test_what_is_no_record_is_forgotten(data: bytes) -> None:
 
 
 def test_each_machine_counts_once_and_keeps_its_age() -> None:
-    before = Record(machines=(Machine("a", 100.0),))
+    before = Record(machines=(RankMachine("a", 100.0),))
     found = [("a", 5.0), ("b", 50.0), ("b", 50.0), ("", None)]
-    assert machines_of(found, before, 1000.0) == [Machine("a", 100.0), Machine("b", 950.0), Machine("", 1000.0)]
+    assert machines_of(found, before, 1000.0) == [
+        RankMachine("a", 100.0),
+        RankMachine("b", 950.0),
+        RankMachine("", 1000.0),
+    ]
     name, age_s = this_machine()
     again, later_s = this_machine()
     assert name == again
@@ -136,17 +140,17 @@ def test_it_is_kept_beside_the_checkpoints(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     for _ in range(3):
         seen = Interruptions(storage)
-        seen.begin([("here", 0.0)], work_lost=True)
+        seen.begin_group([("here", 0.0)], work_lost=True)
         seen.join()
     assert decode(storage.get(INTERRUPTIONS)).others == 2
-    seen.end(10.0)
+    seen.end_group(10.0)
     seen = Interruptions(storage)
-    seen.begin([("here", 0.0)], work_lost=True)
+    seen.begin_group([("here", 0.0)], work_lost=True)
     seen.join()
     assert decode(storage.get(INTERRUPTIONS)).others == 2
     assert seen.hazard().between_s() == pytest.approx(PRIOR_S / 3, rel=0.01)
     storage.put(INTERRUPTIONS, [b"\0" * 100])
-    seen.begin([("here", 0.0)], work_lost=True)
+    seen.begin_group([("here", 0.0)], work_lost=True)
     seen.join()
     assert seen.hazard().between_s() == pytest.approx(PRIOR_S, rel=0.01)
 

@@ -9,7 +9,7 @@ import pytest
 
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.progress import Notice
+from elasticctl_train.launcher_reports import NoticeFile
 from tests.support.train import programs, ranks
 from tests.support.train.launcher import Launcher
 from tests.support.train.programs import trained
@@ -53,8 +53,8 @@ def test_without_storage_the_ranks_still_stop_together(tmp_path: Path, launcher:
 
 
 def test_nobody_can_give_notice_without_a_launcher(tmp_path: Path) -> None:
-    assert not Notice.from_environment({}).possible
-    notice = Notice.from_environment({"ELASTICCTL_NOTICE_FILE": str(tmp_path / "n")})
+    assert not NoticeFile.from_environment({}).possible
+    notice = NoticeFile.from_environment({"ELASTICCTL_NOTICE_FILE": str(tmp_path / "n")})
     assert notice.possible
     assert not notice.given()
     (tmp_path / "n").touch()

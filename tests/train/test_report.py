@@ -16,7 +16,7 @@ import torch
 from elasticctl_train import progress as progress_module
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
 from elasticctl_train.launcher_reports import Reporter
-from elasticctl_train.metrics import Metrics, NotFinite
+from elasticctl_train.metrics import LoggedMetrics, NotFiniteMetric
 from elasticctl_train.progress import Progress
 
 
@@ -197,7 +197,7 @@ def test_rows_say_how_many_samples_there_were_in_all(listener: socket.socket) ->
 def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor whose values a processor has to wait for: that happens for all of them at once."""
     monkeypatch.setattr("elasticctl_train.metrics._is_elsewhere", lambda loss: True)
-    metrics = Metrics()
+    metrics = LoggedMetrics()
     stacked = []
     monkeypatch.setattr(torch, "stack", lambda parts, stack=torch.stack: stacked.append(len(parts)) or stack(parts))
     metrics.add_loss(1, torch.tensor(1.0))
@@ -206,7 +206,7 @@ def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: py
         metrics.add_loss(step, torch.tensor(value))
     assert (stacked, metrics.not_finite) == ([1], {})
     metrics.read_losses()
-    assert (stacked, metrics.not_finite) == ([1, 4], {"loss": NotFinite("NaN", 4)})
+    assert (stacked, metrics.not_finite) == ([1, 4], {"loss": NotFiniteMetric("NaN", 4)})
     for step in range(1000):
         metrics.add_loss(step, torch.tensor(1.0, dtype=torch.float16 if step == 500 else torch.float32))
     assert max(stacked) <= 256

@@ -40,7 +40,7 @@ def test_what_is_captured_again_and_again_is_always_the_newest() -> None:
     capture = rng.Capture()
     for change in (lambda: None, *[np.random.normal] * 3, lambda: None, random.random, lambda: torch.rand(1)):
         change()
-        state = capture.take()
+        state = capture.capture()
         expected = draw()
         rng.restore(state)
         assert draw() == expected

@@ -106,7 +106,7 @@ def train(
 ) -> StepCount:
     """A loop that runs so often, of which some times were for nothing."""
     count = StepCount()
-    count.begin(begin)
+    count.start_at(begin)
     if reads_first:
         count.record_read()
     for _ in range(steps + repeated):
@@ -177,7 +177,7 @@ def test_the_end_of_an_epoch_is_undone(changes_parameters: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, 1)
     last_step = LastStep(model, [optimizer], {"scheduler": scheduler})
-    last_step.begin(is_lost=True)
+    last_step.begin_step(is_lost=True)
     optimizer.step()
     scheduler.step()
     if changes_parameters:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data import sample_order
-from elasticctl_train.step_times import REPORT_EVERY_S, StepTimes
+from elasticctl_train.step_times import REPORT_EVERY_S, TimeSums
 
 FETCH_S = 0.02
 
@@ -45,7 +45,7 @@ class SlowStream(IterableDataset[torch.Tensor]):
 
 def test_sums_are_reported_twice_a_second_from_the_first_step_on() -> None:
     waits_s: list[float | None] = [None]
-    times = StepTimes(lambda: waits_s[0])
+    times = TimeSums(lambda: waits_s[0])
     times.add_data(5.0)
     times.save_s = 3.0
     assert times.due_report(100.0) is None
@@ -60,13 +60,13 @@ def test_sums_are_reported_twice_a_second_from_the_first_step_on() -> None:
 
 
 def test_what_is_not_known_is_not_reported() -> None:
-    times = StepTimes()
+    times = TimeSums()
     times.due_report(1.0)
     assert times.due_report(2.0) == {"wall": 1.0, "save": 0.0}
 
 
 def test_a_save_is_timed_even_if_it_fails() -> None:
-    times = StepTimes()
+    times = TimeSums()
     with suppress(ValueError), times.saving():
         time.sleep(0.01)
         raise ValueError("full")

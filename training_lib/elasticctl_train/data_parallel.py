@@ -69,7 +69,7 @@ class ResumableDataParallel(DistributedDataParallel):
             return self.known_buckets
         return [[int(number) for number in bucket.split()] for bucket in said.split(",")]
 
-    def settle(self) -> None:
+    def adopt_parameters(self) -> None:
         """Adopt the parameters as they are now. All ranks must call."""
         self.__init__(self.module, init_sync=False)  # type: ignore[misc]
 
@@ -113,7 +113,7 @@ class ResumableDataParallel(DistributedDataParallel):
             if trained != self._trained:
                 was_training, syncs = self.training, self.require_backward_grad_sync
                 self.__dict__.pop("known_buckets", None)
-                self.settle()
+                self.adopt_parameters()
                 self.training, self.require_backward_grad_sync = was_training, syncs
         try:
             return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]

@@ -57,7 +57,7 @@ _NONE = (0.0,) * len(AGES_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class RankMachine:
     """A machine that ranks run on: an id that it keeps until it reboots, and when it booted (by rank 0's clock)."""
 
     id: str
@@ -113,12 +113,12 @@ class Record:
     losses: Sequence[float] = _NONE
     group_s: float = 0.0
     others: float = 0.0
-    machines: Sequence[Machine] = field(default_factory=tuple)
+    machines: Sequence[RankMachine] = field(default_factory=tuple)
     since: float = 0.0
     ended_at: float | None = None
 
     def followed_by(
-        self, machines: Sequence[Machine], now: float, *, committed_at: float | None, work_lost: bool
+        self, machines: Sequence[RankMachine], now: float, *, committed_at: float | None, work_lost: bool
     ) -> Record:
         """Return the record after another group has begun.
 
@@ -188,7 +188,7 @@ def this_machine() -> tuple[str, float | None]:
     return "", None
 
 
-def machines_of(found: Sequence[tuple[str, float | None]], before: Record, now: float) -> list[Machine]:
+def machines_of(found: Sequence[tuple[str, float | None]], before: Record, now: float) -> list[RankMachine]:
     """Return the machines of all ranks, each once, from every rank's `this_machine()`.
 
     A machine of unknown age is as old as this record has known it.
@@ -200,7 +200,7 @@ def machines_of(found: Sequence[tuple[str, float | None]], before: Record, now: 
         if seen is not None:
             machines[name] = seen  # measured by one clock: uptime jumps after a machine was asleep
         else:
-            machines[name] = Machine(name, now - (age_s or 0.0))
+            machines[name] = RankMachine(name, now - (age_s or 0.0))
     return list(machines.values())
 
 
@@ -213,11 +213,11 @@ class Interruptions:
         self._began_s = time.monotonic()
         self._thread: threading.Thread | None = None
 
-    def begin(self, found: Sequence[tuple[str, float | None]], *, work_lost: bool) -> None:
+    def begin_group(self, found: Sequence[tuple[str, float | None]], *, work_lost: bool) -> None:
         """Record that a group begins, on the machines that each rank has described by `this_machine()`."""
-        self._run(lambda: self._begin(found, work_lost))
+        self._run(lambda: self._record_begin(found, work_lost))
 
-    def end(self, grace_s: float) -> None:
+    def end_group(self, grace_s: float) -> None:
         """Record that the group ends without losing work; wait at most `grace_s` seconds for it to be stored."""
         self._run(lambda: self._write(replace(self._record, ended_at=time.time())))
         self.join(grace_s)
@@ -246,7 +246,7 @@ class Interruptions:
         self._thread = threading.Thread(target=run, name="elasticctl-interruptions", daemon=True)
         self._thread.start()
 
-    def _begin(self, found: Sequence[tuple[str, float | None]], work_lost: bool) -> None:
+    def _record_begin(self, found: Sequence[tuple[str, float | None]], work_lost: bool) -> None:
         now = time.time()
         try:
             before = decode(self._storage.get(INTERRUPTIONS))
@@ -272,7 +272,7 @@ def decode(data: bytes) -> Record:
     """Return the record from JSON; an empty record for anything else."""
     try:
         body = json.loads(data)
-        machines = tuple(Machine(one["id"], float(one["booted_at"])) for one in body["machines"])
+        machines = tuple(RankMachine(one["id"], float(one["booted_at"])) for one in body["machines"])
         record = Record(**{**body, "machines": machines})
         if all(isinstance(machine.id, str) for machine in machines) and _are_counts(record):
             return record

@@ -22,13 +22,13 @@ LEAVE = "leave"
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class NoticeFile:
     """Where notice appears; `path` is empty if nobody can give any."""
 
     path: str = ""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Notice:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> NoticeFile:
         """Return the launcher's file for this generation."""
         return cls(environ.get(NOTICE_VARIABLE, ""))
 
@@ -59,17 +59,18 @@ class Reporter:
     """Sends reports to the launcher's socket; does nothing if the environment names none."""
 
     def __init__(self, rank: int, environ: Mapping[str, str] = os.environ) -> None:
-        generation = environ.get(GENERATION_VARIABLE, "")
-        self._base = {"rank": rank, "generation": int(generation) if generation.isdigit() else 0}
+        self._environ = environ
+        self.move(rank)
         self._path = environ.get(SOCKET_VARIABLE, "")
         self._socket: socket.socket | None = None
         if self._path:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
 
-    def move(self, rank: int, generation: int) -> None:
-        """Report as another rank from now on."""
-        self._base = {"rank": rank, "generation": generation}
+    def move(self, rank: int) -> None:
+        """Report as this rank from now on, in the generation that the environment names."""
+        generation = self._environ.get(GENERATION_VARIABLE, "")
+        self._base = {"rank": rank, "generation": int(generation) if generation.isdigit() else 0}
 
     @property
     def rank(self) -> int:

@@ -60,7 +60,7 @@ class Meetings:
         self._reported_copies = "", 0
         self.saved = Cursor()
 
-    def begin(self, cursor: Cursor, *, notice_possible: bool) -> None:
+    def start_at(self, cursor: Cursor, *, notice_possible: bool) -> None:
         """Start or resume training here."""
         start = self._storage.start
         is_saved = start.restored is not None and not (start.origin or start.is_copy)

@@ -28,19 +28,19 @@ _JSON_WORDS = {"NaN": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True, slots=True)
-class NotFinite:
+class NotFiniteMetric:
     """The value of a metric that is not finite ("NaN", "inf" or "-inf"), and since which step."""
 
     value: str
     step: int
 
 
-class Metrics:
+class LoggedMetrics:
     """What `Run.step` and `Run.log` were given. `finite` and `not_finite` have no name in common."""
 
     def __init__(self) -> None:
         self.finite: dict[str, float] = {}
-        self.not_finite: dict[str, NotFinite] = {}
+        self.not_finite: dict[str, NotFiniteMetric] = {}
         self._rows: list[Row] = []
         self._unread: list[tuple[int, float, int | None, torch.Tensor]] = []
         self._read_s = -math.inf
@@ -114,7 +114,7 @@ class Metrics:
         else:
             self.finite.pop(name, None)
             since = self.not_finite[name].step if name in self.not_finite else step
-            self.not_finite[name] = NotFinite(_word(value), since)
+            self.not_finite[name] = NotFiniteMetric(_word(value), since)
 
 
 def _is_elsewhere(loss: torch.Tensor) -> bool:

@@ -20,7 +20,7 @@ log = logging.getLogger("elasticctl_train")
 ON_NAN_VARIABLE = "ELASTICCTL_ON_NAN"
 
 
-class OnNan(StrEnum):
+class OnNotFinite(StrEnum):
     """The values of $ELASTICCTL_ON_NAN. The default, `warn`, lets training continue."""
 
     WARN = "warn"
@@ -28,7 +28,7 @@ class OnNan(StrEnum):
     ROLLBACK = "rollback"
 
     @classmethod
-    def from_environment(cls) -> OnNan:
+    def from_environment(cls) -> OnNotFinite:
         """Return the configured choice. Raises TrainError for any other word."""
         given = os.environ.get(ON_NAN_VARIABLE) or cls.WARN
         try:
@@ -42,21 +42,21 @@ class LossGuard:
     """Watches the losses that this rank has passed to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
-        self._choice, self._progress = OnNan.from_environment(), progress
+        self._choice, self._progress = OnNotFinite.from_environment(), progress
         self._has_warned = False
         self._lost: tuple[int, str, Cursor] | None = None
 
     @property
     def goes_back(self) -> bool:
         """Whether the run goes back to before a loss that is not finite."""
-        return self._choice is OnNan.ROLLBACK
+        return self._choice is OnNotFinite.ROLLBACK
 
     def refuse_rollback(self, why: str) -> None:
         """Raise TrainError if going back is configured, for users of this class that cannot skip batches."""
         if self.goes_back:
-            instead = f"{OnNan.STOP} or {OnNan.WARN}"
+            instead = f"{OnNotFinite.STOP} or {OnNotFinite.WARN}"
             raise TrainError(
-                f"${ON_NAN_VARIABLE}={OnNan.ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {instead}"
+                f"${ON_NAN_VARIABLE}={OnNotFinite.ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {instead}"
             )
 
     def check_all(self, cursor: Cursor) -> None:
@@ -73,7 +73,7 @@ class LossGuard:
         self._lost = self._lost or (lost.step, lost.value, cursor)
         if self._has_warned:
             return
-        if self._choice is OnNan.STOP:
+        if self._choice is OnNotFinite.STOP:
             self._report_all(cursor)
             raise NotFiniteError(
                 f"the loss is {lost.value} since step {lost.step}, and the job is configured to stop then"

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
 from elasticctl_train.launcher_reports import Reporter
-from elasticctl_train.metrics import Metrics
-from elasticctl_train.step_times import StepTimes
+from elasticctl_train.metrics import LoggedMetrics
+from elasticctl_train.step_times import TimeSums
 
 REPORT_EVERY_S = 0.1
 _RATE_WINDOW_S = 10.0
@@ -30,14 +30,14 @@ _MAX_ROWS = 20_000
 class Progress:
     """Counts what `Run.step` and `Run.log` pass to it and reports it."""
 
-    def __init__(self, reporter: Reporter, times: StepTimes | None = None) -> None:
-        self._reporter, self.times = reporter, times or StepTimes()
+    def __init__(self, reporter: Reporter, times: TimeSums | None = None) -> None:
+        self._reporter, self.times = reporter, times or TimeSums()
         self._marks: deque[tuple[float, int]] = deque()  # (monotonic time, samples done by then), oldest first
         self._samples = 0
         self._samples_before: int | None = None
         self._rows: deque[str] = deque(maxlen=_MAX_ROWS)
         self._rows_sent_s = -math.inf
-        self.metrics = Metrics()
+        self.metrics = LoggedMetrics()
         self._total_epochs: int | None = None
         self.total_steps: int | None = None
         self._plan: EpochPlan | None = None

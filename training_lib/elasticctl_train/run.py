@@ -122,8 +122,8 @@ class Run:
         self._batches = RunLoaders(self._feed, self._session)
         if stateful_loaders:
             self._session.losses.refuse_rollback("a data loader keeps a position of its own")
-        self._session.begin(self._find_place(handed))
-        self._loop.count.begin(self._session.cursor.step)
+        self._session.begin_training(self._find_place(handed))
+        self._loop.count.start_at(self._session.cursor.step)
         self._enter_group(is_compared=handed is not None)
 
     @property

@@ -149,12 +149,12 @@ class RunStorage:
         if self._interruptions is not None:
             machines = world.gather(this_machine())
             if world.rank == 0:
-                self._interruptions.begin(machines, work_lost=work_lost)
+                self._interruptions.begin_group(machines, work_lost=work_lost)
 
     def end_group(self, world: World) -> None:
         """Record that this group ends without losing anything."""
         if self._interruptions is not None and world.rank == 0:
-            self._interruptions.end(_END_GRACE_S)
+            self._interruptions.end_group(_END_GRACE_S)
 
     def source(self) -> tuple[str | None, str | None]:
         """Return where the state that was read comes from ("copies" or "storage"), and why not from copies."""

@@ -121,7 +121,7 @@ class StepCount:
         self._calls = self._begun_at = self.in_step = 0
         self._read_at: int | None = None
 
-    def begin(self, steps_done: int) -> None:
+    def start_at(self, steps_done: int) -> None:
         """Record where training begins in this process."""
         self._begun_at = steps_done
 

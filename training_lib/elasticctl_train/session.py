@@ -21,13 +21,13 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restored
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
-from elasticctl_train.launcher_reports import Notice, Reporter, WaitReporter
+from elasticctl_train.launcher_reports import NoticeFile, Reporter, WaitReporter
 from elasticctl_train.meetings import Meetings, Snapshot
 from elasticctl_train.non_finite_loss import LossGuard
 from elasticctl_train.progress import Progress
 from elasticctl_train.run_storage import RunStorage
 from elasticctl_train.save_policy import SavePolicy
-from elasticctl_train.step_times import StepTimes
+from elasticctl_train.step_times import TimeSums
 from elasticctl_train.strategies import Strategy
 
 log = logging.getLogger("elasticctl_train")
@@ -62,11 +62,11 @@ class Session:
         self.cursor = Cursor()
         self._strategy, self._compare_ranks = strategy, compare_ranks
         self._reporter = Reporter(strategy.world.rank)
-        self.progress = Progress(self._reporter, StepTimes(lambda: self._strategy.reduce_waits_s()))
+        self.progress = Progress(self._reporter, TimeSums(lambda: self._strategy.reduce_waits_s()))
         self.losses = LossGuard(self.progress)
         self.storage = RunStorage(url, policy, self._record_commit)
         self.meetings = Meetings(self.storage, policy, snapshot, self.losses, self.progress, self._reporter)
-        self._notice = Notice.from_environment()
+        self._notice = NoticeFile.from_environment()
         self._finished = False
         self._resumed: dict[str, Any] = {}
         self._wait_reporter = WaitReporter(
@@ -100,13 +100,13 @@ class Session:
 
     # --- where training is
 
-    def begin(self, cursor: Cursor) -> None:
+    def begin_training(self, cursor: Cursor) -> None:
         """Start or resume training here. Call it once, after the state has been restored."""
         self.cursor = cursor
         checkpoints = self.storage.checkpoints
         if self.world.rank == 0:
             self.storage.start.log_place(cursor, checkpoints.url if checkpoints else "", self.world.size)
-        self.meetings.begin(cursor, notice_possible=self._notice.possible)
+        self.meetings.start_at(cursor, notice_possible=self._notice.possible)
         self._report_resumed()
 
     def go_to(self, cursor: Cursor) -> None:
@@ -124,8 +124,8 @@ class Session:
         The storage is only taken over once there is something to save, so nobody waits for it now.
         """
         self.storage.close(0.0)  # a save may be waiting for the share of a lost rank
-        self._reporter.move(self.world.rank, self._strategy.generation)
-        self._notice = Notice.from_environment()
+        self._reporter.move(self.world.rank)
+        self._notice = NoticeFile.from_environment()
         self.meetings.move(self.cursor)
         self.progress.times.restart()
         self._report_resumed()

@@ -20,7 +20,7 @@ _MOST_MARKS = 512
 """How many passes may wait for the device's clock to be read."""
 
 
-class StepTimes:
+class TimeSums:
     """Sums in seconds since the first step of this group.
 
     `data_s` is the time spent fetching batches; None if unknown.

@@ -28,8 +28,8 @@ State = Mapping[str, Any]
 class Strategy(Protocol):
     """How a rank gets from one group of ranks into the next, and what it brings along.
 
-    `world` is this rank's place in the newest group, the `generation` of the launcher's count. `has_state`: its ranks
-    had the state in memory when it began, so no checkpoint is read. `stays`: the process is kept when the group
+    `world` is this rank's place in the newest group. `has_state`: its ranks had the state in memory when it began, so
+    no checkpoint is read. `stays`: the process is kept when the group
     changes; otherwise `why_restarts` says why not. `must_restart`: the ranks have agreed to save and restart.
 
     All ranks of a group make these calls in the same order, most of them from `Run`:
@@ -65,8 +65,6 @@ class Strategy(Protocol):
     @property
     def world(self) -> dist.World: ...
     @property
-    def generation(self) -> int: ...
-    @property
     def has_state(self) -> bool: ...
     @property
     def is_lost(self) -> bool: ...
@@ -94,7 +92,6 @@ class RestartRanks:
     """
 
     stays = has_state = is_lost = must_restart = False
-    generation = 0
 
     def __init__(self, world: dist.World, why_restarts: str, model: torch.nn.Module | None = None) -> None:
         """`model` is the model that the script calls, if another strategy has wrapped it already."""

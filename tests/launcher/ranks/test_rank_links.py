@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_launcher.ranks.rank_links import RankLinks
-from elasticctl_train.inplace.launcher_link import Link
+from elasticctl_train.inplace.launcher_link import LauncherLink
 from tests.support.waiting import wait_until
 
 
@@ -25,13 +25,13 @@ class Launcher:
             on_declined=lambda generation, why: self.heard.append(("declined", generation, why)),
         )
 
-    def rank(self, local_rank: int, generation: int = 1) -> Link:
+    def rank(self, local_rank: int, generation: int = 1) -> LauncherLink:
         environment = {
             "ELASTICCTL_LINK": self.links.path,
             "ELASTICCTL_GENERATION": str(generation),
             "LOCAL_RANK": str(local_rank),
         }
-        link = Link.open(environment)
+        link = LauncherLink.open(environment)
         assert link is not None
         link.listen()
         link.attach()
@@ -99,8 +99,8 @@ def test_a_rank_whose_line_is_cut_waits_for_nothing(launcher: Launcher) -> None:
 
 
 def test_where_no_launcher_listens_there_is_no_line(tmp_path: Path) -> None:
-    assert Link.open({}) is None
-    assert Link.open({"ELASTICCTL_LINK": str(tmp_path / "none"), "ELASTICCTL_GENERATION": "1"}) is None
+    assert LauncherLink.open({}) is None
+    assert LauncherLink.open({"ELASTICCTL_LINK": str(tmp_path / "none"), "ELASTICCTL_GENERATION": "1"}) is None
 
 
 def test_what_is_no_message_ends_the_line(launcher: Launcher) -> None:

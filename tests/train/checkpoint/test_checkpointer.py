@@ -39,7 +39,7 @@ from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.errors import FencedError, StateError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import fence
+from elasticctl_train.checkpoint import saving
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import World
 from tests.support.train import ranks, sharded
@@ -182,7 +182,7 @@ def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(saving, "FENCE_EVERY_S", 0.01)
     old = Checkpointer(LocalStorage(tmp_path))
     old.save(state_of(1), Label(1))
     assert old.settle()
@@ -196,7 +196,7 @@ def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypa
 
 
 def test_nobody_looks_for_a_checkpointer_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(saving, "FENCE_EVERY_S", 0.01)
     before = set(threading.enumerate())
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     (looking,) = (one for one in set(threading.enumerate()) - before if one.name == "elasticctl-fence")

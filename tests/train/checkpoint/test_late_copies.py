@@ -163,13 +163,13 @@ def content(share: Any) -> bytes:
 def test_nobody_but_the_next_step_needs_to_copy() -> None:
     """Also where it is another optimizer's; and a save whose parts may not wait is copied at once."""
     optimizer, state = adam()
-    whole = content(Snapshots(World(), None).take(state, {}, ()))
+    whole = content(Snapshots(World(), None).take_snapshot(state, {}, ()))
     for stepping in (optimizer, adam()[0]):
         snapshots = Snapshots(World(), None)
-        share = snapshots.take({"optimizer": optimizer.state_dict()}, {}, (), {"optimizer"})
+        share = snapshots.take_snapshot({"optimizer": optimizer.state_dict()}, {}, (), {"optimizer"})
         assert content(share) != whole
         if stepping is not optimizer:
-            whole = content(Snapshots(World(), None).take({"optimizer": optimizer.state_dict()}, {}, ()))
+            whole = content(Snapshots(World(), None).take_snapshot({"optimizer": optimizer.state_dict()}, {}, ()))
         stir(stepping)
         assert content(share) == whole
 
@@ -178,12 +178,12 @@ def test_a_state_that_is_written_to_outside_of_a_step_is_not_saved(tmp_path: Pat
     """Never a mixture: and from then on nothing waits."""
     optimizer, state = adam()
     snapshots = Snapshots(World(), None)
-    share = snapshots.take(state, {}, (), {"optimizer"})
+    share = snapshots.take_snapshot(state, {}, (), {"optimizer"})
     assert isinstance(share, rank_shares.Share)
     for entry in optimizer.state.values():
         entry["exp_avg"].zero_()
     with pytest.raises(SaveError, match="outside of its step"):
         share.write(LocalStorage(tmp_path), "data/share.json")
-    assert content(snapshots.take(state, {}, (), {"optimizer"})) == content(
-        Snapshots(World(), None).take(state, {}, ())
+    assert content(snapshots.take_snapshot(state, {}, (), {"optimizer"})) == content(
+        Snapshots(World(), None).take_snapshot(state, {}, ())
     )

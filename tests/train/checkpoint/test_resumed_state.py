@@ -23,7 +23,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run
 from elasticctl_train.checkpoint import compatibility, restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from elasticctl_train.checkpoint.memory import read_buffers
+from elasticctl_train.checkpoint.memory import buffers
 from tests.support.train.states import same
 
 OPTIMIZERS = sorted(
@@ -197,9 +197,9 @@ def resident_bytes() -> int:
 
 def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
     size = 32 << 20
-    room = read_buffers.ReadBuffer(2 * size + 100)
+    room = buffers.ReadBuffer(2 * size + 100)
     room.data.fill_(1)
-    first, second = (room.keep(start, torch.float32, (size // 4,)) for start in (0, size))
+    first, second = (room.keep_tensor(start, torch.float32, (size // 4,)) for start in (0, size))
     assert first is not None
     assert second is not None
     full = resident_bytes()
@@ -211,9 +211,9 @@ def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
 
 
 def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
-    room = read_buffers.ReadBuffer(32 << 20)
+    room = buffers.ReadBuffer(32 << 20)
     room.data.fill_(1)
-    kept = room.keep(16 << 20, torch.uint8, (1 << 20,))
+    kept = room.keep_tensor(16 << 20, torch.uint8, (1 << 20,))
     assert kept is not None
     full = resident_bytes()
     room.close()
@@ -223,7 +223,7 @@ def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
 
 @pytest.mark.parametrize(("start", "length"), [(64, 1000), (32, 1 << 20)])
 def test_small_and_unaligned_tensors_are_copied(start: int, length: int) -> None:
-    assert read_buffers.ReadBuffer(2 << 20).keep(start, torch.uint8, (length,)) is None
+    assert buffers.ReadBuffer(2 << 20).keep_tensor(start, torch.uint8, (length,)) is None
 
 
 def test_ordered_dicts_are_plain_ones_to_earlier_versions(tmp_path: Path) -> None:

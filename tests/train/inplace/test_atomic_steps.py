@@ -46,7 +46,7 @@ class Bench:
         self.watch = PeerWatch(2, lambda error: self.last.copy_large())
         self.last = LastStep(self.model, [self.optimizer], {"small": self.small, "large": self.large})
         self.gate = StepGate(self.watch, [self.optimizer], self.last.check_parameters)
-        self.last.begin()
+        self.last.begin_step()
 
     def backward(self) -> None:
         self.model(torch.randn(8, 4)).square().mean().backward()
@@ -85,7 +85,7 @@ def test_a_lost_step_leaves_no_trace(bench: Bench) -> None:
 def test_between_two_steps_nothing_is_undone(bench: Bench) -> None:
     bench.backward()
     bench.optimizer.step()
-    bench.last.end()
+    bench.last.end_step()
     bench.lose()
     bench.small.value = 3
     assert bench.last.restore()
@@ -93,10 +93,10 @@ def test_between_two_steps_nothing_is_undone(bench: Bench) -> None:
 
 
 def test_a_step_that_is_known_to_be_in_vain_is_undone_too(bench: Bench) -> None:
-    bench.last.end()
+    bench.last.end_step()
     bench.lose()
     bench.small.value = 3
-    bench.last.begin(is_lost=True)
+    bench.last.begin_step(is_lost=True)
     large = bench.large.weight.clone()
     bench.small.value = 4
     bench.change_large()
@@ -143,7 +143,7 @@ def test_buffers_that_a_pass_replaces_are_put_back(bench: Bench) -> None:
     norm = bench.model[1]
     norm.register_buffer("scale", torch.ones(4))
     norm.register_buffer("later", None)
-    bench.last.begin()
+    bench.last.begin_step()
     norm.scale = norm.scale * 0.9
     norm.later = torch.ones(2)
     norm.register_buffer("cache", torch.ones(3))
@@ -152,7 +152,7 @@ def test_buffers_that_a_pass_replaces_are_put_back(bench: Bench) -> None:
     assert torch.equal(norm.scale, torch.ones(4))
     assert norm.later is None
     assert torch.equal(norm.cache, torch.ones(3))
-    bench.last.begin()
+    bench.last.begin_step()
     norm.cache = torch.ones(5)
     assert bench.last.restore()
     assert torch.equal(norm.cache, torch.ones(3)), "what comes later is kept too"
@@ -194,7 +194,7 @@ class TwoSteps(Bench):
             self.make_step(self.second)
             self.make_step(self.optimizer)
             self.gate.end_step()
-            self.last.begin()
+            self.last.begin_step()
 
     def make_step(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter in optimizer.param_groups[0]["params"]:
@@ -218,7 +218,7 @@ def test_a_step_that_was_made_before_a_loss_between_two_is_undone() -> None:
     assert all(map(torch.equal, before, bench.state()))
     bench.gate.end_step()
     bench.watch.reset(2, lambda error: None)
-    bench.last.begin()
+    bench.last.begin_step()
     bench.make_step(bench.second)
     bench.make_step(bench.optimizer)
     bench.lose()

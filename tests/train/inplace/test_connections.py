@@ -19,7 +19,7 @@ import torch.distributed as torch_dist
 from torch.distributed import PrefixStore, TCPStore
 
 from elasticctl_train import dist
-from elasticctl_train.inplace.connections import Connections, gpu_failure, is_stuck
+from elasticctl_train.inplace.connections import GroupConnections, gpu_failure, is_stuck
 from elasticctl_train.inplace.group import ElasticGroup
 from tests.support.ports import free_port
 from tests.support.train import ranks
@@ -35,13 +35,13 @@ def give_up_and_meet(port: int) -> None:
     if is_first:
         store.wait(["given up"], timedelta(seconds=240))
     else:
-        connections = Connections(2)
+        connections = GroupConnections(2)
         lonely = PrefixStore("first", _connect(port))
         threading.Timer(0.2, connections.cut).start()
         try:
             dist.rejoin(dist.World(), lonely)
         except RuntimeError:
-            assert not connections.settle()
+            assert not connections.seal()
         else:
             raise AssertionError("nobody was there")
         store.set("given up", "")
@@ -64,22 +64,22 @@ def lose_the_last(port: int) -> None:
 
     if rank == size - 1:
         threading.Thread(target=die, daemon=True).start()
-    connections = Connections(size)
+    connections = GroupConnections(size)
     group_store = PrefixStore("group", _connect(port))
     threading.Timer(1.0, connections.cut).start()
     with suppress(RuntimeError):  # gloo may have noticed before the cut
         dist.rejoin(dist.World(), group_store)
-        assert not connections.settle(), "the group has formed without one of its ranks"
+        assert not connections.seal(), "the group has formed without one of its ranks"
     os._exit(0)
 
 
 def freeze_while_taking(port: int, call: str) -> None:
     """Rank 1 freezes when the first of many bytes has come, and is then killed; rank 0 goes on alone."""
     store = _connect(port)
-    connections = Connections(2)
+    connections = GroupConnections(2)
     channel = dist.Channel(is_dead=lambda: connections.is_dead)
     world = dist.rejoin(dist.World(channel=channel), PrefixStore("first", _connect(port)))
-    assert connections.settle()
+    assert connections.seal()
     data = torch.full((256 << 20,), 1 - world.rank, dtype=torch.uint8)
     if world.rank == 1:
         take = torch_dist.irecv if call == "send" else partial(torch_dist.broadcast, async_op=True)
@@ -119,7 +119,7 @@ def test_ranks_whose_peer_dies_before_it_has_called_them_are_freed() -> None:
 
 
 def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
-    connections = Connections(2)
+    connections = GroupConnections(2)
     connections.cut()
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     late = _connect(server.port)
@@ -127,25 +127,25 @@ def test_what_is_opened_after_the_cut_is_shut_down_too() -> None:
     with pytest.raises(RuntimeError) as cut:
         late.wait(["what nobody sets"])
     assert "timeout" not in str(cut.value)
-    assert not connections.settle()
+    assert not connections.seal()
 
 
 def test_it_is_known_that_a_group_is_cut_off_before_a_gpu_can_have_noticed() -> None:
-    connections = Connections(2)
+    connections = GroupConnections(2)
     known: list[bool] = []
     group: Any = OnGpus("nccl", [])
     group.tell = lambda word: known.append(connections.is_cut)
     connections.add_gpu_groups([group])
     assert not connections.is_cut
     connections.cut()
-    connections.settle()
+    connections.seal()
     assert known == [True] * 3
 
 
 def test_where_nccl_still_listens_for_a_peer_nobody_is_waited_for() -> None:
     """gloo's listening sockets, which are older, go on: gloo would end the process."""
     with socket.create_server(("127.0.0.1", 0)) as before:
-        connections = Connections(1)
+        connections = GroupConnections(1)
         with socket.create_server(("127.0.0.1", 0)) as of_gloo:
             groups: Any = [OnGpus("nccl", [])]
             connections.add_gpu_groups(groups)
@@ -154,7 +154,7 @@ def test_where_nccl_still_listens_for_a_peer_nobody_is_waited_for() -> None:
                 with pytest.raises(OSError, match="Invalid argument"):
                     of_nccl.accept()
             of_gloo.accept()[0].close()  # was called in the place of the peer
-        connections.settle()
+        connections.seal()
         socket.create_connection(before.getsockname()).close()
 
 
@@ -191,22 +191,22 @@ def line() -> Line:
     return Line()
 
 
-def member(line: Any, monkeypatch: pytest.MonkeyPatch, failed: str) -> tuple[ElasticGroup, Connections]:
+def member(line: Any, monkeypatch: pytest.MonkeyPatch, failed: str) -> tuple[ElasticGroup, GroupConnections]:
     """One of a group whose NCCL reports a failure."""
-    connections = Connections(2)
+    connections = GroupConnections(2)
     groups: Any = [OnGpus("nccl", []), OnGpus("nccl", [], failed)]
     connections.add_gpu_groups(groups)
-    connections.settle()
-    monkeypatch.setattr(Connections, "none", lambda: connections)
+    connections.seal()
+    monkeypatch.setattr(GroupConnections, "none", lambda: connections)
     return ElasticGroup(line), connections
 
 
 def test_what_groups_do_on_gpus_is_aborted_together_and_once() -> None:
-    connections = Connections(2)
+    connections = GroupConnections(2)
     told: list[str] = []
     groups: Any = [OnGpus("nccl", told), OnGpus("gloo", told), OnGpus("nccl", told)]
     connections.add_gpu_groups(groups)
-    connections.settle()
+    connections.seal()
     connections.cut()
     connections.cut()
     assert told == ["start", "abort", "abort", "end"]

@@ -26,13 +26,12 @@ from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.checkpoints.rollbacks import Rollback
 from elasticctl_store.errors import FencedError, MissingError, NotFiniteError, RollbackError, SaveError, StorageError
 from elasticctl_store.storage import Storage, Waits
-from elasticctl_train.checkpoint.fence import FenceWatch
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.checkpoint.memory.local_tier import Tier
 from elasticctl_train.checkpoint.newest import Like, Newest, Restored
 from elasticctl_train.checkpoint.plans import State
 from elasticctl_train.checkpoint.restore import RestoreSource
-from elasticctl_train.checkpoint.saving import Committer, Label, Saves
+from elasticctl_train.checkpoint.saving import Committer, FenceWatch, Label, Saves
 from elasticctl_train.checkpoint.snapshots import Snapshots
 from elasticctl_train.dist import World
 
@@ -118,7 +117,7 @@ class Checkpointer:
         restored = self._newest.read(source, lambda commit: back is None or back.allows(commit), like)
         if restored is None:
             self._newest.raise_if_lost(self._storage)
-        self._snapshots.restored_folder = restored.commit.folder if restored else ""
+        self._snapshots.record_restored(restored.commit.folder if restored else "")
         self._recall(restored.commit if restored else None)
         return restored
 
@@ -225,7 +224,9 @@ class Checkpointer:
         """
         self._join()
         started_s = time.monotonic()
-        self._saves.begin(self._snapshots.take(state, local or {}, rank_0_only, until_step), label, started_s)
+        self._saves.begin_save(
+            self._snapshots.take_snapshot(state, local or {}, rank_0_only, until_step), label, started_s
+        )
 
     def copy(
         self,
@@ -241,8 +242,8 @@ class Checkpointer:
             raise SaveError("no launcher takes copies")
         self._join()
         started_s = time.monotonic()
-        share = self._snapshots.take(state, local or {}, rank_0_only, until_step)
-        self.copies.begin(label.step, time.monotonic() - started_s)
+        share = self._snapshots.take_snapshot(state, local or {}, rank_0_only, until_step)
+        self.copies.begin_copy(label.step, time.monotonic() - started_s)
         self._saves.copy(share, label, self.copies)
 
     def agree(self, due: bool, next_check: int, notice: bool = False) -> tuple[bool, int, bool]:
@@ -277,7 +278,7 @@ class Checkpointer:
         self.is_copy_granted = bool(copy_due and not no_copy and not anyone_due)
         self.is_away = bool(away)
         self._react(failed, fenced)
-        saves.hear(committed)
+        saves.learn_of_commit(committed)
         saves.distrust(damaged, failed)
         if anyone_due and busy:
             self.skipped += 1
@@ -290,8 +291,8 @@ class Checkpointer:
         copies = self.copies
         if copies is None:
             return
-        if worst == _STOPPED and not copies.failed:
-            copies.failed = "see the log of another worker"
+        if worst == _STOPPED:
+            copies.stop("see the log of another worker")
         self.copies_lack = copies.failed or (copies.lack or "see the log of another worker" if worst else "")
 
     def settle(self, give_up: Callable[[], bool] = lambda: False, *, is_last: bool = False) -> bool:
@@ -323,7 +324,7 @@ class Checkpointer:
             self.has_given_up = bool(busy and away and wanted and not is_committed)
             if not busy or self.has_given_up or (is_last and away and is_committed):
                 break
-        saves.hear(committed)
+        saves.learn_of_commit(committed)
         saves.distrust(damaged, failed)
         return is_committed
 

@@ -20,9 +20,8 @@ import torch
 
 from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_train.checkpoint import dtensor
-from elasticctl_train.checkpoint.optimizers import Pairs, names
+from elasticctl_train.checkpoint.optimizers import Pairs, counted, names
 from elasticctl_train.checkpoint.parts import MODEL, OWN, Stateful, names_of_parameters
-from elasticctl_train.checkpoint.wording import counted
 
 Choice = Literal["strict", "ignore", "model-only"]
 VARIABLE = "ELASTICCTL_RESUME"
@@ -60,7 +59,7 @@ class Comparison:
         self.lacking = [name for name in parts if name not in state]
         self.left_over = sorted((self._said.keys() & state.keys()) - parts.keys())
 
-    def told(self) -> str:
+    def differences(self) -> str:
         """Return a description of all differences; "" if there are none."""
         found = [f"this {name}: {words}" for name, words in self.by_part.items() if words]
         has = ", ".join(sorted(self._state.keys() - {OWN})) or "nothing"
@@ -144,7 +143,7 @@ def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str, ch
     Raises RestoreError as `check` does, and if a part refuses its state: then the parts are as they were before.
     """
     found = _checked(Comparison(parts, state), where, choice)
-    different = found.told()
+    different = found.differences()
     wanted = [MODEL] if different and choice == "model-only" else [name for name in parts if name in state]
     # Parts with a load_state_dict of their own may refuse; load them first, while everything can still be undone.
     wanted.sort(key=lambda name: _is_judged(parts[name]))
@@ -183,7 +182,7 @@ def module_mismatch(module: torch.nn.Module, state: Any) -> str:
 
 
 def _checked(found: Comparison, where: str, choice: Choice | None) -> Comparison:
-    different = found.told()
+    different = found.differences()
     misfit = ""
     if choice == "model-only":
         misfit = f"this {MODEL}: {found.by_part[MODEL]}" if found.by_part.get(MODEL) else ""

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from elasticctl_train.checkpoint import dtensor
-from elasticctl_train.checkpoint.wording import counted, listed
 
 Names = Sequence[Sequence[str]]
 """The names of an optimizer's parameters by group."""
+_SHOWN = 4
+"""How many names a message lists."""
 
 
 def names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> Names:
@@ -248,3 +249,15 @@ def _as_saved(live: Any, saved: Any) -> Any:
     elif type(live) in (list, tuple) and isinstance(saved, list | tuple) and len(live) == len(saved):
         return type(live)(_as_saved(a, b) for a, b in zip(live, saved, strict=True))
     return live
+
+
+def counted(what: str, names: Sequence[str]) -> str:
+    """Return how many names are `what`, and the first of them; "" if there are none."""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{len(names)} {verb} {what}: {listed(names)}" if names else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of these names."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown}, …"

@@ -68,7 +68,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SharePlan:
     """What this rank writes for states of certain `kinds`. It is reused, because planning is slow and states rarely
     change.
 
@@ -148,7 +148,7 @@ class Plan:
 class FilledPlan:
     """The tensor files of a plan, with the tensors' bytes in `buffer` once everything is copied."""
 
-    plan: Plan
+    plan: SharePlan
     buffer: Buffer
 
     def bytes_of(self, file: PlannedFile) -> memoryview:
@@ -178,7 +178,7 @@ def plan(
     world_size: int,
     rank_0_only: Collection[str] = (),
     apart: Apart = NOTHING_APART,
-) -> Plan:
+) -> SharePlan:
     """Return this rank's part of a save: who writes what.
 
     Plain tensors are equal on all ranks and shared out, except those in `rank_0_only`, given by path or first
@@ -210,7 +210,7 @@ def plan(
         end = file.start + file.size_bytes if file is not None else end
         others.append(file)
         sources += found
-    return Plan(
+    return SharePlan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
         apart=apart,

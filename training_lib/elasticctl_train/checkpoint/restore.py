@@ -26,8 +26,8 @@ from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.incremental import rows
 from elasticctl_train.checkpoint.memory import buffers, local_tier
-from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Offer
-from elasticctl_train.checkpoint.memory.read_buffers import ReadBuffer
+from elasticctl_train.checkpoint.memory.buffers import ReadBuffer
+from elasticctl_train.checkpoint.memory.local_tier import FileAddress, LocalObject
 from elasticctl_train.dist import World
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Filling:
         self._filled: dict[str, torch.Tensor] = {}
         self._finish = tree.Finisher()
 
-    def take(self, index: int, data: torch.Tensor, buffer: ReadBuffer | None = None) -> None:
+    def unpack(self, index: int, data: torch.Tensor, buffer: ReadBuffer | None = None) -> None:
         """Take what this rank needs from share number `index`, whose bytes are `data`.
 
         If they are in `buffer`, large tensors that are contiguous there stay there, without being copied.
@@ -61,12 +61,12 @@ class Filling:
                 continue
             kept = None
             if buffer is not None and wanted == piece.box == self._target(piece, self._world.rank):
-                kept = buffer.keep(piece.start, tree.DTYPES[piece.dtype], piece.box.shape)
+                kept = buffer.keep_tensor(piece.start, tree.DTYPES[piece.dtype], piece.box.shape)
             if kept is not None:
                 self._filled[piece.name] = kept
             else:
                 source = tree.view(data, piece.start, piece.dtype, piece.box.shape)
-                self._put(piece, wanted, _slice(source, wanted.within(piece.box)))
+                self._copy_piece(piece, wanted, _slice(source, wanted.within(piece.box)))
 
     def hand_on(self, index: int, supplier: int, receivers: Sequence[int], data: torch.Tensor | None) -> None:
         """Send share number `index` from rank `supplier`, which holds it as `data`, to the receivers. All ranks must
@@ -121,7 +121,7 @@ class Filling:
         target = self._target(piece, rank)
         return None if target is None else tensor_boxes.overlap(piece.box, target)
 
-    def _put(self, piece: Piece, box: Box, source: torch.Tensor) -> None:
+    def _copy_piece(self, piece: Piece, box: Box, source: torch.Tensor) -> None:
         target = self._target(piece, self._world.rank)
         if target is None:
             return
@@ -153,7 +153,7 @@ class Filling:
         for piece, box in parcel:
             size_bytes, dtype = box.elements * piece.item_bytes, tree.DTYPES[piece.dtype]
             source = content[start : start + size_bytes]
-            self._put(piece, box, _aligned(source, dtype).view(dtype).view(box.shape))
+            self._copy_piece(piece, box, _aligned(source, dtype).view(dtype).view(box.shape))
             start += size_bytes
 
 
@@ -202,7 +202,7 @@ _DAMAGE = (DamagedError, MissingError)
 class Offering(Protocol):
     """Objects in this node's memory: `Tier` has those that are also stored, `Copies` those that are not."""
 
-    def offers(self) -> dict[ObjectRef, Offer]:
+    def offers(self) -> dict[ObjectRef, LocalObject]:
         """Return where they are, by what they should be."""
 
 
@@ -216,7 +216,7 @@ class RestoreSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldShare:
     """A share's bytes, found intact, and where other ranks of this node can find them, if they can.
 
     `buffer`: private memory of this process that contains them, which the tensors can keep.
@@ -259,7 +259,7 @@ def read(
         own = held.pop(index, None)
         data = own.data if own is not None else near.pop(index, None)
         if data is not None:
-            filling.take(index, data, own.buffer if own is not None else None)
+            filling.unpack(index, data, own.buffer if own is not None else None)
         far = [rank for rank in range(world.size) if rank != supplier and index not in near_of[rank]]
         filling.hand_on(index, supplier, far, data)
         if own is not None and own.buffer is not None:
@@ -281,15 +281,15 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
     return suppliers
 
 
-def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Offer]:
+def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, LocalObject]:
     """Return the shares that this rank can supply from its node's tier, by number, and where they are."""
     found = place.tier.offers() if place.tier is not None else {}
     return {i: found[share.content] for i, share in enumerate(contents.shares) if share.content in found}
 
 
 def _acquire(
-    place: RestoreSource, contents: Contents, mine: Sequence[int], files: Mapping[int, Offer], opened: ExitStack
-) -> Iterator[tuple[int, Held | StorageError]]:
+    place: RestoreSource, contents: Contents, mine: Sequence[int], files: Mapping[int, LocalObject], opened: ExitStack
+) -> Iterator[tuple[int, HeldShare | StorageError]]:
     """Yield the shares that this rank supplies, each verified, or the error; their files stay open in `opened`."""
     for index in mine:
         share = contents.shares[index]
@@ -300,7 +300,7 @@ def _acquire(
             yield index, e
 
 
-def _from_tier(offer: Offer, share: ShareContents, opened: ExitStack) -> Held | None:
+def _from_tier(offer: LocalObject, share: ShareContents, opened: ExitStack) -> HeldShare | None:
     """Return the bytes in the tier, if they match their label."""
     try:
         file = opened.enter_context(offer.path.open("rb", buffering=0))
@@ -308,17 +308,17 @@ def _from_tier(offer: Offer, share: ShareContents, opened: ExitStack) -> Held | 
         check(share, data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or damaged
         return None
-    return Held(data, local_tier.address_of(file, offer.start))
+    return HeldShare(data, local_tier.address_of(file, offer.start))
 
 
-def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> Held:
+def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> HeldShare:
     """Read the bytes from storage. If there are other ranks, read into memory that those of this node can map."""
     shared = local_tier.reserve(share.file.size_bytes) if place.world.size > 1 else None
     if shared is not None:
-        held = Held(shared[0], local_tier.address_of(opened.enter_context(shared[1])))
+        held = HeldShare(shared[0], local_tier.address_of(opened.enter_context(shared[1])))
     else:
         buffer = _allocate(place.storage, share.file, ReadBuffer)
-        held = Held(buffer.data, buffer=buffer)
+        held = HeldShare(buffer.data, buffer=buffer)
 
     fetch(place.storage, share, held.data)
     return held
@@ -360,11 +360,11 @@ def check(share: ShareContents, data: torch.Tensor) -> None:
 
 
 def _agree(
-    world: World, acquired: Iterable[tuple[int, Held | StorageError]]
-) -> tuple[dict[int, Held], dict[int, FileAddress]]:
+    world: World, acquired: Iterable[tuple[int, HeldShare | StorageError]]
+) -> tuple[dict[int, HeldShare], dict[int, FileAddress]]:
     """Return this rank's shares, and the addresses of all ranks' shares; raise on every rank what any of them has
     met."""
-    held: dict[int, Held] = {}
+    held: dict[int, HeldShare] = {}
     error: StorageError | None = None
     for index, found in acquired:
         if isinstance(found, StorageError):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ _DOCUMENT_BYTES = 1 << 16
 ROOM_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 """The pauses between tries of a rank that finds the storage full: rank 0 may be making room, and a quota may count that
 late."""
+FENCE_EVERY_S = 30.0
 NICENESS = 10
 """Of the thread that saves and those that it starts: a save only gets the processor time that training leaves."""
 
@@ -165,7 +167,7 @@ class Saves:
         """Wait until nothing is in flight, or for `timeout_s` seconds."""
         self._background.join(timeout_s)
 
-    def begin(self, share: rank_shares.Share | NoMemoryError, label: Label, started_s: float) -> None:
+    def begin_save(self, share: rank_shares.Share | NoMemoryError, label: Label, started_s: float) -> None:
         """Store the share, in the background. The save before must be over."""
         self.number += 1
         generation, run_id = self._run
@@ -183,7 +185,7 @@ class Saves:
             return
         said = repair.label(label.step, label.epoch, label.metrics, time.time())
         self._is_copying = True
-        self._background.start(lambda: copies.keep(replace(share, label=said), folder, self._world))
+        self._background.start(lambda: copies.keep_share(replace(share, label=said), folder, self._world))
 
     def abandon(self) -> None:
         """Stop waiting for the shares of other ranks, and for room."""
@@ -199,14 +201,14 @@ class Saves:
         that was not known at the last call."""
         if (damaged, failed) != self._distrusted:
             self._distrusted = damaged, failed
-            self._snapshots.unchanged.forget()
+            self._snapshots.unchanged.forget_stored()
 
-    def hear(self, committed: int) -> None:
+    def learn_of_commit(self, committed: int) -> None:
         """On ranks other than 0, which do not commit: learn that this save has been committed."""
         if committed == self.number != self.committed:
             self.committed = committed
             self._background.join()
-            self._background.start(self._snapshots.keep)
+            self._background.start(self._snapshots.keep_snapshot)
 
     def _write(self, share: rank_shares.Share | NoMemoryError, folder: str, label: Label, started_s: float) -> None:
         """Write the share; on rank 0, then gather, commit and retire. Runs in the background thread."""
@@ -225,7 +227,7 @@ class Saves:
                 commit = self._committer.commit(gathered)
                 self.committed = self.number
                 self._committer.committed(commit, time.monotonic() - started_s)
-                self._snapshots.keep()
+                self._snapshots.keep_snapshot()
         except Exception as e:  # noqa: BLE001 - the edge of a thread: whatever it is must reach the log and finish()
             fenced = self._as_fenced(e)
             if fenced is not None:
@@ -233,7 +235,7 @@ class Saves:
                 log.error("%s", fenced)
                 return
             self.error, self.failed = e, self.number
-            self._snapshots.unchanged.forget()
+            self._snapshots.unchanged.forget_stored()
             if self._committer is not None:
                 self._committer.sweep_again()
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
@@ -266,3 +268,35 @@ class Saves:
                 if pause_s is None or self._abandon.wait(pause_s):
                     raise
                 has_waited = True
+
+
+class FenceWatch:
+    """Checks, next to training, whether a newer run has taken over the storage; `found` is the error once one has.
+
+    A zombie, a group that was cut off and replaced, may have minutes until its next save. Two small requests per minute
+    tell it that it is over.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """`check` raises FencedError once there is a newer run. It may block while the storage is unavailable."""
+        self._found: list[FencedError] = []
+        over = threading.Event()
+        arguments = check, self._found, over
+        threading.Thread(target=_watch_fence, args=arguments, name="elasticctl-fence", daemon=True).start()
+        weakref.finalize(self, over.set)  # the thread does not reference this object, and ends with it
+
+    @property
+    def found(self) -> FencedError | None:
+        """Why this run is over; None if it is not."""
+        return self._found[0] if self._found else None
+
+
+def _watch_fence(check: Callable[[], None], found: list[FencedError], over: threading.Event) -> None:
+    while not over.wait(FENCE_EVERY_S):
+        try:
+            check()
+        except FencedError as e:
+            found.append(e)
+            return
+        except StorageError:  # the next save reports it
+            continue

@@ -29,12 +29,12 @@ class Snapshots:
 
     def __init__(self, world: World, tier: Tier | None) -> None:
         self.tier = tier
-        self.restored_folder = ""
+        self._restored_folder = ""
         """The save folder that the state came from: the tier keeps what it has of it until there is a newer commit."""
         self.unchanged = Unchanged()
         self._world = world
         self._copier = Copier()
-        self._plan: plans.Plan | None = None
+        self._plan: plans.SharePlan | None = None
         self._buffers: Buffers | None = None
         self._late: LateCopy | None = None
         self._stored: rank_shares.Share | None = None
@@ -45,7 +45,7 @@ class Snapshots:
         self._late = None
         self._arrange(plans.flatten(state, local), rank_0_only)
 
-    def take(
+    def take_snapshot(
         self, state: State, local: State, rank_0_only: Collection[str], until_step: Collection[str] = ()
     ) -> rank_shares.Share | NoMemoryError:
         """Return this rank's share, copied, or the reason why there is none. From here on, training may change the
@@ -95,15 +95,19 @@ class Snapshots:
             starts = [planned.start for planned in share.plan.files]
             self.tier.label(share.buffer.index, dict(zip(files, starts, strict=True)))
 
-    def keep(self) -> None:
+    def record_restored(self, folder: str) -> None:
+        """Record which save was restored: the tier keeps it until the next commit."""
+        self._restored_folder = folder
+
+    def keep_snapshot(self) -> None:
         """Record that the last save is committed: its buffer holds the newest snapshot, and a former process's files
         can go."""
         if self._stored is not None:
             self.unchanged.committed(self._stored)
             self._stored = None
-        if self.restored_folder and self.tier is not None:
+        if self._restored_folder and self.tier is not None:
             self.tier.clear()
-            self.restored_folder = ""
+            self._restored_folder = ""
         if self._buffers is not None:
             self._buffers.turn()
 
@@ -120,7 +124,7 @@ class Snapshots:
 
             weakref.finalize(self, register_optimizer_step_pre_hook(before_step).remove).atexit = False
 
-    def _arrange(self, flat: plans.Flat, rank_0_only: Collection[str]) -> tuple[plans.Plan, Buffers]:
+    def _arrange(self, flat: plans.Flat, rank_0_only: Collection[str]) -> tuple[plans.SharePlan, Buffers]:
         """Return the plan for such states, and buffers of the right size; they are only renewed if the states have
         changed."""
         apart = self.unchanged.apart
@@ -131,7 +135,7 @@ class Snapshots:
             if self._buffers is not None:
                 self._buffers.close()
             self._buffers = None  # free the memory before allocating more
-            kept = self.tier is not None and self.tier.clear(but_for=self.restored_folder)
+            kept = self.tier is not None and self.tier.clear(but_for=self._restored_folder)
             gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)
             self._buffers = Buffers(size_bytes, tier=self.tier, pin=gpu, one_at_first=kept)
             _collect_once()

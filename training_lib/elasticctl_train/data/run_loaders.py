@@ -18,7 +18,7 @@ from elasticctl_train.data.sample_order import Cursor, EpochPlan, Feed
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
 
 
-class Place(Protocol):
+class TrainingPlace(Protocol):
     """Where training is."""
 
     @property
@@ -36,7 +36,7 @@ class RunLoaders:
     behind the last batch.
     """
 
-    def __init__(self, feed: Feed, place: Place) -> None:
+    def __init__(self, feed: Feed, place: TrainingPlace) -> None:
         self._feed, self._place = feed, place
         self._stream_at_begin: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
         self._rng: dict[str, Any] | None = None

@@ -192,7 +192,7 @@ class ElasticReader(StorageReader):
                 if target is not None:
                     _load(planner, target, source)
                 else:
-                    _put(inner, found.contents.tensors[piece.name], piece, source)
+                    _copy_piece(inner, found.contents.tensors[piece.name], piece, source)
         for item in values:
             planner.load_bytes(item, self._bytes_of(found, item.storage_index.fqn, inner))
         done: Future[None] = Future()
@@ -287,7 +287,7 @@ def _load(planner: LoadPlanner, item: ReadItem, source: torch.Tensor) -> None:
     planner.commit_tensor(item, target)
 
 
-def _put(inner: dict[str, torch.Tensor], kind: TensorType, piece: Piece, source: torch.Tensor) -> None:
+def _copy_piece(inner: dict[str, torch.Tensor], kind: TensorType, piece: Piece, source: torch.Tensor) -> None:
     """Copy a piece of a tensor that is part of a value."""
     if piece.name not in inner:
         inner[piece.name] = torch.empty(kind.shape, dtype=source.dtype)

@@ -44,7 +44,7 @@ _OVERTAKEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SavePlace:
     """Where one rank writes to in one save, as chosen by the coordinator.
 
     `nonce` is what that rank sent while planning; None if the planner has dropped it.
@@ -71,7 +71,7 @@ class Written:
 
 
 @dataclass(slots=True)
-class Share:
+class ItemShare:
     """What a rank is about to store: boxes of tensors, by name, and the description of its items."""
 
     boxes: list[tuple[str, TensorType, Box]] = field(default_factory=list)
@@ -105,14 +105,14 @@ class ElasticWriter(StorageWriter):
         them."""
         self._url, self._step = os.fspath(url), step
         self._keep, self._allow_pickle = keep or _ALL, allow_pickle
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._storage: Storage | None = None
         self._committer: Committer | None = None
         self._saves = 0
         self._nonce = ""
-        self._written: tuple[Place | None, dict[str, Any]] = None, {}
+        self._written: tuple[SavePlace | None, dict[str, Any]] = None, {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs, as with AsyncCheckpointerType.PROCESS; it opens the storage again."""
@@ -120,7 +120,7 @@ class ElasticWriter(StorageWriter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._clear()
 
     @property
     def checkpoint_id(self) -> str:
@@ -133,7 +133,7 @@ class ElasticWriter(StorageWriter):
         url, step = items.parse_id(checkpoint_id, self._url)
         if checkpoint_id is not None:
             if url != self._url:
-                self._forget()
+                self._clear()
             self._url, self._step = url, step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -162,14 +162,14 @@ class ElasticWriter(StorageWriter):
         mine = committer.writer.generation
         folder = entries.save_folder(mine.generation, self._saves, step, mine.run_id)
         return [
-            replace(plan, storage_data=Place(folder, rank, len(plans), step, plan.storage_data))
+            replace(plan, storage_data=SavePlace(folder, rank, len(plans), step, plan.storage_data))
             for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Store this rank's tensors and, except on the coordinator, its document. Raises StateError, StorageError."""
         place = plan.storage_data
-        if not isinstance(place, Place) or place.nonce not in (self._nonce, None):
+        if not isinstance(place, SavePlace) or place.nonce not in (self._nonce, None):
             raise SaveError(_OVERTAKEN)
         share = self._resolve(plan, planner)
         layout, placed = plans.lay_out(share.boxes)
@@ -251,8 +251,8 @@ class ElasticWriter(StorageWriter):
             self._committer = Committer(storage, take_over(storage), self._keep, None)
         return self._committer
 
-    def _resolve(self, plan: SavePlan, planner: SavePlanner) -> Share:
-        share = Share()
+    def _resolve(self, plan: SavePlan, planner: SavePlanner) -> ItemShare:
+        share = ItemShare()
         for item in plan.items:
             resolved = planner.resolve_data(item)
             if item.type is WriteItemType.BYTE_IO:
@@ -263,7 +263,7 @@ class ElasticWriter(StorageWriter):
             share.results.append(WriteResult(item.index, size_bytes, said))
         return share
 
-    def _add_bytes(self, share: Share, name: str, content: bytes) -> tuple[int, Written]:
+    def _add_bytes(self, share: ItemShare, name: str, content: bytes) -> tuple[int, Written]:
         try:
             encoded, tensors = items.encode_bytes(name, content)
         except StateError:
@@ -279,7 +279,7 @@ class ElasticWriter(StorageWriter):
         return len(content), Written(content=encoded)
 
 
-def _add_tensor(share: Share, item: WriteItem, tensor: torch.Tensor) -> tuple[int, Written]:
+def _add_tensor(share: ItemShare, item: WriteItem, tensor: torch.Tensor) -> tuple[int, Written]:
     name, planned = item.index.fqn, item.tensor_data
     dtype = tree.NAMES.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided or tensor.is_meta or planned is None:

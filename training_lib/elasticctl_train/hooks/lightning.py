@@ -72,7 +72,7 @@ class ElasticCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start or resume training, including its random numbers."""
-        session = self._begin(trainer)
+        session = self._begin_session(trainer)
         before = _samples_of(session.restored) if session.cursor.step else 0
         if before is not None and _samples_per_step(trainer):
             session.progress.count_samples_from(before)
@@ -120,7 +120,7 @@ class ElasticCallback(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """If training was already over, report its end."""
         if not self._begun:
-            self._begin(trainer).finish()
+            self._begin_session(trainer).finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give a save in flight a moment."""
@@ -132,9 +132,9 @@ class ElasticCallback(Callback):
             raise TrainError("ElasticCallback: Trainer.fit has not started. FIX: pass the callback to one Trainer")
         return self._session
 
-    def _begin(self, trainer: Trainer) -> Session:
+    def _begin_session(self, trainer: Trainer) -> Session:
         session = self._running()
-        session.begin(self._cursor(trainer))
+        session.begin_training(self._cursor(trainer))
         self._begun = True
         return session
 

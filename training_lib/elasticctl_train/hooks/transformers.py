@@ -106,7 +106,7 @@ class ElasticCallback(TrainerCallback):
         parts.check(self._parts())
         session.progress.count_samples_from(self._samples_before)
         self._restore_callbacks()
-        session.begin(_cursor(state))
+        session.begin_training(_cursor(state))
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -160,7 +160,7 @@ class LastStep:
         """True in a step: from its beginning until it is made or undone."""
         return self._is_begun
 
-    def begin(self, *, is_lost: bool = False) -> None:
+    def begin_step(self, *, is_lost: bool = False) -> None:
         """Start a step: the current state is the end of the last one. `is_lost`: this step will have to be undone."""
         if self._begun < _CHECKED_STEPS:
             self._watch_large()
@@ -177,7 +177,7 @@ class LastStep:
     def begin_with_pass(self, *, is_lost: bool) -> None:
         """Start a step that the script has prepared already, as far as it draws random numbers: for its data."""
         self._begins_with_pass, drawn_from = True, self._rng
-        self.begin(is_lost=is_lost)
+        self.begin_step(is_lost=is_lost)
         self._rng = drawn_from or self._rng
 
     def copy_large(self) -> None:
@@ -198,7 +198,7 @@ class LastStep:
             self.changes_early |= not all(map(torch.equal, self._first_samples, sample(self._parameters)))
             self._first_samples = None
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """Record that the step has been made."""
         self._is_begun, self._kept, self._kept_groups, self._samples = False, {}, [], None
         self._rng = self._generators.capture() if self._begins_with_pass else {}
@@ -224,7 +224,7 @@ class LastStep:
             optimizer.param_groups[:] = [group for group, _ in groups]  # the script may have added some
             for group, settings in groups:
                 group.update(settings)
-        self.end()
+        self.end_step()
         return is_whole
 
     def _is_as_kept(self, undone: frozenset[torch.Tensor]) -> bool:

@@ -43,14 +43,14 @@ _IDLE = 0.2
 """A process that uses less than this share of one core does not compute."""
 
 
-class Connections:
-    """The connections that this process opens for a group of `size` ranks, between construction and `settle`.
+class GroupConnections:
+    """The connections that this process opens for a group of `size` ranks, between construction and `seal`.
 
     `on_dead(connections)` is called from a thread once whatever still waits on them after a cut will never end.
     `on_gpus` are the process groups on them that use GPUs.
     """
 
-    def __init__(self, size: int, on_dead: Callable[[Connections], None] = lambda connections: None) -> None:
+    def __init__(self, size: int, on_dead: Callable[[GroupConnections], None] = lambda connections: None) -> None:
         self._size, self._on_dead = size, on_dead
         self._before = set(_sockets())
         self._mine: set[int] | None = None
@@ -61,10 +61,10 @@ class Connections:
         self._cut_at: float | None = None
 
     @classmethod
-    def none(cls) -> Connections:
+    def none(cls) -> GroupConnections:
         """Return an object without connections, for the time before the first group."""
         made = cls(0)
-        made.settle()
+        made.seal()
         return made
 
     def add_gpu_groups(self, groups: Sequence[dist.ProcessGroup]) -> None:
@@ -75,7 +75,7 @@ class Connections:
         with self._lock:
             self.on_gpus, self._of_gloo = groups, set(_sockets())
 
-    def settle(self) -> bool:
+    def seal(self) -> bool:
         """Stop adding connections to this group; return False if they have been cut meanwhile."""
         with self._lock:
             if self._mine is None:
@@ -95,7 +95,7 @@ class Connections:
     def cut(self) -> None:
         """Shut down the connections, so that every collective on them fails, here and on the peers. Thread-safe.
 
-        Connections that are opened later are shut down as well, until `settle`, because a peer that has gone may never
+        Connections that are opened later are shut down as well, until `seal`, because a peer that has gone may never
         answer on them.
         """
         with self._lock:
@@ -116,7 +116,7 @@ class Connections:
 
     def _shut_down(self) -> None:
         for inode, descriptor in _sockets().items():
-            # Until `settle`, whatever has been opened since the beginning belongs to the group; then it is a fixed set.
+            # Until `seal`, whatever has been opened since the beginning belongs to the group; then it is a fixed set.
             if inode in self._before if self._mine is None else inode not in self._mine:
                 continue
             with suppress(OSError):  # closed meanwhile

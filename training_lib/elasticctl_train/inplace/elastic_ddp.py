@@ -172,7 +172,7 @@ class ElasticDataParallel(ResumableDataParallel):
         """Let go of the parameters, whose gradients would still come here; this object cannot be used any more."""
         del self.reducer, self.logger
 
-    def settle(self) -> None:
+    def adopt_parameters(self) -> None:
         """Rebuild the buckets for the parameters as they are now. All ranks must call this."""
         self._watch.put_buckets(None)
         self.reform()
@@ -288,15 +288,15 @@ class Means:
             return self._on_gpu(buffer, mean, is_last=is_last)
         if bucket.index() == 0:
             self._begun.clear()  # left over from a pass that the script has abandoned
-        self._settle(only_ended=True)
-        self._begun.append((self._begin(buffer), buffer, mean))
+        self._finish_reductions(only_ended=True)
+        self._begun.append((self._begin_reduction(buffer), buffer, mean))
         if is_last:
             began_s = time.monotonic()
-            self._settle()
+            self._finish_reductions()
             watch.waits.add(time.monotonic() - began_s)
         return mean
 
-    def _begin(self, buffer: torch.Tensor) -> Any:
+    def _begin_reduction(self, buffer: torch.Tensor) -> Any:
         """Start to reduce a bucket; return torch's Work, or None if there is no other rank."""
         watch = self._watch
         if watch.size == 1 or watch.lost or watch.group is None:
@@ -308,7 +308,7 @@ class Means:
             watch.record_loss(error)
             return None
 
-    def _settle(self, *, only_ended: bool = False) -> None:
+    def _finish_reductions(self, *, only_ended: bool = False) -> None:
         """Wait for the pending reductions in order; with `only_ended`, only for those that have already ended."""
         while self._begun:
             work, buffer, mean = self._begun[0]

@@ -18,10 +18,10 @@ from torch._C._distributed_c10d import HashStore
 from elasticctl_store.errors import StateError
 from elasticctl_train import dist
 from elasticctl_train.inplace import handover
-from elasticctl_train.inplace.connections import TIMEOUT, Connections, gpu_failure, is_stuck
+from elasticctl_train.inplace.connections import TIMEOUT, GroupConnections, gpu_failure, is_stuck
 from elasticctl_train.inplace.elastic_ddp import PeerWatch, is_own
 from elasticctl_train.inplace.handover import Agreement, Standing
-from elasticctl_train.inplace.launcher_link import Link
+from elasticctl_train.inplace.launcher_link import LauncherLink
 
 log = logging.getLogger("elasticctl_train")
 
@@ -40,12 +40,12 @@ class ElasticGroup:
     ranks of the newest generation had a state at its start. `thread` is the identifier of the thread that trains.
     """
 
-    def __init__(self, link: Link, on_loss: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, link: LauncherLink, on_loss: Callable[[], None] = lambda: None) -> None:
         """`on_loss()` is called when a loss is noticed, from any thread."""
         self._link, self._on_loss = link, on_loss
         channel = dist.Channel(is_cut=lambda: self._connections.is_cut, is_dead=lambda: self._connections.is_dead)
         self.world = dist.World(device=dist.device(), channel=channel)
-        self._connections = Connections.none()
+        self._connections = GroupConnections.none()
         self.watch = PeerWatch(1, partial(self._give_up, link.generation, self._connections), channel)
         self.has_state = False
         self.thread = threading.get_ident()
@@ -54,9 +54,9 @@ class ElasticGroup:
             threading.Thread(target=self._watch_gpus, name="elasticctl-nccl", daemon=True).start()
 
     @staticmethod
-    def find_link() -> Link | None:
+    def find_link() -> LauncherLink | None:
         """Return the launcher's link for a group; None if it keeps no process, or the script has joined a group."""
-        return Link.open() if dist.is_ours_to_join() else None
+        return LauncherLink.open() if dist.is_ours_to_join() else None
 
     @property
     def is_over(self) -> bool:
@@ -104,7 +104,7 @@ class ElasticGroup:
                 if is_own(error):
                     raise
                 self._link.report_lost(self.generation, _first_line(error))
-                self._connections.settle()
+                self._connections.seal()
                 self._cut()
                 os.environ.update(self._link.wait_for_place())
 
@@ -143,12 +143,12 @@ class ElasticGroup:
 
     def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
         # All connections that are opened from here on belong to this group: they are cut when it is given up.
-        connections = self._connections = Connections(int(os.environ["WORLD_SIZE"]), self._free)
+        connections = self._connections = GroupConnections(int(os.environ["WORLD_SIZE"]), self._free)
         self.world = dist.rejoin(self.world, dist.meet(lambda: self._link.is_over))
         if self.world.device.type == "cuda":
             connections.add_gpu_groups(dist.groups(self.world))
             dist.connect_gpus(self.world)
-        if not connections.settle():
+        if not connections.seal():
             raise dist.GroupOver("a peer was lost while the group was being made")
         on_loss = partial(self._give_up, self.generation, connections)
         self.watch.reset(self.world.size, on_loss)
@@ -162,7 +162,7 @@ class ElasticGroup:
         self.has_state = agreement.source is not None
         return agreement, received
 
-    def _give_up(self, generation: int, connections: Connections, error: BaseException) -> None:
+    def _give_up(self, generation: int, connections: GroupConnections, error: BaseException) -> None:
         """Give up a generation because a collective of it has failed: report it, and cut the connections."""
         if generation == self.generation:
             self._on_loss()
@@ -177,7 +177,7 @@ class ElasticGroup:
     def _cut(self) -> None:
         self._connections.cut()
 
-    def _free(self, connections: Connections) -> None:
+    def _free(self, connections: GroupConnections) -> None:
         """Give up this process if its script still waits on connections on which nothing will ever arrive."""
         while connections is self._connections and self.world.device.type == "cpu":  # NCCL has aborted
             if is_stuck(self.thread) and connections is self._connections:

@@ -117,11 +117,6 @@ class KeepRanks:
         return self.group.world
 
     @property
-    def generation(self) -> int:
-        """The newest generation in which this process has a place."""
-        return self.group.generation
-
-    @property
     def has_state(self) -> bool:
         """True if one of the ranks had the state in memory when the newest group began."""
         return self.group.has_state
@@ -194,7 +189,7 @@ class KeepRanks:
 
     def begin_step(self, is_first: bool) -> None:
         """Record that the first batch of a step is about to be fetched."""
-        self._last_step.begin(is_lost=self._open_step(is_first))
+        self._last_step.begin_step(is_lost=self._open_step(is_first))
 
     def _begin_pass(self, inputs: Sequence[object], options: Mapping[str, object]) -> None:
         """Record that the model is about to be called in training.
@@ -233,7 +228,7 @@ class KeepRanks:
 
         Raises any other error of `work`.
         """
-        self._last_step.end()
+        self._last_step.end_step()
         self._gate.end_step()
         self._loop.collectives.end_step(dist.collectives_of_script())
         try:
@@ -266,7 +261,7 @@ class KeepRanks:
 
     def hold_state(self) -> None:
         """Copy the state, so that `return_to_held` can undo what the script does from now on."""
-        self._last_step.begin(is_lost=True)
+        self._last_step.begin_step(is_lost=True)
 
     def return_to_held(self) -> None:
         """Undo what the script has done since `hold_state`. Does not return if it has changed parameters."""

@@ -26,7 +26,7 @@ def is_taken(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get(LINK_VARIABLE) == _TAKEN
 
 
-class Link:
+class LauncherLink:
     """The connection of the rank that `environ` describes. Raises OSError if nothing listens."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -44,7 +44,7 @@ class Link:
         self._closed = False
 
     @classmethod
-    def open(cls, environ: MutableMapping[str, str] = os.environ) -> Link | None:
+    def open(cls, environ: MutableMapping[str, str] = os.environ) -> LauncherLink | None:
         """Return the connection to the launcher; None if no launcher keeps this process.
 
         Only the first run in a process gets one, because a newcomer would start with the first run while the others are
@@ -116,12 +116,12 @@ class Link:
     def _listen(self, on_over: Callable[[], None]) -> None:
         with suppress(OSError, ValueError), self._socket.makefile("r") as lines:
             for line in lines:
-                self._hear(json.loads(line), on_over)
+                self._handle(json.loads(line), on_over)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _hear(self, message: Mapping[str, Any], on_over: Callable[[], None]) -> None:
+    def _handle(self, message: Mapping[str, Any], on_over: Callable[[], None]) -> None:
         if "over" in message:
             self._over = max(self._over, int(message["over"]))
             if self.is_over:

@@ -83,7 +83,7 @@ def warm_up(model: torch.nn.Module, examples: ExampleInputs, watch: PeerWatch) -
     it is then compiled in its first step.
     """
     before = LastStep(model, [], {})
-    before.begin()
+    before.begin_step()
     wrapped = ElasticDataParallel(model, watch, init_sync=False)
     try:
         for call in examples.calls:

@@ -38,7 +38,7 @@ def test_it_says_how_far_back_a_loss_goes_by_when_the_next_copy_will_be_whole(
     made = copies.Copies(tmp_path, "no socket")
     told = []
     for step, write_s in [(10, 0.1), (20, 2.0), (30, 2.0)]:  # a step each second
-        made.begin(step, 0.001)
+        made.begin_copy(step, 0.001)
         made.next_folder(1, step, "run")
         told.append(made.steps_back)
         clock_s[0] += write_s
@@ -69,7 +69,7 @@ def nodes(tmp_path: Path) -> Iterator[list[str]]:
 
 def test_a_launcher_that_does_not_answer_is_no_protection(tmp_path: Path) -> None:
     made = copies.Copies(tmp_path / "copies", str(tmp_path / "nobody.sock"))
-    made.begin(7, 0.001)
+    made.begin_copy(7, 0.001)
     assert made.is_ready()
     assert made.lack == "the launcher does not answer"
 

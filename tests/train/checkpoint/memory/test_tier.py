@@ -18,7 +18,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers, local_tier
 from elasticctl_train.checkpoint.memory.buffers import Buffer, Buffers, anonymous
-from elasticctl_train.checkpoint.memory.local_tier import Offer, Tier
+from elasticctl_train.checkpoint.memory.local_tier import LocalObject, Tier
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
@@ -270,4 +270,4 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
     assert opened(base, 0, 3).clear(but_for="data/save-2/")
     assert opened(base, 1, 3).offers().keys() == {refs[2], refs[3]}
     assert not opened(base, 0, 3).clear(but_for="data/save-1/")
-    assert opened(base, 1, 3).offers() == {refs[3]: Offer(files(base, "data")[0])}
+    assert opened(base, 1, 3).offers() == {refs[3]: LocalObject(files(base, "data")[0])}

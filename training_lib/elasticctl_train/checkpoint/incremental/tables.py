@@ -64,7 +64,7 @@ class _Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredTables:
     """A base file with these pieces, its patches, and what it is with them; `digests` are those of its rows.
 
     Of the pieces in `dense`, too many rows had changed.
@@ -91,8 +91,8 @@ class Tables:
 
     def __init__(self) -> None:
         self.pieces: frozenset[Name] = frozenset()
-        self._committed: _Stored | None = None
-        self._pending: _Stored | None = None
+        self._committed: _StoredTables | None = None
+        self._pending: _StoredTables | None = None
         self._last_key = ""
         self._keys = rows.draw_keys(1)
         self._samples: dict[Name, torch.Tensor] = {}
@@ -110,7 +110,7 @@ class Tables:
         ]
         self.pieces |= {(piece.name, piece.box) for piece in pieces if _may_be_table(piece)}
 
-    def forget(self) -> None:
+    def forget_stored(self) -> None:
         """Have the next save refer to nothing that is stored."""
         self._committed = self._pending = None
 
@@ -141,7 +141,7 @@ class Tables:
             if patches is None or (patches is before.patches and content != before.content):
                 stored = _write_whole(share, planned, storage, key, digests)
             else:
-                stored = _Stored(before.file, planned.pieces, patches, content, digests)
+                stored = _StoredTables(before.file, planned.pieces, patches, content, digests)
             stored = replace(stored, dense=_dense(planned.pieces, masks))
         self._pending = stored
         return stored.as_base()
@@ -199,15 +199,15 @@ def _dense(pieces: Sequence[Piece], masks: Sequence[torch.Tensor]) -> frozenset[
 
 def _write_whole(
     share: FilledPlan, planned: PlannedFile, storage: Storage, key: str, digests: Sequence[torch.Tensor]
-) -> _Stored:
+) -> _StoredTables:
     """Write the tables in full. Raises StorageError."""
     data, table = share.bytes_of(planned), entries.table_key(key)
     file = ObjectRef(table, len(data), entries.as_checksum(storage.put(table, [data])))
-    return _Stored(file, planned.pieces, (), file, digests)
+    return _StoredTables(file, planned.pieces, (), file, digests)
 
 
 def _patch(
-    before: _Stored, storage: Storage, key: str, views: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]
+    before: _StoredTables, storage: Storage, key: str, views: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]
 ) -> Sequence[_Patch] | None:
     """Return the patches that lead to these tables, writing one if rows have changed; None if they are not worth it.
 

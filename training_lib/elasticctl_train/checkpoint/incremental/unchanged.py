@@ -40,7 +40,7 @@ MOST_BREAKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredPieces:
     """A base file, and the digest of its bytes."""
 
     file: ObjectRef
@@ -56,8 +56,8 @@ class Unchanged:
     def __init__(self) -> None:
         self.pieces: frozenset[Name] = frozenset()
         self._tables = Tables()
-        self._committed: _Stored | None = None
-        self._pending: _Stored | None = None
+        self._committed: _StoredPieces | None = None
+        self._pending: _StoredPieces | None = None
         self._is_distrusted = threading.Event()
         self._digest, self._breaks, self._is_broken = b"", 0, False
         self._crcs: dict[Name, int] = {}
@@ -76,7 +76,7 @@ class Unchanged:
             file, digest = entries.parse_ref(base["file"]), bytes.fromhex(said)
             pieces = frozenset((str(name), Box(tuple(at), tuple(shape))) for name, _, at, shape, _ in base["pieces"])
             if file is not None and entries.is_base_file(file.key) and len(digest) == hashlib.sha256().digest_size:
-                self.pieces, self._committed, self._digest = pieces, _Stored(file, digest), digest
+                self.pieces, self._committed, self._digest = pieces, _StoredPieces(file, digest), digest
 
     @property
     def apart(self) -> Apart:
@@ -99,7 +99,7 @@ class Unchanged:
         if self._is_distrusted.is_set():
             self._is_distrusted.clear()
             self._committed = None
-            self._tables.forget()
+            self._tables.forget_stored()
         found = []
         if share.plan.base is not None:
             file = self._store_fixed(share, share.plan.base, storage, key)
@@ -109,7 +109,7 @@ class Unchanged:
         if share.plan.tables is not None:
             found.append(self._tables.store(share, share.plan.tables, storage, key))
         else:
-            self._tables.forget()
+            self._tables.forget_stored()
         return found
 
     def _store_fixed(self, share: FilledPlan, planned: PlannedFile, storage: Storage, key: str) -> ObjectRef:
@@ -121,7 +121,7 @@ class Unchanged:
         self._committed = None
         base = entries.base_key(key)
         crc = storage.put(base, [data])
-        self._pending = _Stored(ObjectRef(base, len(data), entries.as_checksum(crc)), digest)
+        self._pending = _StoredPieces(ObjectRef(base, len(data), entries.as_checksum(crc)), digest)
         return self._pending.file
 
     def to_write_bytes(self, share: FilledPlan) -> int:
@@ -141,14 +141,14 @@ class Unchanged:
         if self._is_broken:
             self._leave_out_changed(share)
         elif self._commits == self._look_at:
-            self._look(share)
+            self._find_fixed(share)
 
-    def forget(self) -> None:
+    def forget_stored(self) -> None:
         """Have the next save refer to nothing that is stored, because a save failed or a commit is damaged.
         Thread-safe."""
         self._is_distrusted.set()
 
-    def _look(self, share: FilledPlan) -> None:
+    def _find_fixed(self, share: FilledPlan) -> None:
         """Record the CRCs of all pieces, and samples of their rows, and compare them at the next commit."""
         before, self._crcs = self._crcs, _crcs(share, share.plan.shared_pieces)
         if not self._is_second_look:

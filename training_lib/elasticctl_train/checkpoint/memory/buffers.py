@@ -4,6 +4,8 @@ With a local tier there are two: one holds the last snapshot, the other is fille
 
 Memory that has never been touched is allocated page by page on first use, which makes a first copy ten times as slow as
 a second. So a thread touches every page beforehand, and page-locks the memory if tensors come from a GPU.
+
+A restore reads into a `ReadBuffer` instead, whose large tensors keep their memory, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import logging
 import mmap
 import threading
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -27,6 +31,11 @@ log = logging.getLogger("elasticctl_train")
 
 _SLACK_BYTES = 1 << 20  # so that a state whose small tensors change their shape needs no new buffers
 _PAGE_BYTES = mmap.PAGESIZE
+KEPT_FROM_BYTES = 128 << 10
+"""Smaller tensors are copied: keeping them in place would save less than the bookkeeping costs."""
+_ALIGNMENT = 64
+"""The alignment of torch's own tensors. With another one, matrix products may round differently."""
+_DROP = getattr(mmap, "MADV_DONTNEED", None)
 
 
 @dataclass(slots=True)
@@ -54,7 +63,7 @@ class Buffers:
         self._tier, self._pin = tier, pin
         self._made: dict[int, Future[Buffer]] = {}
         self._next = 0
-        self._begin([0] if one_at_first or tier is None else [0, 1])
+        self._start_making([0] if one_at_first or tier is None else [0, 1])
 
     def fit(self, size_bytes: int) -> bool:
         """Return whether these have the right size for that many bytes."""
@@ -62,7 +71,7 @@ class Buffers:
 
     def next(self) -> Buffer:
         """Return the buffer to be filled now, once it is warm. Raises NoMemoryError; a later call tries again."""
-        self._begin([self._next])
+        self._start_making([self._next])
         return self._made[self._next].result()
 
     def turn(self) -> None:
@@ -70,7 +79,7 @@ class Buffers:
         exist."""
         if self._tier is not None:
             self._next = 1 - self._next
-            self._begin([self._next])
+            self._start_making([self._next])
 
     def close(self) -> None:
         """Make no more buffers, and wait for the one that is being made, because its successor's file has the same
@@ -79,7 +88,7 @@ class Buffers:
             made.cancel()
         wait(self._made.values())
 
-    def _begin(self, indices: list[int]) -> None:
+    def _start_making(self, indices: list[int]) -> None:
         todo = [index for index in indices if index not in self._made or _failed(self._made[index])]
         self._made |= {index: Future() for index in todo}
         if todo:
@@ -155,3 +164,43 @@ def _pin(data: torch.Tensor, device: torch.device) -> bool:
         return False
     weakref.finalize(data, runtime.cudaHostUnregister, data.data_ptr()).atexit = False
     return True
+
+
+class ReadBuffer:
+    """Untouched private memory of this process; `data` (uint8) is all of it, until `close`.
+
+    A tensor that stays is the only one in its storage, as if it had been allocated alone. The pages below it return to
+    the system when it is freed, and all other pages once the share has been unpacked.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        """Raises NoMemoryError."""
+        self._memory = anonymous(size_bytes)
+        self._kept: list[tuple[int, int]] = []
+        self.data = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def keep_tensor(self, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor | None:
+        """Return the tensor at byte `start`, with a storage of its own; None if it cannot stay there and has to be
+        copied."""
+        end = start + prod(shape) * dtype.itemsize
+        if end - start < KEPT_FROM_BYTES or start % _ALIGNMENT:
+            return None
+        part = memoryview(self._memory)[start:end]
+        weakref.finalize(part, _give_back, self._memory, start, end).atexit = False
+        self._kept.append((start, end))
+        return torch.frombuffer(part, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+    def close(self) -> None:
+        """Free what no tensor has kept. `data` must not be read any more."""
+        end = 0
+        for start, next_end in sorted(self._kept):
+            _give_back(self._memory, end, start)
+            end = next_end
+        _give_back(self._memory, end, len(self._memory))
+
+
+def _give_back(memory: mmap.mmap, start: int, end: int) -> None:
+    """Free the pages that are entirely between two bytes."""
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if _DROP is not None and first < last:
+        memory.madvise(_DROP, first, last - first)

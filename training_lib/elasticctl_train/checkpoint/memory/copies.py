@@ -29,7 +29,7 @@ from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.memory.copying import LateCopy
 from elasticctl_train.checkpoint.memory.local_tier import VARIABLE as TIER_VARIABLE
-from elasticctl_train.checkpoint.memory.local_tier import Offer
+from elasticctl_train.checkpoint.memory.local_tier import LocalObject
 from elasticctl_train.checkpoint.rank_shares import Share
 from elasticctl_train.dist import World
 
@@ -104,7 +104,7 @@ class Copies:
         self._sending_since = None
         return True
 
-    def begin(self, step: int, cost_s: float) -> None:
+    def begin_copy(self, step: int, cost_s: float) -> None:
         """Record that training was stopped for `cost_s` seconds for the copy of `step`, which is being written now."""
         now_s = time.monotonic()
         made_steps, took_s = step - self.step, now_s - self._began_s
@@ -121,7 +121,7 @@ class Copies:
         """The time between two copies in seconds, from what the last one has cost."""
         return max(self._cost_s / SHARE_OF_TIME, self._write_s / BESIDE_SHARE)
 
-    def keep(self, share: Share, folder: str, world: World) -> None:
+    def keep_share(self, share: Share, folder: str, world: World) -> None:
         """Write the share, in the background thread, and have it sent. Errors are recorded in `failed`."""
         try:
             refused = self._ask({"room": 2 * share.plan.size_bytes}).get("refused")
@@ -146,8 +146,12 @@ class Copies:
     def fail(self, why: str) -> None:
         """Make no more copies; logged once."""
         if not self.failed:
-            self.failed = why
             log.warning("the state is not copied to other workers' memory: %s", why)
+        self.stop(why)
+
+    def stop(self, why: str) -> None:
+        """Make no more copies, because of what another rank has logged."""
+        self.failed = self.failed or why
 
     def next_folder(self, generation: int, step: int, run_id: str) -> str:
         """Return the name of the next set, which is the same on all ranks."""
@@ -170,7 +174,7 @@ class Copies:
 
     # Finding them
 
-    def offers(self) -> dict[ObjectRef, Offer]:
+    def offers(self) -> dict[ObjectRef, LocalObject]:
         """Return the complete tensor files that are here, by their descriptions in the documents."""
         found = {}
         for key, data in self.documents().items():
@@ -178,7 +182,7 @@ class Copies:
                 ref = ObjectRef(**load_document(key, data.encode())["tensors"])
                 path = self._folder / ref.key
                 if ref.key == entries.tensors_key(key) and path.stat().st_size == ref.size_bytes:
-                    found[ref] = Offer(path)
+                    found[ref] = LocalObject(path)
         return found
 
     def documents(self) -> dict[str, str]:

@@ -181,9 +181,9 @@ class LateCopy:
         """If everything is copied, check whether that was in time. Called by the thread that trains, between two
         operations."""
         if self._done.is_set():
-            self._look()
+            self._check_versions()
 
-    def _look(self) -> None:
+    def _check_versions(self) -> None:
         with self._lock:
             if not self._confirmed.is_set():
                 self.is_torn = any(source._version != version for _, source, version, _ in self._tensors)
@@ -206,7 +206,7 @@ class LateCopy:
         began_s = time.monotonic()
         self._confirmed.wait(CONFIRM_S)
         self.waited_s = time.monotonic() - began_s
-        self._look()
+        self._check_versions()
         if self.is_torn:
             raise SaveError("the optimizer's state was changed outside of its step, before it was copied")
 

@@ -49,7 +49,7 @@ class FileAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class LocalObject:
     """An object in a file, from byte `start` on."""
 
     path: Path
@@ -136,7 +136,7 @@ class Tier:
             return None
         return cls(folder, rank, generation)
 
-    def offers(self) -> dict[ObjectRef, Offer]:
+    def offers(self) -> dict[ObjectRef, LocalObject]:
         """Return the objects whose bytes are here, by their description; the bytes have not been read yet."""
         found = {}
         for label in sorted(self._folder.glob("*.json")):
@@ -145,7 +145,7 @@ class Tier:
                 for said in json.loads(label.read_bytes()):
                     ref, start = ObjectRef(**said["object"]), said["start"]
                     if data.stat().st_size >= start + ref.size_bytes:
-                        found[ref] = Offer(data, start)
+                        found[ref] = LocalObject(data, start)
         return found
 
     def clear(self, but_for: str = "") -> bool:
