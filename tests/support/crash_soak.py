@@ -13,10 +13,10 @@ from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import BASE, DATA, folder_of
 from elasticctl_store.storage import Storage, all_keys
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support import servers
 from tests.support.train import programs, ranks
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
@@ -44,7 +44,7 @@ class Bed:
         """Look at all commits, then resume as a new run would: whole, to the bit, not too old; returns the step."""
         noted = self.noted()
         for commit in read_commits(self.storage):
-            assert same(restore.read_alone(self.storage, commit)[0], programs.state_of(commit.step))
+            assert same(read_alone(self.storage, commit)[0], programs.state_of(commit.step))
         restored = Checkpointer(self.storage).restore()
         step = restored.commit.step if restored else 0
         assert step >= max(noted, default=0)

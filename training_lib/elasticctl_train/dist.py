@@ -46,7 +46,7 @@ _SURVIVING = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_D
 """Make torch leave NCCL's failures to `inplace.connections`. It would wait for a minute and then end the process."""
 _PATIENT = timedelta(days=3650)
 """How long a message may take: a rank may have to wait for its storage, while the others wait for it. The loss of a
-rank is noticed at once, by its connections, or by whoever started it."""
+rank is noticed at once, by its connections, or by the process that started it."""
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ def finish(work: Any, channel: Channel) -> None:
 def finish_on_gpu(channel: Channel) -> None:
     """Wait until the current GPU has finished all of its queued work. Raises GroupOver if the group was given up.
 
-    Neither the GPU nor torch tells whether a collective there has ended with a result or was aborted.
+    Neither the GPU nor torch shows whether a collective there has ended with a result or was aborted.
     """
     torch.cuda.current_stream().synchronize()
     if channel.is_cut():

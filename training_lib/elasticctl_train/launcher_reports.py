@@ -1,4 +1,4 @@
-"""What a rank and its launcher tell each other besides the state of the group: reports, and notice.
+"""What a rank reports to its launcher, and the notice that it gets.
 
 Reports are datagrams, which never wait. Ranks that wait for a storage make no steps, so a thread of its own reports
 what they wait for, and responds to notice meanwhile.
@@ -23,7 +23,7 @@ LEAVE = "leave"
 
 @dataclass(frozen=True, slots=True)
 class NoticeFile:
-    """Where notice appears; `path` is empty if nobody can give any."""
+    """Where notice appears; `path` is empty if none can be given."""
 
     path: str = ""
 

@@ -69,7 +69,7 @@ class Run:
                     optimizer.step()
                     run.step(loss=loss)
 
-    `rank`, `world_size` and `device` tell where this process is; `run.model` is the model to call.
+    `rank`, `world_size` and `device` say where this process is; `run.model` is the model to call.
     """
 
     def __init__(

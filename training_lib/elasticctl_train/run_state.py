@@ -85,7 +85,7 @@ class RunState:
         return Cursor(**own["cursor"]), own.get("stream")
 
     def capture(self, cursor: Cursor, mark: Any, wrapped: torch.nn.Module | None) -> Snapshot:
-        """Return the state now: `mark` is that of a stream behind the last step, `wrapped` the model that is called."""
+        """Return the state now: `mark` is that of a stream after the last step, `wrapped` the model that is called."""
         if isinstance(wrapped, ResumableDataParallel):
             self.buckets = wrapped.buckets()
         state = {name: part.state_dict() for name, part in self.parts.items()}

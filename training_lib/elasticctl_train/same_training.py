@@ -118,7 +118,7 @@ class OptimizerCalls:
         self._calls[number] += 1
         self._is_called = True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            self._optimizers = []  # a CUDA graph makes the steps from now on, and calls nobody
+            self._optimizers = []  # a CUDA graph makes the steps from now on, and calls no hook
 
     def _count_calls_of(self, scaler: torch.amp.GradScaler) -> None:
         """Record the scaler's calls: if a gradient is infinite, it calls no optimizer, but gradients are used up."""
@@ -175,7 +175,7 @@ class AppliedGradients:
             log.warning(
                 "%s: ranks apply different gradients, because they are not averaged: each rank trains a model of its "
                 "own. FIX: call run.model in training, not the bare model, and wrap any other model that "
-                "you train in DistributedDataParallel, behind Run(…)",
+                "you train in DistributedDataParallel, after Run(…)",
                 ", ".join(names),
             )
 

@@ -87,7 +87,7 @@ class SavePolicy:
 def interval_s(cost_s: float, write_s: float, hazard: Hazard) -> float:
     """Return the interval between saves, in seconds, that loses the least time.
 
-    `cost_s` is how long training is stopped for a save. Writing takes `write_s` seconds beside training; the interval
+    `cost_s` is how long training is stopped for a save. Writing takes `write_s` seconds next to training; the interval
     is at least twice that, to leave training the network half the time.
     """
     return min(max(hazard.best_interval_s(cost_s), 2 * write_s, SHORTEST_S), LONGEST_S)

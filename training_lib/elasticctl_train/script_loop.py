@@ -42,7 +42,7 @@ class Obstacle:
 STREAM = Obstacle(
     "a stream cannot be divided again from the step it is at", "use a dataset that has a length and can be indexed"
 )
-_GROUPS = Obstacle("the script makes process groups of its own", "use the default group, or make them before Run(…)")
+_GROUPS = Obstacle("the script makes process groups of its own", "use the default group, which has all ranks")
 _EARLY = Obstacle(
     "the script changes parameters before the optimizer's step", "change them between optimizer.step() and run.step()"
 )

@@ -121,7 +121,7 @@ class Session:
     def move(self) -> None:
         """Continue from `cursor` in this process, after the strategy has entered another group.
 
-        The storage is only taken over once there is something to save, so nobody waits for it now.
+        The storage is only taken over once there is something to save, so nothing waits for it now.
         """
         self.storage.close(0.0)  # a save may be waiting for the share of a lost rank
         self._reporter.move(self.world.rank)

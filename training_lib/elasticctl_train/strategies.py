@@ -51,7 +51,7 @@ class Strategy(Protocol):
         restart_all()           have all ranks save and restart. Raises GroupOver; returns if that is not possible
 
         replace(why)            have the launcher restart this process. Does not return
-        leave()                 training ends, or another strategy goes on
+        leave()                 training ends, or continues with another strategy
 
     A strategy that repeats steps has to undo whatever the script's loop has done in them. If it loses a state, the
     ranks find the newest copy in workers' memory or the newest checkpoint when they start (`Session`). For a trainer
@@ -131,7 +131,7 @@ class RestartRanks:
         """Do nothing: no step is repeated."""
 
     def return_to_held(self) -> None:
-        """Raise TrainError: an epoch that has to go on was repeated by another strategy, which has kept the state."""
+        """Raise TrainError: another strategy, which has the copy, has repeated steps of this epoch."""
         raise TrainError(
             "the script has left its loop early, because its own count includes steps that were repeated, and what it "
             "has done since cannot be undone: the run has to resume from its newest checkpoint"

@@ -18,8 +18,8 @@ from elasticctl_store.checkpoints import entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import DamagedError, FormatError, FullError, StorageError
 from elasticctl_store.storage import Storage, all_keys
-from elasticctl_train.checkpoint import restore
 from tests.support.storage_soak.states import is_right
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.damage import MemoryStorage, Objects, damage_objects, sign
 
 
@@ -54,7 +54,7 @@ def holds_forged(objects: Objects) -> bool:
     for commit in read_commits(storage):
         for rank in range(len(commit.shares)):
             try:
-                state, local = restore.read_alone(storage, commit, rank)
+                state, local = read_alone(storage, commit, rank)
                 verify.verify(storage, commit, lambda count: None)
             except StorageError:
                 continue

@@ -14,9 +14,9 @@ from elasticctl.cli.main import main
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import TrainError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.storage_soak.world import World, expect, order
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.states import same
 
 EXIT_CODES = range(7)
@@ -88,7 +88,7 @@ def pulls(world: World) -> None:
     expect(code == 0 or not whole, f"pull refuses, though {whole[:1]} is whole")
     if code == 0:
         tensors = safetensors.torch.load_file(target)
-        state, _ = restore.read_alone(world.storage, whole[0])
+        state, _ = read_alone(world.storage, whole[0])
         expect(same({name: tensors[name] for name in state["model"]}, state["model"]), "pull gives a wrong tensor")
 
 

@@ -27,11 +27,11 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError, MissingError, StorageError, TrainError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Restored
 from tests.support.storage_soak.damages import is_small
 from tests.support.storage_soak.places import Place
 from tests.support.storage_soak.states import is_right
+from tests.support.train.checkpoints import read_alone
 
 LONGEST_MESSAGE = 2500
 SHARE = re.compile(r"(data/[^/]+/)share-\d+-of-(\d+)\.(?:json|safetensors)")
@@ -87,7 +87,7 @@ class World:
             states: list[Any] = []
             for rank in range(len(commit.shares)):
                 try:
-                    states.append((*restore.read_alone(self.storage, commit, rank), rank))
+                    states.append((*read_alone(self.storage, commit, rank), rank))
                 except (DamagedError, MissingError) as e:
                     expect(bool(verdict), f"{commit.folder}: whole for verify, and rank {rank} reads: {e}")
             expect(not (verdict and states), f"{commit.folder}: restored, and verify says: {verdict}")

@@ -12,12 +12,14 @@ import torch
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.checkpoints.reader import read_contents
 from elasticctl_store.storage import Storage
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import plans, rank_shares
+from elasticctl_train.checkpoint import plans, rank_shares, restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers
 from elasticctl_train.checkpoint.memory.copying import Copier
+from elasticctl_train.dist import World
 
 FOLDER = entries.save_folder(1, 1, 5, "ab12cd34")
 """Where `write_shares` writes to."""
@@ -48,6 +50,15 @@ def saved(folder: Path, steps: int = 1) -> tuple[LocalStorage, list[Commit]]:
         checkpoints.save({"model": model_state(), "optimizer": optimizer}, Label(step), local={"own": torch.ones(3)})
         assert checkpoints.settle()
     return storage, list(read_commits(storage))
+
+
+def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[str, Any], Any]:
+    """Read a checkpoint in one process; returns the state, and what was the rank's own (None: no such rank).
+
+    Raises DamagedError or MissingError unless everything is exactly as it was written.
+    """
+    place = restore.RestoreSource(storage, World(), None)
+    return restore.read(place, read_contents(storage, commit), {}, own_of=rank)
 
 
 def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:

@@ -17,8 +17,8 @@ from elasticctl_store.checkpoints.retention import delete_unneeded_bases
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.states import same
 
 
@@ -131,7 +131,7 @@ class World:
         found = list(read_commits(self.storage))
         for commit in found:
             verify.verify(self.storage, commit, lambda count: None)
-            assert same(restore.read_alone(self.storage, commit)[0], self.states[commit.step])
+            assert same(read_alone(self.storage, commit)[0], self.states[commit.step])
         if self.is_clean:
             needed = {base for commit in found for base in commit.bases}
             assert {entries.folder_of(key) for key in base_files(self.storage)} == needed

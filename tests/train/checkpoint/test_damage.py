@@ -16,9 +16,9 @@ from elasticctl_store.checkpoints.commits import CommitWriter, read_commits
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.train import samples
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.damage import MemoryStorage, Objects, damage_objects, seal, seal_document
 
 WHOLE = {name: samples.objects(name) for name in samples.NAMES}
@@ -38,7 +38,7 @@ def check_agreement(objects: Objects, checkpoints: Checkpointer) -> list[int]:
         outcomes = set()
         for rank in range(len(commit.shares)):
             try:
-                restore.read_alone(storage, commit, rank)
+                read_alone(storage, commit, rank)
                 outcomes.add("")
             except StorageError:
                 outcomes.add("refused")

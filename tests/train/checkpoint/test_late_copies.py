@@ -16,9 +16,10 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import SaveError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import rank_shares, restore
+from elasticctl_train.checkpoint import rank_shares
 from elasticctl_train.checkpoint.snapshots import Snapshots
 from elasticctl_train.dist import World
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 
@@ -109,7 +110,7 @@ def now(parts: dict[str, Any]) -> dict[str, Any]:
 def check(folder: Path, then: dict[int, Any]) -> None:
     """Each checkpoint has the state as it was at its step."""
     storage = LocalStorage(folder)
-    found = {commit.step: restore.read_alone(storage, commit)[0] for commit in read_commits(storage)}
+    found = {commit.step: read_alone(storage, commit)[0] for commit in read_commits(storage)}
     assert found.keys() == then.keys()
     for step, state in then.items():
         assert same({part: found[step][part] for part in state}, state), step

@@ -19,8 +19,8 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError, FencedError, MissingError, SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import plans, rank_shares, restore
-from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, write_shares
+from elasticctl_train.checkpoint import plans, rank_shares
+from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, read_alone, write_shares
 from tests.support.train.states import same, trees
 
 
@@ -41,7 +41,7 @@ def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: 
         write_shares(storage, state, locals_)
         commit = gather_shares(storage, len(own))
         for rank in range(len(own) + 1):
-            read, local = restore.read_alone(storage, commit, rank)
+            read, local = read_alone(storage, commit, rank)
             assert same(read, state)
             assert same(local, locals_[rank] if rank < len(own) else None)
 
@@ -60,7 +60,7 @@ def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
         state = {"model": {"w": torch.ones(9), "mean": torch.tensor(float(rank))}, "ema": torch.tensor(float(rank))}
         share = make_share(state, {}, rank, 2, rank_0_only={"model/mean", "ema"})
         share.write(storage, entries.share_key(FOLDER, rank, 2))
-    read, _ = restore.read_alone(storage, gather_shares(storage, 2), 1)
+    read, _ = read_alone(storage, gather_shares(storage, 2), 1)
     assert same(read, {"model": {"w": torch.ones(9), "mean": torch.tensor(0.0)}, "ema": torch.tensor(0.0)})
 
 
@@ -131,7 +131,7 @@ def test_a_large_tensor_is_written_by_all_and_read_as_one(storage: Storage, monk
     write_shares(storage, state, [{}, {}, {}])
     sizes = [len(storage.get(key)) for key in all_keys(storage, FOLDER) if key.endswith(".safetensors")]
     assert max(sizes) - min(sizes) <= 128  # the headers are not of one length
-    read, _ = restore.read_alone(storage, gather_shares(storage, 3))
+    read, _ = read_alone(storage, gather_shares(storage, 3))
     assert same(read, state)
 
 
@@ -165,9 +165,9 @@ def test_every_damaged_byte_is_noticed(storage: Storage, commit: Commit) -> None
         for at in range(0, len(whole), 13):
             storage.put(key, [flip(whole, at)])
             with pytest.raises(DamagedError):
-                restore.read_alone(storage, commit, 0)
+                read_alone(storage, commit, 0)
         storage.put(key, [whole])
-    restore.read_alone(storage, commit, 0)
+    read_alone(storage, commit, 0)
 
 
 @pytest.mark.parametrize("left", [0, 4, 8, 100, -1])
@@ -176,10 +176,10 @@ def test_a_torn_or_missing_file_is_noticed(storage: Storage, commit: Commit, lef
         whole = storage.get(key)
         storage.put(key, [whole[:left]])
         with pytest.raises(DamagedError):
-            restore.read_alone(storage, commit, 0)
+            read_alone(storage, commit, 0)
         storage.delete([key])
         with pytest.raises((DamagedError, MissingError)):
-            restore.read_alone(storage, commit, 0)
+            read_alone(storage, commit, 0)
         storage.put(key, [whole])
 
 

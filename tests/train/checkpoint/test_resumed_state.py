@@ -21,9 +21,10 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run
-from elasticctl_train.checkpoint import compatibility, restore
+from elasticctl_train.checkpoint import compatibility
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory import buffers
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.states import same
 
 OPTIMIZERS = sorted(
@@ -235,7 +236,7 @@ def test_ordered_dicts_are_plain_ones_to_earlier_versions(tmp_path: Path) -> Non
     checkpoints.save(state, Label(1), local=local)
     assert checkpoints.settle()
     (commit,) = read_commits(storage)
-    read, own = restore.read_alone(storage, commit)
+    read, own = read_alone(storage, commit)
     assert same(read, state)
     assert same(own, local)
     (document,) = fetch_documents(storage, commit)

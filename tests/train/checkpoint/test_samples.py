@@ -10,8 +10,8 @@ import pytest
 from elasticctl_store.checkpoints import verify
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.samples import NAMES, SAMPLES, described, expected
 
 
@@ -21,7 +21,7 @@ def test_every_bit_is_read(name: str) -> None:
     read = {}
     for commit in read_commits(storage):
         for rank in range(len(commit.shares)):
-            state, local = restore.read_alone(storage, commit, rank)
+            state, local = read_alone(storage, commit, rank)
             found = dict(described({"state": state, "local": local}))
             read[f"{name}, step {commit.step}, rank {rank}"] = found
     assert read == {key: value for key, value in expected().items() if key.startswith(f"{name},")}

@@ -13,8 +13,8 @@ import torch
 
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from tests.support.train import ranks, sharded
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.states import same
 
 
@@ -88,7 +88,7 @@ def test_shards_of_every_kind_are_restored_in_another(
     assert ranks.run(sharded.save_tensors, saved_by, str(tmp_path), list(spreads)) == [0] * saved_by
     for how in spreads:
         storage = LocalStorage(tmp_path / how)
-        read, _ = restore.read_alone(storage, next(read_commits(storage)))
+        read, _ = read_alone(storage, next(read_commits(storage)))
         assert same(read["model"], sharded.tensors_for("plain") | {"plain": torch.arange(1000.0)})
     if "replicas" in spreads:  # what several ranks hold is written once
         files = [safetensors.torch.load_file(file) for file in tmp_path.glob("replicas/data/*/*.safetensors")]

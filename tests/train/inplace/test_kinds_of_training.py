@@ -1,4 +1,4 @@
-"""What scripts do beside the four lines: a loss leaves no trace in it, or ranks start again, and nothing hangs."""
+"""What scripts do besides the four lines: a loss leaves no trace in it, or ranks restart, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_with_as_many_ranks_all_is_as_if_nothing_had_happened(lab: Lab, another_
     workers = Workers(lab, 3, 2, EVERY_KIND, FAULTS=faults, LOOP="one too many")
     disturbed = workers.finish()
     workers.check_samples()
-    assert len(workers.ledger().pids) == 3 + len(faults.split()), "those that were lost, and nobody else, started again"
+    assert len(workers.ledger().pids) == 3 + len(faults.split()), "only those that were lost have restarted"
     losses = workers.ledger().losses()
     again = Workers(another_lab, 3, 2, EVERY_KIND)
     assert again.finish() == disturbed
@@ -52,7 +52,7 @@ def test_a_loop_that_counts_its_batches_misses_none_after_a_step_was_repeated(la
     steps, *_ = workers.finish()
     workers.check_samples()
     assert steps == 30
-    assert len(workers.ledger().pids) <= 5, "those that were lost, and nobody else, started again"
+    assert len(workers.ledger().pids) <= 5, "only those that were lost have restarted"
 
 
 @pytest.mark.timeout(900)
@@ -84,7 +84,7 @@ def test_a_script_that_makes_its_data_itself_goes_on_as_if_nothing_had_happened(
     faults = "backward:0:w1 optimizer:4:w2 backward:8:w0"
     disturbed = Workers(lab, 3, 0, WITHOUT_LOADER, FAULTS=faults, **script)
     found = disturbed.finish()
-    assert len(disturbed.ledger().pids) <= 3 + 2, "those that were lost, unless in their first step, and nobody else"
+    assert len(disturbed.ledger().pids) <= 3 + 2, "only those that were lost, unless in their first step"
     assert Workers(another_lab, 3, 0, WITHOUT_LOADER, **script).finish() == found
 
 
@@ -103,7 +103,7 @@ def test_a_loss_between_two_steps_of_an_optimizer_undoes_the_first(lab: Lab) -> 
     steps, *_ = workers.finish()
     workers.check_samples()
     assert steps == 10
-    assert len(workers.ledger().pids) <= 4, "the one that was lost, and nobody else, started again"
+    assert len(workers.ledger().pids) <= 4, "only the one that was lost has restarted"
 
 
 @pytest.mark.timeout(900)
@@ -112,7 +112,7 @@ def test_collectives_of_the_scripts_own_in_a_lost_step_end_nobody(lab: Lab) -> N
     steps, *_ = workers.finish()
     workers.check_samples()
     assert steps == 10
-    assert len(workers.ledger().pids) <= 5, "those that were lost, and nobody else, started again"
+    assert len(workers.ledger().pids) <= 5, "only those that were lost have restarted"
 
 
 @pytest.mark.timeout(900)
@@ -133,11 +133,11 @@ def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab
     assert steps == 10
     generations = lab.site.service.view("default/job", "job-uid").generations
     ways = {item.resumed_from for item in generations}
-    assert ways & {"storage", "copies"}, "ranks start again, from whatever is newer"
+    assert ways & {"storage", "copies"}, "ranks restart, from whatever is newer"
 
 
 @pytest.mark.timeout(900)
-def test_beside_a_new_rank_that_counts_otherwise_all_start_again(lab: Lab) -> None:
+def test_all_ranks_restart_when_a_new_one_counts_differently(lab: Lab) -> None:
     """A scheduler that is stepped by the script's own count: a new rank would train at other learning rates."""
     workers = Workers(lab, 2, ENDLESS, SCHEDULED="20", SAVE_EVERY="5", STEP_S="0.03")
     workers.begin(30)

@@ -22,14 +22,14 @@ _SHOWN = 4
 
 def names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> Names:
     """Return the names of its parameters; `known` has those of all modules' parameters, by id. Others are numbered."""
-    strangers = 0
+    unnamed = 0
     found: list[list[str]] = []
     for group in optimizer.param_groups:
         found.append([])
         for parameter in group["params"]:
             name = known.get(id(parameter))
             if name is None:
-                name, strangers = f"#{strangers}", strangers + 1
+                name, unnamed = f"#{unnamed}", unnamed + 1
             found[-1].append(name)
     return found
 

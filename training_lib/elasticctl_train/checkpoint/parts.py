@@ -106,8 +106,8 @@ def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
     """Return what only rank 0 writes: everything except what is known to be equal on all ranks.
 
     Optimizer states and the parameters that they belong to are equal, and so are a model's other parameters, because
-    DistributedDataParallel broadcasts them from rank 0. A module beside the model, typically an average of its weights,
-    may differ; many scripts keep it on rank 0 only.
+    DistributedDataParallel broadcasts them from rank 0. A module next to the model, typically an average of its
+    weights, may differ; many scripts keep it on rank 0 only.
     """
     alone = {OWN}
     stepped = _stepped(parts)

@@ -1,7 +1,7 @@
 """One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares. `reader` describes the format.
 
 A share exists if and only if its document does, which is written last. Ranks do not communicate while saving: rank 0
-polls the storage for the documents. So no collective runs beside training, and a rank that dies during a save leaves
+polls the storage for the documents. So no collective runs next to training, and a rank that dies during a save leaves
 the others nothing to hang on.
 """
 

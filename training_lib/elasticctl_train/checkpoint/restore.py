@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from elasticctl_store.checkpoints import tensor_boxes
-from elasticctl_store.checkpoints.entries import Commit, ObjectRef
+from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.checkpoints.pieces import Piece, ShareContents
-from elasticctl_store.checkpoints.reader import Contents, check_bytes, check_header, read_contents, retry_damaged
+from elasticctl_store.checkpoints.reader import Contents, check_bytes, check_header, retry_damaged
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_boxes import Box
 from elasticctl_store.checkpoints.tensor_files import TensorType
@@ -225,14 +225,6 @@ class HeldShare:
     data: torch.Tensor
     spot: FileAddress | None = None
     buffer: ReadBuffer | None = None
-
-
-def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[str, Any], Any]:
-    """Read a checkpoint in one process; return the state, and what was `rank`'s own (None if there was no such rank).
-
-    Raises DamagedError or MissingError unless everything is exactly as it was written, and StorageError.
-    """
-    return read(RestoreSource(storage, World(), None), read_contents(storage, commit), {}, own_of=rank)
 
 
 def read(

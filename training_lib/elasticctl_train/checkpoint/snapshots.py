@@ -75,7 +75,7 @@ class Snapshots:
     def finish(self) -> None:
         """Finish the late copies. Called by the thread that writes the share."""
         if self._late is not None:
-            self._late.finish_beside()
+            self._late.synchronize()
 
     def hasten(self) -> None:
         """Finish the late copies and confirm them. Called by the thread that trains."""

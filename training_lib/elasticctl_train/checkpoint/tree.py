@@ -91,7 +91,7 @@ class Flattener:
         return [self.encode(item, f"{path}/{index}", depth) for index, item in enumerate(value)]
 
     def _encode_dict(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
-        # The result of Module.state_dict() is an OrderedDict that nobody needs as one.
+        # The result of Module.state_dict() is an OrderedDict, which is needed only as a dict.
         if type(value) is OrderedDict and not hasattr(value, "_metadata"):
             return {"$ordered": self._encode_pairs(value, path, depth)}
         if all(type(key) is str and not key.startswith("$") and _is_plain(key) for key in value):

@@ -32,8 +32,8 @@ class TrainingPlace(Protocol):
 class RunLoaders:
     """Loaders that report their batches to `feed`, begin at `place`, and say there in which order the epoch continues.
 
-    `plan` is that order, if it is no stream's. `mark` is the state of a stream behind the last step; `feed` has that
-    behind the last batch.
+    `plan` is that order, if it is no stream's. `mark` is the state of a stream after the last step; `feed` has that
+    after the last batch.
     """
 
     def __init__(self, feed: Feed, place: TrainingPlace) -> None:

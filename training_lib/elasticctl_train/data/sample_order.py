@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 _NOTHING_LEFT = (
     "all samples of this epoch have been trained on, and run.loader yields what is left of an epoch: there would be no "
-    "more steps. FIX: put the loop over run.loader, once, into `for epoch in run.epochs(…)`, which goes on to the next "
-    "epoch; evaluate with a DataLoader of your own"
+    "more steps. FIX: put the loop over run.loader, once, into `for epoch in run.epochs(…)`, which continues with the "
+    "next epoch; evaluate with a DataLoader of your own"
 )
 
 
@@ -195,7 +195,7 @@ class Feed:
         self.own, self.total, self.mark = len(slice_of(batch, self.rank, self.world_size)), len(batch), mark
 
     def restart_at(self, mark: Any) -> None:
-        """Continue behind the last step, where the stream's state is `mark`: what was passed since comes again."""
+        """Continue after the last step, where the stream's state is `mark`: what was passed since comes again."""
         self.drop_pending()
         self.mark = mark
 
@@ -228,7 +228,7 @@ class Feed:
         return Step(self.drop_pending(), batches, calls, loss, torn=batches > 1 and batches != usual)
 
     def continue_step(self) -> None:
-        """Record that the step goes on with another batch, whose gradient is added: nothing was fetched ahead."""
+        """Record that the step continues with another batch, whose gradient is added: nothing was fetched ahead."""
         self._first_steps = [0, 0, 0]
 
     def move(self, rank: int, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""`ElasticReader`: lets `dcp.load` read any checkpoint of a storage URL, whoever has saved it.
+"""`ElasticReader`: lets `dcp.load` read any checkpoint of a storage URL, no matter what has saved it.
 
 Every file that this rank needs a part of is read completely, one after the other, and verified against its checksum
 before any of it reaches a tensor of the state dict.

@@ -2,10 +2,10 @@
 
 gloo cannot do that. A rank whose peers are alive, but have given up the collective that it waits in, waits until its
 timeout, and `abort` does not free it. Shutting down a connection frees both ends at once, except for operations that
-gloo has begun to send: it forgets them, so whatever waits for them has to be told to give up. A rank that still waits
+gloo has begun to send: it forgets them, so whatever waits for them has to be made to give up. A rank that still waits
 for a peer to connect gets a connection from this process itself. The sockets of a group, including the one to its
 store, are those that appeared in this process while the group was made. Collectives on GPUs do not only wait for
-sockets, so NCCL is told to abort them. torch's own watchdog for NCCL ends the process after a failure, so it is turned
+sockets, so NCCL has to abort them. torch's own watchdog for NCCL ends the process after a failure, so it is turned
 off for ranks that stay (`elasticctl_train.dist.rejoin`). It still records what it sees.
 """
 

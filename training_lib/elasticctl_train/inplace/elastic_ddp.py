@@ -31,7 +31,7 @@ _OWN_CODES = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError
 _NO_BACKWARD = -1
 """What torch says instead of the number of the backward pass that this thread is in."""
 _USUAL_SAMPLE_RATE = 100
-"""Of so many iterations, DistributedDataParallel measures one unless it is told otherwise."""
+"""Of so many iterations, DistributedDataParallel measures one by default."""
 
 
 def is_own(error: BaseException) -> bool:
@@ -83,7 +83,7 @@ class PeerWatch:
         on_loss(error)
 
     def expect_gpu(self) -> None:
-        """Record that a GPU has been told to reduce gradients, whose result has not been checked."""
+        """Record that a GPU reduces gradients, whose result has not been checked."""
         self._is_gpu_reducing = True
 
     def finish_on_gpu(self) -> None:

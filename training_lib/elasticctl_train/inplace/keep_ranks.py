@@ -91,7 +91,7 @@ class KeepRanks:
         self._place_of_pass: tuple[int, int] | None = None
         self.must_restart = False
         self._state_counts = True
-        if self.world.device.type == "cpu":  # a GPU does not tell whether a collective has a result
+        if self.world.device.type == "cpu":  # a GPU does not show whether a collective has a result
             ScriptCollectives(self.group, self._is_in_step, lambda: self._gate.is_made).install()
         self._examples = ExampleInputs(os.environ.pop(warmup.VARIABLE, ""))
 
@@ -148,7 +148,7 @@ class KeepRanks:
         Does not return if this process has to be replaced.
         """
         if self.world.device.type == "cuda" and self._loop.collectives.has_made_any(dist.collectives_of_script()):
-            self.replace("a GPU does not tell whether a collective of the script's own was aborted")
+            self.replace("a GPU does not show whether a collective of the script's own was aborted")
         if lost is not None:
             self.must_restart |= self._saves and self._loop.would_skip_batches(self._feed, lost.batches)
         is_torn = lost is not None and (lost.torn or not self._last_step.is_begun)
@@ -266,7 +266,7 @@ class KeepRanks:
     def return_to_held(self) -> None:
         """Undo what the script has done since `hold_state`. Does not return if it has changed parameters."""
         if not self._last_step.restore():
-            self.replace("the script changes parameters at the end of an epoch, and this one has to go on")
+            self.replace("the script changes parameters at the end of an epoch, and this epoch has to continue")
 
     def restart_all(self, *, has_state: bool = True) -> None:
         """Have all ranks restart from this step, those that wait for this one in the next step too.

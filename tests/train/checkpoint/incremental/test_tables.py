@@ -18,13 +18,13 @@ from elasticctl_store.checkpoints.transfer import copy_checkpoint, find_newest
 from elasticctl_store.errors import DamagedError, FullError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.incremental import rows, tables
 from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.dcp import ElasticReader
 from tests.support.train import changing_rows, programs, ranks, sharded
 from tests.support.train.changing_rows import RowsWorld
+from tests.support.train.checkpoints import read_alone
 from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
 from tests.support.train.programs import table_state
 from tests.support.train.states import same
@@ -49,7 +49,7 @@ def patches(storage: Storage) -> list[str]:
 
 def check(storage: Storage, commit: Commit) -> None:
     verify.verify(storage, commit, lambda count: None)
-    assert same(restore.read_alone(storage, commit)[0], table_state(commit.step))
+    assert same(read_alone(storage, commit)[0], table_state(commit.step))
 
 
 def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_of_one_percent_of_rows_per_save_a_twentieth_of_the_table_is_written(tmp
             assert len(commit.bases) <= 11
             stored = sum((tmp_path / key).stat().st_size for key in base_files(storage))
             assert stored < 1.6 * table_bytes
-            found = restore.read_alone(storage, commit)[0]
+            found = read_alone(storage, commit)[0]
             assert same(found["model"]["w"], weight)
             assert same(found["optimizer"]["state"][0]["exp_avg"], average)
     assert sum(written[2:]) / len(written[2:]) < 0.08 * table_bytes
@@ -119,7 +119,7 @@ def test_what_does_not_change_at_all_is_not_written(tmp_path: Path) -> None:
     storage.put_bytes.clear()
     assert save(checkpoints, table_state(5), 6)
     assert not [key for key in storage.put_bytes if key.startswith(entries.BASE)]
-    assert same(restore.read_alone(storage, next(read_commits(storage)))[0], table_state(5))
+    assert same(read_alone(storage, next(read_commits(storage)))[0], table_state(5))
 
 
 @pytest.mark.parametrize("fills", ["/rows-", f"/{entries.DATA}"])
@@ -189,7 +189,7 @@ def test_damage_of_a_table_or_a_patch_is_found(tmp_path: Path, which: int) -> No
     with pytest.raises(DamagedError):
         verify.verify(storage, newest, lambda count: None)
     with pytest.raises(DamagedError):
-        restore.read_alone(storage, newest)
+        read_alone(storage, newest)
 
 
 def overlook(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
@@ -214,7 +214,7 @@ def test_a_change_that_digests_overlook_is_noticed_where_nothing_else_has_change
     for step in (5, 6, 7):
         state["model"]["wide"][7] = step
         assert save(checkpoints, state, step)
-        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+        assert same(read_alone(storage, next(read_commits(storage)))[0], state)
 
 
 def test_nothing_older_is_deleted_for_patches_that_do_not_yield_what_was_saved(
@@ -330,7 +330,7 @@ def test_after_a_restart_frozen_parts_are_not_written_and_tables_once(tmp_path: 
         storage.put_bytes.clear()
         assert save(checkpoints, state(step), step)
         kinds.append([entries.is_patch(key) for key in storage.put_bytes if key.startswith(entries.BASE)])
-        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state(step))
+        assert same(read_alone(storage, next(read_commits(storage)))[0], state(step))
     assert kinds == [[False], *[[True]] * 4]
 
 
@@ -354,7 +354,7 @@ def test_what_was_a_table_before_a_restart_and_is_dense_now_is_none_soon(tmp_pat
     for step in range(7, 14):
         state = {"model": {name: torch.full_like(value, step) for name, value in table_state(6)["model"].items()}}
         assert save(checkpoints, state, step)
-        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+        assert same(read_alone(storage, next(read_commits(storage)))[0], state)
     assert not base_files(storage)
 
 
@@ -369,7 +369,7 @@ def test_a_table_is_saved_wherever_its_rows_start_in_a_file(tmp_path: Path, monk
         state["model"]["ab"] += 1
         state["model"]["a"][step] = state["model"]["b"][step] = step
         assert save(checkpoints, state, step)
-        assert same(restore.read_alone(storage, next(read_commits(storage)))[0], state)
+        assert same(read_alone(storage, next(read_commits(storage)))[0], state)
     assert patches(storage)
 
 

@@ -14,11 +14,10 @@ from elasticctl_store.checkpoints.commits import delete_commit, read_commits
 from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.incremental import unchanged
 from tests.support.train import programs, ranks
-from tests.support.train.checkpoints import FOLDER, gather_shares, make_share
+from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, read_alone
 from tests.support.train.frozen_parts import Counting, base_files, flip, save, tell
 from tests.support.train.programs import frozen_state
 from tests.support.train.states import same
@@ -46,7 +45,7 @@ def test_what_is_frozen_is_written_three_times_at_most(tmp_path: Path) -> None:
     for commit in read_commits(storage):
         verify.verify(storage, commit, lambda count: None)
         assert commit.size_bytes > 0.9 * whole
-        assert same(restore.read_alone(storage, commit)[0], frozen_state(commit.step))
+        assert same(read_alone(storage, commit)[0], frozen_state(commit.step))
     restored = Checkpointer(storage).restore()
     assert restored is not None
     assert same(restored.state, frozen_state(12))
@@ -74,7 +73,7 @@ def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> No
         assert base_files(storage) == [base]
     (commit,) = read_commits(storage)
     verify.verify(storage, commit, lambda count: None)
-    assert same(restore.read_alone(storage, commit)[0], frozen_state(9))
+    assert same(read_alone(storage, commit)[0], frozen_state(9))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_a_copy_for_memory_has_all_in_one_file(tmp_path: Path) -> None:
     commit = gather_shares(storage, 1)
     assert not commit.bases
     verify.verify(storage, commit, lambda count: None)
-    state, own = restore.read_alone(storage, commit)
+    state, own = read_alone(storage, commit)
     assert same(state, frozen_state(1))
     assert same(own, {"own": torch.ones(3)})
     assert safetensors.torch.load_file(tmp_path / file.key).keys() > {"model/adapter", "model/layer.3"}
@@ -175,7 +174,7 @@ def test_two_ranks_write_each_what_has_changed(tmp_path: Path) -> None:
     for commit in found:
         verify.verify(storage, commit, lambda count: None)
         for rank in range(2):
-            state, own = restore.read_alone(storage, commit, rank)
+            state, own = read_alone(storage, commit, rank)
             assert same(state, frozen_state(commit.step))
             assert own == {"rank": rank}
     written = base_files(storage)

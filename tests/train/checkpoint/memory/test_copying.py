@@ -120,7 +120,7 @@ def test_training_waits_for_no_thread_that_gives_way(monkeypatch: pytest.MonkeyP
     assert late is not None
     monkeypatch.setattr(ctypes, "memmove", note)
     saving = Background("test-nice", 5)
-    saving.start(late.finish_beside)
+    saving.start(late.synchronize)
     saving.join()
     assert found == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert bits(target) == bits(source)

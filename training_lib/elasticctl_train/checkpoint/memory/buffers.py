@@ -75,7 +75,7 @@ class Buffers:
         return self._made[self._next].result()
 
     def turn(self) -> None:
-        """Keep what was filled: with a tier, the other buffer is next, and is made beside training if it does not
+        """Keep what was filled: with a tier, the other buffer is next, and is made in the background if it does not
         exist."""
         if self._tier is not None:
             self._next = 1 - self._next
@@ -128,7 +128,7 @@ def anonymous(size_bytes: int) -> mmap.mmap:
 
 
 def _map_for_buffer(size_bytes: int) -> torch.Tensor:
-    """Return the same for a buffer, in large pages if the kernel has them: nobody waits while buffers are made.
+    """Return the same for a buffer, in large pages if the kernel has them: nothing waits while buffers are made.
 
     Processes that are forked from this one, such as DataLoader workers, do not get it: otherwise the first write to
     each page after a fork would copy the page.

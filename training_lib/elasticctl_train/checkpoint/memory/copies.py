@@ -41,7 +41,7 @@ FOLDER = "copies"
 SHARE_OF_TIME = 0.005
 """The maximum fraction of time for which training is stopped for copies."""
 BESIDE_SHARE = 0.05
-"""The maximum fraction of time in which they are written and sent, beside training."""
+"""The maximum fraction of time in which they are written and sent, next to training."""
 TIMEOUT_S = 2.0
 _NO_ANSWER = "the launcher does not answer"
 
@@ -206,11 +206,11 @@ def find_sets(world: World, copies: Copies, newer_than: tuple[int, int]) -> Iter
     everywhere = {key for keys in known for key in keys}
     for folder, keys in _whole_sets(everywhere, newer_than):
         wanted = [key for key in keys if next(i for i, held in enumerate(known) if key in held) == world.rank]
-        told: dict[str, str] = {}
+        found: dict[str, str] = {}
         for part in world.gather({key: mine[key] for key in wanted}):
-            told |= part
+            found |= part
         with suppress(DamagedError, KeyError, TypeError, ValueError):
-            yield _candidate(folder, {key: told[key].encode() for key in keys})
+            yield _candidate(folder, {key: found[key].encode() for key in keys})
 
 
 def _whole_sets(everywhere: Set[str], newer_than: tuple[int, int]) -> list[tuple[str, list[str]]]:

@@ -101,7 +101,7 @@ class Copier:
     def __init__(self) -> None:
         helpers = min(parallel.per_rank(), MOST_THREADS) - 1
         self._helpers = [Background(f"elasticctl-copy-{number}") for number in range(helpers)]
-        self._beside = Background("elasticctl-late-copy")
+        self._background = Background("elasticctl-late-copy")
 
     def copy(
         self, targets: Sequence[CopyTarget], sources: Sequence[torch.Tensor], may_wait: Sequence[bool] | None = None
@@ -137,22 +137,22 @@ class Copier:
         _work_off(large)
         for helper in helpers:
             helper.join()
-        return LateCopy(late, self._beside) if late else None
+        return LateCopy(late, self._background) if late else None
 
 
 class LateCopy:
     """Copies that are made in the background, or by a thread that cannot wait any longer; several threads share the
     work.
 
-    The thread `beside` must have normal priority: training may have to wait for a chunk that it has started.
+    The thread `background` must have normal priority: training may have to wait for a chunk that it has started.
 
     Whether a tensor was written to meanwhile is known from its version, which every operation on it increments, but
     only after it has written. While an operation is running, the version says nothing. So the thread that trains has to
     check (`confirm`), between two operations. If it never does, an operation is assumed to be over after `CONFIRM_S`.
     """
 
-    def __init__(self, copies: Sequence[Late], beside: Background) -> None:
-        self._beside = beside
+    def __init__(self, copies: Sequence[Late], background: Background) -> None:
+        self._background = background
         self._chunks = deque(part for chunk, *_ in copies for part in _chunks(*chunk, LATE_CHUNK_BYTES))
         self._tensors = [(to, source, version, source.untyped_storage()) for _, to, source, version in copies]  # kept
         self._lock = threading.Lock()
@@ -190,19 +190,15 @@ class LateCopy:
                 self._tensors.clear()
                 self._confirmed.set()
 
-    def finish_beside(self) -> None:
-        """Like `finish`, for a thread with low priority: another thread copies."""
-        if not self._done.is_set():
-            self._beside.start(self.finish)
-            self._beside.join()
-
     def synchronize(self) -> None:
-        """The same as `finish_beside`."""
-        self.finish_beside()
+        """Like `finish`, for a thread with low priority: another thread copies. Named as for an event of a GPU."""
+        if not self._done.is_set():
+            self._background.start(self.finish)
+            self._background.join()
 
     def check(self) -> None:
         """Wait until it is known whether everything was copied in time. Raises SaveError if something was not."""
-        self.finish_beside()
+        self.synchronize()
         began_s = time.monotonic()
         self._confirmed.wait(CONFIRM_S)
         self.waited_s = time.monotonic() - began_s
