@@ -66,6 +66,20 @@ class Channel:
     is_dead: Callable[[], bool] = lambda: False
     is_stuck: bool = False
 
+    def make_groups(self, size: int) -> None:
+        """Make this library's groups of all `size` ranks, in the same order on all of them."""
+        self.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None
+        self.training = dist.new_group()
+        self.groups_made = _torch_groups().group_count
+
+    def give_up(self) -> None:
+        """Record that something that waits here was given up."""
+        self.is_stuck = True
+
+    def release(self) -> None:
+        """Let go of the groups."""
+        self.group, self.training, self.is_stuck = None, None, False
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -195,7 +209,7 @@ def finish_on_gpu(channel: Channel) -> None:
 
 def _check_dead(channel: Channel) -> None:
     if channel.is_dead():
-        channel.is_stuck = True
+        channel.give_up()
         raise GroupOver("a transfer to a lost peer never ends")
 
 
@@ -304,9 +318,7 @@ def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) 
     os.environ |= _SURVIVING
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
-    world.channel.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None
-    world.channel.training = dist.new_group()
-    world.channel.groups_made = _torch_groups().group_count
+    world.channel.make_groups(size)
     if not world.owned:
         atexit.register(_end_threads, world.channel)
     return World(rank, size, world.device, world.channel, owned=True)
@@ -332,7 +344,7 @@ def leave(world: World) -> None:
     if world.owned:
         _take_down(world.channel)
     else:
-        world.channel.group = world.channel.training = None
+        world.channel.release()
     _let_script_destroy()
 
 
@@ -359,7 +371,7 @@ def _take_down(channel: Channel) -> None:
     if channel.is_stuck:
         for group in _torch_groups().pg_map:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-    channel.group, channel.training, channel.is_stuck = None, None, False
+    channel.release()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,4 +1,8 @@
-"""The differences between the supported releases of torch. All other code uses names that exist in each of them."""
+"""The differences between the supported releases of torch. All other code uses names that exist in each of them.
+
+`tests/train/test_torch_releases.py` has the list of the private names of torch that this package and the launcher rely
+on, and checks that each release has them.
+"""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_what_is_not_known_to_be_committed_is_not_referred_to(tmp_path: Path, mo
     storage = Counting(tmp_path)
     checkpoints = run_of(storage, 5)
     with monkeypatch.context() as during:
-        during.setattr(checkpoints._snapshots, "keep", lambda: None)
+        during.setattr(checkpoints._snapshots, "keep_snapshot", lambda: None)
         assert save(checkpoints, table_state(6), 6)
     storage.put_bytes.clear()
     assert save(checkpoints, table_state(7), 7)
