@@ -228,10 +228,12 @@ class Run:
                 self.log(loss=loss)
             return
         step = self._feed.take_step(calls, loss)
-        self._check_script()
+        self._warn_of_script()
         if self._strategy.is_lost:
             self._move(lost=step)
         else:
+            if obstacle := self._strategy.why_restart():
+                self._restart_from_now_on(obstacle)
             self._count(step)
         self._hold_state()
 
@@ -270,16 +272,13 @@ class Run:
         self._strategy.begin_step(is_first)
         self._hold_state()
 
-    def _check_script(self) -> None:
-        """Say what this step shows of the script's loop; have its ranks restart from now on if it rules them out."""
+    def _warn_of_script(self) -> None:
+        """Say what this step shows of the script, as far as that matters with any strategy."""
         if self._feed.fetches_ahead:
             self._warn_once(_FETCHES_AHEAD)
-        if unsaved := self._loop.unsaved.search():
-            if self.is_main:
-                self._warn_once(_UNSAVED, unsaved.why, unsaved.fix)
-            self._restart_from_now_on(unsaved)
-        if obstacle := self._strategy.why_restart():
-            self._restart_from_now_on(obstacle)
+        unsaved = self._loop.unsaved.search()
+        if unsaved is not None and self.is_main:
+            self._warn_once(_UNSAVED, unsaved.why, unsaved.fix)
 
     def _count(self, step: Step) -> None:
         """End a step that was made: it counts, even if the group ends before all ranks know of it."""

@@ -81,6 +81,8 @@ class ScriptLoop:
         which are already training. With some in certain steps only, a newcomer that counts batches would make them in
         other steps than the rest.
         """
+        if self.unsaved.found is not None:
+            return self.unsaved.found
         if makes_groups:
             return _GROUPS
         if changes_early:
@@ -196,7 +198,7 @@ class CollectiveCount:
 
 
 class UnsavedState:
-    """Finds state that belongs to `parts` and that none of them holds, in the first two steps of a process.
+    """Finds state that belongs to `parts` and that none of them holds, in the first two steps of a process: `found`.
 
     These are learning-rate schedulers, and averages or other copies of the models. No checkpoint has them, and no
     newcomer receives them, so they start from scratch whenever the script starts, and nothing fails.
@@ -207,6 +209,7 @@ class UnsavedState:
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         self._parts = parts
+        self.found: Obstacle | None = None
         self._searches = 0
         self._copies: list[tuple[weakref.ref[torch.nn.Module], list[torch.Tensor]]] = []
 
@@ -218,16 +221,20 @@ class UnsavedState:
         self._searches += 1
         if self._searches > 2:
             return None
-        found = " and the ".join(self._search() if self._searches == 1 else self._changed())
-        return Obstacle(f"Run was not given the {found}", _UNSAVED_FIX) if found else None
+        names = " and the ".join(self._search() if self._searches == 1 else self._changed())
+        shown = Obstacle(f"Run was not given the {names}", _UNSAVED_FIX) if names else None
+        self.found = self.found or shown
+        return shown
 
     def _search(self) -> list[str]:
         # isinstance() would ask objects that pretend to be others, as proxies do, for their class.
         existing = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler | torch.nn.Module)]
+        # What a part holds is saved, however deep in it.
         saved = set[int]()
         _collect(self._parts.values(), saved)
         unsaved = [each for each in existing if id(each) not in saved]
         copies = self._copies_among(unsaved)
+        # An average counts now; another copy of a model does once it changes.
         averages, averaged = [], set[int]()
         for average in (each for each in unsaved if isinstance(each, AveragedModel)):
             inner = {id(each) for each in average.modules()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from elasticctl_train.checkpoint import parts
-from elasticctl_train.data.sample_order import Feed
+from elasticctl_train.data.sample_order import Cursor, Feed, Step
 from elasticctl_train.dist import Channel, World, collective_errors
 from elasticctl_train.inplace.atomic_steps import LastStep, StepGate
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
@@ -306,7 +307,9 @@ def test_a_rank_alone_broadcasts_no_buffers(group: dist.ProcessGroup) -> None:
 def keep_ranks(watch: PeerWatch, *, is_over: bool = False) -> KeepRanks:
     """A run that stays, alone in its group."""
     model = nn.Linear(2, 2)
-    group: Any = SimpleNamespace(watch=watch, world=World(), is_over=is_over)
+    group: Any = SimpleNamespace(
+        watch=watch, world=World(), is_over=is_over, train_in_this_thread=int, decline=sys.exit
+    )
     run_parts = {parts.MODEL: model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     return KeepRanks(lambda on_loss: group, run_parts, Feed(), ScriptLoop(run_parts), on_skip=lambda: None, saves=False)
 
@@ -328,6 +331,18 @@ def test_a_collective_that_fails_in_run_step_is_a_loss_of_a_peer() -> None:
 
     assert not stay.complete(step)
     assert [str(error) for error in lost] == ["Connection closed by peer"]
+
+
+def test_a_lost_step_of_a_loop_that_is_not_understood_is_not_repeated_here() -> None:
+    """What it has done cannot be undone: neither may the step count, nor may it be made twice."""
+    stay = keep_ranks(PeerWatch(1, lambda error: None))
+    stay.begin_step(is_first=True)
+    model: Any = stay._last_step._parameters
+    with torch.no_grad():
+        model[0].add_(1)
+    stay._gate._before_first()  # an optimizer notices it
+    with pytest.raises(SystemExit, match="changes parameters before the optimizer's step"):
+        stay.enter_next(Step(8), Cursor(), dict)
 
 
 def test_parameters_that_no_optimizer_steps_are_seen() -> None:

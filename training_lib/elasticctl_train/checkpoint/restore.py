@@ -237,15 +237,19 @@ def read(
     storage cannot be read.
     """
     world = place.world
+    # Each share has one supplier, which has it in memory or reads it from storage.
     files = _in_tier(place, contents)
     sizes_bytes = [share.file.size_bytes for share in contents.shares]
     suppliers = choose(sizes_bytes, world.gather(list(files)))
     mine = [index for index, supplier in enumerate(suppliers) if supplier == world.rank]
+    # The other ranks of a supplier's node map its memory, while its files are open.
     with ExitStack() as opened:
         held, spots = _agree(world, _acquire(place, contents, mine, files, opened))
         seen = {index: local_tier.map_address(spot) for index, spot in spots.items() if index not in held}
         near = {index: data for index, data in seen.items() if data is not None}
         near_of = world.gather(list(near))
+    # Ranks of other nodes get what they need of a share over the network, one share after the other, so that the memory
+    # of each can be freed.
     filling = Filling(world, contents, alike, world.rank if own_of is None else own_of)
     for index, supplier in enumerate(suppliers):
         own = held.pop(index, None)

@@ -258,6 +258,8 @@ class Saves:
             try:
                 return write()
             except FullError:
+                # Rank 0 deletes what it can, and tries again as long as there was something; all other ranks wait, and
+                # so does rank 0 once: a quota may count later what has been deleted.
                 if committer is not None and has_waited:
                     if committer.make_room(needed_bytes, self.number, is_full=True):
                         is_made, has_waited = True, False

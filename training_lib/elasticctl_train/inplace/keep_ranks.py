@@ -147,6 +147,8 @@ class KeepRanks:
 
         Does not return if this process has to be replaced.
         """
+        if lost is not None and (obstacle := self.why_restart()):
+            self.replace(obstacle.why)
         if self.world.device.type == "cuda" and self._loop.collectives.has_made_any(dist.collectives_of_script()):
             self.replace("a GPU does not show whether a collective of the script's own was aborted")
         if lost is not None:

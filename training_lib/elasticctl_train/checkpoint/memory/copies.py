@@ -202,6 +202,7 @@ def find_sets(world: World, copies: Copies, newer_than: tuple[int, int]) -> Iter
     `newer_than` is the (generation, step) of a commit.
     """
     mine = copies.documents()
+    # Each document is sent by the first rank whose node has it.
     known = world.gather(list(mine))
     everywhere = {key for keys in known for key in keys}
     for folder, keys in _whole_sets(everywhere, newer_than):
