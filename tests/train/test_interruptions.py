@@ -136,7 +136,7 @@ def test_each_machine_counts_once_and_keeps_its_age() -> None:
     assert age_s is None or (later_s is not None and later_s >= age_s)
 
 
-def test_it_is_kept_beside_the_checkpoints(tmp_path: Path) -> None:
+def test_it_is_kept_next_to_the_checkpoints(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     for _ in range(3):
         seen = Interruptions(storage)

@@ -242,7 +242,7 @@ def test_a_rank_that_waits_hears_sigterm(s3: Cloud, launcher: Launcher, tmp_path
         assert process.exitcode == -signal.SIGTERM
 
 
-def test_training_is_told_from_waiting(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+def test_training_is_distinguished_from_waiting(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
     s3.gate.faults = lambda seen: AWAY if seen.method == "PUT" and "-step" in seen.target else None
     processes = start(s3, launcher, tmp_path, 1, {**FOREVER, "every_steps": 1})
     assert "503 ServiceUnavailable" in launcher.hear_report("unsaved")["reason"]

@@ -52,7 +52,7 @@ def test_without_storage_the_ranks_still_stop_together(tmp_path: Path, launcher:
         process.join()
 
 
-def test_nobody_can_give_notice_without_a_launcher(tmp_path: Path) -> None:
+def test_without_a_launcher_there_is_no_notice(tmp_path: Path) -> None:
     assert not NoticeFile.from_environment({}).possible
     notice = NoticeFile.from_environment({"ELASTICCTL_NOTICE_FILE": str(tmp_path / "n")})
     assert notice.possible

@@ -53,7 +53,7 @@ def test_without_a_launcher_nothing_is_said() -> None:
     Reporter(0, {}).send("resumed", step=0)
 
 
-def test_nobody_listening_does_no_harm(tmp_path: Path) -> None:
+def test_no_listener_does_no_harm(tmp_path: Path) -> None:
     reporter = Reporter(0, {"ELASTICCTL_AGENT_SOCKET": str(tmp_path / "gone")})
     reporter.send("resumed", step=0)
     reporter.close()
@@ -79,7 +79,7 @@ def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("every_step")
-def test_progress_tells_steps_to_go_speed_and_metrics(listener: socket.socket) -> None:
+def test_progress_reports_steps_to_go_speed_and_metrics(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
     progress.expect(total_epochs=3)
@@ -113,7 +113,7 @@ def test_steps_of_accumulated_gradients_are_counted_as_one(listener: socket.sock
     reporter.close()
 
 
-def test_of_short_steps_some_are_told_and_the_newest_in_the_end(
+def test_of_short_steps_some_are_reported_and_the_newest_at_the_end(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [100.0]

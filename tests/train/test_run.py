@@ -40,7 +40,7 @@ class Augmented(Dataset[torch.Tensor]):
         return torch.rand(4) + index
 
 
-def test_a_script_that_exits_inside_the_block_is_told_what_is_not_saved(
+def test_a_script_that_exits_inside_the_block_learns_what_is_not_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = torch.nn.Linear(1, 1)
@@ -181,7 +181,7 @@ def test_epochs_without_a_step_are_said_once(tmp_path: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("data", [Numbers(6), NumberStream(6)])
-def test_epochs_that_nobody_counts_are_refused(data: Dataset[int]) -> None:
+def test_epochs_that_are_not_counted_are_refused(data: Dataset[int]) -> None:
     """A script that has kept its own loop over epochs would train in the first of them only, and succeed."""
     with Run(model=torch.nn.Linear(1, 1)) as run:
         for _ in run.loader(data, global_batch=2):
@@ -340,7 +340,7 @@ def test_a_checkpoint_of_something_else_is_refused_in_words(tmp_path: Path) -> N
         Run(str(tmp_path), model=model)
 
 
-def test_a_save_that_failed_is_told_until_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_is_reported_until_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "agent"))

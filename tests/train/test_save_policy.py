@@ -47,7 +47,7 @@ def test_by_steps_the_multiples_are_due(start: int, due: list[int]) -> None:
 
 
 @pytest.mark.parametrize("notice_possible", [False, True])
-def test_a_multiple_at_which_nobody_could_check_is_made_up_for(notice_possible: bool) -> None:
+def test_a_multiple_without_a_check_is_made_up_for(notice_possible: bool) -> None:
     cadence = Cadence(SavePolicy(every_steps=5), 0, 0.0, notice_possible=notice_possible)
     dues = {step: cadence.check(step, float(step))[0] for step in (3, 4, 6, 7, 9, 11, 15, 16)}
     if notice_possible:
@@ -95,7 +95,7 @@ def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -
         assert caplog.messages[1].startswith("saving every 20 s: a save stops training for 10 ms")
 
 
-def test_only_the_rank_whose_interval_counts_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_rank_whose_interval_counts_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         Cadence(SavePolicy(), 0, 0.0).saved(0.25, quietly=True)
     assert caplog.messages == []

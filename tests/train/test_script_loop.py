@@ -127,7 +127,7 @@ def test_who_asks_behind_the_last_step_goes_by_the_steps_that_count() -> None:
     assert not train(20, 3, reads_last=True).is_ahead(20)
 
 
-def test_who_never_asks_would_begin_anew() -> None:
+def test_a_script_that_never_asks_would_start_from_scratch() -> None:
     assert not train(20, 3, reads_first=False).is_ahead(20)
 
 

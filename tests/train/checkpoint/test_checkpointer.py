@@ -131,7 +131,7 @@ class RankOne(World):
         return [1, *values[1:]]
 
 
-def test_of_a_skipped_save_one_rank_tells(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_rank_logs_a_skipped_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = Gated(tmp_path)
     checkpoints = Checkpointer(storage, RankOne(1, 2))
     checkpoints.save(state_of(1), Label(1))
@@ -195,7 +195,7 @@ def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypa
         old.agree(False, 30)
 
 
-def test_nobody_looks_for_a_checkpointer_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_checks_for_a_checkpointer_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "FENCE_EVERY_S", 0.01)
     before = set(threading.enumerate())
     checkpoints = Checkpointer(LocalStorage(tmp_path))
@@ -213,7 +213,7 @@ def test_a_state_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
     assert list(all_keys(LocalStorage(tmp_path), "data/")) == []
 
 
-def test_a_commit_is_told_with_its_number_and_size(tmp_path: Path) -> None:
+def test_a_commit_is_reported_with_its_number_and_size(tmp_path: Path) -> None:
     told: list[tuple[Commit, float]] = []
     checkpoints = Checkpointer(LocalStorage(tmp_path), on_commit=lambda commit, took_s: told.append((commit, took_s)))
     for step in (1, 2):

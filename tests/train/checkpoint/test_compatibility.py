@@ -170,7 +170,7 @@ def changed() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", [None, "strict"])
-def test_all_differences_are_told_at_once_and_nothing_is_changed(choice: compatibility.Choice | None) -> None:
+def test_all_differences_are_reported_at_once_and_nothing_is_changed(choice: compatibility.Choice | None) -> None:
     state, given = changed()
     before = copy.deepcopy({name: part.state_dict() for name, part in given.items()})
     with pytest.raises(RestoreError) as caught:

@@ -161,7 +161,7 @@ def content(share: Any) -> bytes:
     return bytes(share.buffer.data.numpy().data[: share.plan.size_bytes])
 
 
-def test_nobody_but_the_next_step_needs_to_copy() -> None:
+def test_only_the_next_step_needs_to_copy() -> None:
     """Also where it is another optimizer's; and a save whose parts may not wait is copied at once."""
     optimizer, state = adam()
     whole = content(Snapshots(World(), None).take_snapshot(state, {}, ()))

@@ -67,7 +67,7 @@ def test_a_parameter_that_layers_share_has_one_name_whichever_comes_first() -> N
         assert known == {id(shared.weight): "model/a.weight", id(shared.bias): "model/a.bias"}
 
 
-def test_a_description_is_made_anew_when_the_optimizer_gets_parameters() -> None:
+def test_a_description_is_made_again_when_the_optimizer_gets_parameters() -> None:
     model, stranger = network(1, 1, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     describe = parts.Describer({"model": model, "optimizer": optimizer})

@@ -65,7 +65,7 @@ def test_a_tail_smaller_than_the_world_is_trained_on_once(tmp_path: Path) -> Non
     torch.testing.assert_close(weights(together[0]), weights(alone[0]), rtol=1e-9, atol=1e-12)
 
 
-def test_a_rank_that_dies_in_mid_save_leaves_nothing_visible_and_hangs_nobody(tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_mid_save_leaves_nothing_visible_and_hangs_no_other(tmp_path: Path) -> None:
     codes = ranks.run(programs.lose_a_rank_in_mid_save, 2, str(tmp_path))
     assert codes[1] == -9
     assert codes[0] not in (0, None)

@@ -118,7 +118,7 @@ def test_states_of_other_shapes_than_their_parameters_are_spread_over_another_nu
         torch.testing.assert_close(torch.tensor(value), torch.tensor(whole["moments"][name]))
 
 
-def test_tensor_parallelism_beside_sharding_is_resumed_at_another_size_and_without_either(tmp_path: Path) -> None:
+def test_tensor_parallelism_with_sharding_is_resumed_at_another_size_and_without_either(tmp_path: Path) -> None:
     found = []
     for number, world_size in enumerate((2, 4, 1), start=1):
         notes = tmp_path / f"notes-{number}"

@@ -95,7 +95,7 @@ def test_a_run_with_nothing_left_to_do_commits_where_it_is(
     assert steps(tmp_path / "new") == [6]
 
 
-def test_a_step_that_is_not_there_is_told_with_those_that_are(
+def test_a_missing_step_is_reported_with_those_that_exist(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#40")

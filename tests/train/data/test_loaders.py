@@ -75,7 +75,7 @@ def test_the_length_before_a_pass_is_that_of_a_pass_that_would_begin_now() -> No
     assert len(batches) == 5, "whoever goes on beyond what was repeated does not count"
 
 
-def test_whoever_numbers_the_batches_of_a_pass_knows_the_last_one_though_some_came_twice() -> None:
+def test_a_script_that_numbers_batches_knows_the_last_one_though_some_came_twice() -> None:
     """As scripts do that make a step every few batches and at the end of the epoch."""
     feed, place = Feed(), [Cursor()]
     batches = loaders.make_loader(Numbers(40), EpochPlan(40, 8), feed, lambda: place[0], lambda: place[0], {})

@@ -107,7 +107,7 @@ def test_a_step_of_fewer_batches_than_others_is_known() -> None:
     assert steps == [(24, True), (24, False), (16, True), (8, False), (24, False)], "of the first it is not known"
 
 
-def test_the_first_batch_of_a_pass_is_told_from_that_of_another_step() -> None:
+def test_the_first_batch_of_a_pass_is_distinguished_from_that_of_another_step() -> None:
     begun = list[bool]()
     feed = Feed(before_step=begun.append)
     for _ in range(2):

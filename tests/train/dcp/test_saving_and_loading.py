@@ -107,7 +107,7 @@ def test_a_step_is_chosen_by_number(tmp_path: Path) -> None:
     assert said_of(lambda: load(state, tmp_path, step=5), MissingError).endswith("existing steps: 9, 2, 1")
 
 
-def test_older_ones_stay_unless_told_otherwise(tmp_path: Path) -> None:
+def test_older_ones_stay_by_default(tmp_path: Path) -> None:
     for _ in range(5):
         save({"t": torch.ones(2)}, tmp_path)
     assert len(list(read_commits(LocalStorage(tmp_path)))) == 5

@@ -75,7 +75,7 @@ def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) 
     assert newest.metrics["loss"] > 0
 
 
-def test_samples_are_counted_through_restarts_where_the_loader_tells_them(
+def test_samples_are_counted_through_restarts_if_the_loader_reports_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = note_samples(monkeypatch)

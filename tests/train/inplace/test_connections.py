@@ -142,7 +142,7 @@ def test_it_is_known_that_a_group_is_cut_off_before_a_gpu_can_have_noticed() -> 
     assert known == [True] * 3
 
 
-def test_where_nccl_still_listens_for_a_peer_nobody_is_waited_for() -> None:
+def test_where_nccl_still_listens_no_peer_is_waited_for() -> None:
     """gloo's listening sockets, which are older, go on: gloo would end the process."""
     with socket.create_server(("127.0.0.1", 0)) as before:
         connections = GroupConnections(1)
@@ -230,7 +230,7 @@ def test_a_peer_that_nccl_alone_has_lost_is_reported_and_not_waited_for(
 
 
 @pytest.mark.parametrize(("failed", "stays"), [("TIMEOUT", True), ("COMM_ERROR", False)])
-def test_a_process_ends_where_it_hangs_or_nobody_would_keep_it(
+def test_a_process_ends_where_it_hangs_or_would_not_be_kept(
     line: Line, monkeypatch: pytest.MonkeyPatch, failed: str, stays: bool
 ) -> None:
     ended: list[bool] = []

@@ -112,9 +112,7 @@ def lose_a_peer(port: int, how: str, survives: bool) -> None:
 
 
 @pytest.mark.parametrize(("how", "survives"), [("dies", True), ("dies", False), ("freezes", True)])
-def test_what_a_lost_peer_breaks_is_the_pass_and_not_the_script_where_somebody_heeds_it(
-    how: str, survives: bool
-) -> None:
+def test_a_lost_peer_breaks_the_pass_and_not_the_script_if_the_watch_survives(how: str, survives: bool) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     server.set_timeout(timedelta(seconds=240))
     end = 9 if how == "dies" else -signal.SIGKILL

@@ -107,7 +107,7 @@ def test_a_loss_between_two_steps_of_an_optimizer_undoes_the_first(lab: Lab) -> 
 
 
 @pytest.mark.timeout(900)
-def test_collectives_of_the_scripts_own_in_a_lost_step_end_nobody(lab: Lab) -> None:
+def test_collectives_of_the_scripts_own_in_a_lost_step_end_no_process(lab: Lab) -> None:
     workers = Workers(lab, 3, 2, EVERY_KIND, HABIT="metrics", FAULTS="backward:4:w1 after:7:w2")
     steps, *_ = workers.finish()
     workers.check_samples()
@@ -125,7 +125,7 @@ def test_collectives_of_the_scripts_own_in_a_lost_step_end_nobody(lab: Lab) -> N
         ("average", "forward"),
     ],
 )
-def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
+def test_habits_that_keep_no_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
     """Collectives, and groups, of the script's own; an average of the weights that the run was not given."""
     workers = Workers(lab, 3, 2, EVERY_KIND, HABIT=habit, FAULTS=f"{point}:7:w1")
     steps, *_ = workers.finish()

@@ -19,7 +19,7 @@ POINTS = ("forward", "backward", "optimizer", "after", "step")
 
 
 @pytest.mark.timeout(900)
-def test_whoever_dies_wherever_the_others_go_on(lab: Lab) -> None:
+def test_whichever_rank_dies_at_any_point_the_others_continue(lab: Lab) -> None:
     """Each process of two workers, one of which is rank 0 at first, dies at the next point, until one outlives them."""
     lab.rules = GroupRules(limit=ENDLESS)
     deaths = [(point, when, victim) for point in POINTS for when, victim in (("+5", "w0"), ("+8", "w1"))]
@@ -87,7 +87,7 @@ def test_a_script_whose_collectives_depend_on_the_number_of_ranks_hangs_twice(la
     assert all("the group has hung twice" in lab.output(name) for name in ("w0", "w1"))
 
 
-def test_a_worker_that_has_to_go_is_missed_by_nobody(lab: Lab) -> None:
+def test_a_worker_that_has_to_leave_costs_no_step(lab: Lab) -> None:
     workers = Workers(lab, 3, ENDLESS, STEP_S="0.02")
     workers.begin(10)
     lab.workers["w2"].send_signal(signal.SIGTERM)

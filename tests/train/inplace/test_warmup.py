@@ -126,7 +126,7 @@ def test_a_model_is_compiled_as_a_whole_or_in_part() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_nobody_waits_while_a_newcomer_compiles(lab: Lab) -> None:
+def test_no_rank_waits_while_a_newcomer_compiles(lab: Lab) -> None:
     """Two sizes have been seen when it comes, so that torch compiles for any, and the group has another one then."""
     workers = Workers(lab, 3, ENDLESS, COMPILED, SLOW="w3", STEP_S="0.02")
     workers.begin(5)

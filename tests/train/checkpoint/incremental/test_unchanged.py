@@ -93,14 +93,14 @@ def test_after_a_restart_nothing_is_written_that_is_stored(tmp_path: Path) -> No
         ],
     ],
 )
-def test_what_tells_nothing_of_base_files_is_passed_over(document: object) -> None:
+def test_documents_without_base_files_are_passed_over(document: object) -> None:
     known = unchanged.Unchanged()
     known.recall(document)
     assert not known.pieces
     assert not known.said
 
 
-def test_a_damaged_base_file_is_written_anew_and_nothing_older_goes(tmp_path: Path) -> None:
+def test_a_damaged_base_file_is_written_again_and_nothing_older_goes(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     checkpoints = Checkpointer(storage, keep=Retention(1))
     for step in (1, 2):
