@@ -45,6 +45,8 @@ class Strategy(Protocol):
         enter_next(lost, ...)   after either: back to the end of the last step, and into the next group; returns the
                                 state of a rank that is further, if there is one. `lost` is the step to be repeated
         share_buffers()         in `work`: what ranks have of their own and checkpoints have of one becomes the same
+        new_examples()          in `work`: what newcomers need to prepare, if that has to be reported
+        reduce_waits_s()        at any time, for reports: how long this rank has waited for gradients
 
         hold_state()            where a script may leave its loop too early: a copy for `return_to_held`
         return_to_held()        it has: undo what it has done since
