@@ -1,31 +1,31 @@
 """The Python API: submit jobs from notebooks and pipelines, follow them and change them. docs/python-api.md shows it.
 
-It calls what the verbs of the command line call, and raises the errors that they print (`elasticctl.api.errors`). Their
-messages on stderr, such as the plan of a submit, are printed here too.
+It calls the operations that the command line calls, and raises the errors that it prints (`elasticctl.api.errors`).
+What operations report, such as the plan of a submit, is printed on stderr here too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import os
-import time
 import typing
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
-
-import typer
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from elasticctl.api.errors import JobFailedError, UsageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.api.text import did_you_mean, quote
-from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
-from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cluster.audit_log import name_client
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest
+from elasticctl.cluster.base import LogLine, Manifest
+from elasticctl.operations import lifecycle
+from elasticctl.operations.logs import LogFilter, read_logs
+from elasticctl.operations.observer import SILENT
+from elasticctl.operations.scale import ScaleRequest, scale
+from elasticctl.operations.submit.job_flags import JobFlags
+from elasticctl.operations.target import Target, reach
+from elasticctl.terminal import Terminal, name_place
 
 POLL_EVERY_S = 1.0
 
@@ -93,21 +93,19 @@ def submit(
     Project files are not read, so that a pipeline contains everything it runs. Raises UsageError for invalid options,
     including more ranks than this machine has GPUs, and ClusterError if the job cannot be created.
     """
-    from elasticctl.cli.submit.draft import from_command, with_notifications
-    from elasticctl.cli.submit.training_command import Command, of_words
-    from elasticctl.cli.verbs.run.submit import create
+    from elasticctl.operations.submit.create import ManifestChanges, create, plan_command
+    from elasticctl.operations.submit.training_command import Command, of_words
 
     target = _reach(context, namespace)
-    words, request = tuple(map(str, args)), read_options(options)
+    words, flags = tuple(map(str, args)), read_options(options)
     if isinstance(script, str | os.PathLike):
         command = Command(os.fspath(script), words)
     else:
-        command = of_words([*map(str, script), *words], starts_ranks=request.launcher)
-    place = target.context
-    draft = with_notifications(from_command(command, request, place, (), template=template), "", place)
+        command = of_words([*map(str, script), *words], starts_ranks=flags.launcher)
+    draft = plan_command(command, flags, target.context, ManifestChanges(), template=template, observer=target.observer)
     if draft.doubt:
         raise UsageError(draft.doubt)
-    return Job(create(target, draft, dry_run=False), target)
+    return Job(create(target, draft), target)
 
 
 def read_options(options: Mapping[str, Any]) -> JobFlags:
@@ -119,12 +117,13 @@ def read_options(options: Mapping[str, Any]) -> JobFlags:
             raise UsageError(f"submit has no option {quote(name)}{did_you_mean(name, hints)}")
         if value is None:
             continue
-        kind, *notes = typing.get_args(hints[name])
-        parse = next((note.parser for note in notes if getattr(note, "parser", None)), None)
+        hint = hints[name]
+        kind, *parsers = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        parse = parsers[0] if parsers else None
         try:
             read[name] = _read(value, kind, parse)
-        except (typer.BadParameter, TypeError, ValueError) as e:
-            raise UsageError(f"{name}: {getattr(e, 'message', None) or e}") from e
+        except (TypeError, ValueError) as e:
+            raise UsageError(f"{name}: {e}") from e
     return JobFlags(**read)
 
 
@@ -177,11 +176,11 @@ class Job:
         return self._done().__await__()
 
     async def _done(self) -> JobStatus:
-        answers = self._answers(math.inf)
         while True:
-            status = await asyncio.to_thread(lambda: self._read(next(answers)).status)
+            status = await asyncio.to_thread(self.status)
             if status.phase.terminal:
                 return status
+            await asyncio.sleep(POLL_EVERY_S)
 
     def manifest(self) -> Manifest:
         """Return the ElasticJob object as Kubernetes JSON."""
@@ -196,19 +195,17 @@ class Job:
 
         `timeout_s` is in seconds. Raises TimeoutError and, with `check`, JobFailedError unless it succeeded or runs.
         """
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for manifest in self._answers(until):
-            status = self._read(manifest).status
-            if running and status.phase is Phase.RUNNING:
-                return status
-            if status.phase.terminal:
-                if check and status.phase is not Phase.SUCCEEDED:
-                    why = ": ".join(part for part in (status.reason, status.message) if part)
-                    raise JobFailedError(f"{self.name} has ended ({status.phase.value}){f': {why}' if why else ''}")
-                return status
-            if time.monotonic() >= until:
-                raise TimeoutError(f"{self.name} is still {status.phase.value} after {timeout_s:g} s; it keeps running")
-        raise AssertionError("unreachable")
+        quiet = dataclasses.replace(self._target, observer=SILENT)
+        job = lifecycle.wait(quiet, self._found, timeout_s=timeout_s, running=running, every_s=POLL_EVERY_S)
+        status = job.status
+        if running and status.phase is Phase.RUNNING:
+            return status
+        if not status.phase.terminal:
+            raise TimeoutError(f"{self.name} is still {status.phase.value} after {timeout_s:g} s; it keeps running")
+        if check and status.phase is not Phase.SUCCEEDED:
+            why = ": ".join(part for part in (status.reason, status.message) if part)
+            raise JobFailedError(f"{self.name} has ended ({status.phase.value}){f': {why}' if why else ''}")
+        return status
 
     def logs(
         self, *, follow: bool = False, workers: Sequence[str | int] = (), tail: int | None = None
@@ -217,10 +214,8 @@ class Job:
 
         With `follow`, it continues until the job has ended.
         """
-        self.manifest()
-        named = tuple(full_worker_name(self.name, str(worker)) for worker in workers)
-        query = LogQuery(follow=follow, workers=named, tail=tail)
-        return self._target.cluster.logs(self.namespace, self.name, query)
+        lines = LogFilter(follow=follow, worker=tuple(map(str, workers)), tail=tail)
+        return read_logs(self._target, self.manifest(), lines)
 
     def metrics(self) -> Sequence[Mapping[str, Any]]:
         """Read all reported metrics from the storage, in chronological order, as rows for `pandas.DataFrame`.
@@ -237,44 +232,24 @@ class Job:
 
     def scale(self, workers: int) -> None:
         """Change the number of workers. Raises UsageError outside of its bounds, ConflictError once it has ended."""
-        from elasticctl.cli.verbs.run.scale import ScaleFlags, apply_change
 
-        apply_change(self._target, self._found, ScaleFlags(to=workers))
+        scale(self._target, self._found, ScaleRequest(to=workers))
 
     def suspend(self) -> None:
         """Stop the workers after a last checkpoint, until `resume`. Raises ConflictError once the job has ended."""
-        from elasticctl.cli.verbs.run import lifecycle
-
-        lifecycle.suspend(jobs=self._names(), where=self._where())
+        lifecycle.suspend(self._target, self._found)
 
     def resume(self) -> None:
         """Continue from the last checkpoint. Raises ConflictError once the job has ended or moved."""
-        from elasticctl.cli.verbs.run import lifecycle
-
-        lifecycle.resume(jobs=self._names(), where=self._where())
+        lifecycle.resume(self._target, self._found)
 
     def cancel(self) -> None:
         """Stop the job permanently; its status, logs and checkpoints stay. Raises ConflictError once it has ended."""
-        from elasticctl.cli.verbs.run import lifecycle
-
-        lifecycle.cancel(jobs=self._names(), where=self._where())
+        lifecycle.cancel(self._target, self._found)
 
     def delete(self) -> None:
         """Delete the job, its workers and its logs, even while it runs; its checkpoints stay."""
-        from elasticctl.cli.verbs.run import lifecycle
-
-        lifecycle.delete(jobs=self._names(), yes=True, where=self._where())
-
-    def _names(self) -> tuple[str, ...]:
-        """The name for verbs, after checking that it still belongs to this job."""
-        self.manifest()
-        return (self.name,)
-
-    def _where(self) -> Where:
-        return Where(self.context, self.namespace)
-
-    def _answers(self, until: float) -> Iterator[Manifest]:
-        return Poller(self.manifest, POLL_EVERY_S, until, PATIENCE_S).each()
+        lifecycle.delete(self._target, self._found)
 
     @staticmethod
     def _read(manifest: Manifest) -> ElasticJob:
@@ -282,6 +257,7 @@ class Job:
 
 
 def _reach(context: str, namespace: str) -> Target:
-    target = reach(Where(context or os.environ.get("ELASTICCTL_CONTEXT", ""), namespace))
+    name_place(context, namespace)
+    target = reach(context or os.environ.get("ELASTICCTL_CONTEXT", ""), namespace, Terminal())
     name_client(target.cluster, "Python API")
     return dataclasses.replace(target, context=dataclasses.replace(target.context, namespace=target.namespace))

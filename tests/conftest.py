@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor_client import shut_down
+from elasticctl.settings.contexts import templates_folder
 from elasticctl.templates import DEFAULT, SUFFIX
 from elasticctl_launcher.bootstrap import imports_that_stay
 from tests.support.jobs import light_template

@@ -86,3 +86,16 @@ def package_of(folder: Path) -> str:
     """The package whose tests lie in this folder of tests/."""
     first, *rest = folder.parts
     return ".".join((BESIDE_THE_CLIENT.get(first, f"{CLIENT}.{first}"), *rest))
+
+
+def test_operations_use_no_terminal() -> None:
+    """They print nothing and ask nothing, whatever they import: who calls them decides that."""
+    streams = {"stdin", "stdout", "stderr"}
+    used = [
+        f"{path.name}:{node.lineno}"
+        for path in (ROOT / "elasticctl/operations").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.Attribute) and node.attr in streams)
+        or (isinstance(node, ast.Name) and node.id in ("print", "input"))
+    ]
+    assert used == []

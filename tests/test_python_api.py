@@ -14,10 +14,10 @@ import pytest
 from elasticctl import Job, JobOptions, submit
 from elasticctl.api.errors import ConflictError, JobFailedError, NotFoundError, UsageError
 from elasticctl.api.status import Phase
-from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
-from elasticctl.cli.submit.flags.job_flags import JobFlags
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.jobs import read_options
+from elasticctl.operations.option_values import Assignment
+from elasticctl.operations.submit.job_flags import JobFlags, Mount, SecretRef
 from tests.support.cluster_contract import running
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until

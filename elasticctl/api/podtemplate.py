@@ -146,3 +146,15 @@ def _is_of_a_job(budget: Manifest) -> bool:
     if not owners:
         return bool(at(budget, "metadata", "labels", LABEL_MANAGED) == MANAGER)
     return any(at(owner, "kind") == KIND for owner in owners)
+
+
+def set_variable(container: Any, name: str, value: str) -> None:
+    """Set a variable of a container in place, at its old position or at the end; remove it for ""."""
+    if not isinstance(container, dict):
+        return
+    env = container.get("env") if isinstance(container.get("env"), list) else []
+    kept = [item for item in env or [] if at(item, "name") != name]
+    if value:
+        kept.append({"name": name, "value": value})
+    if kept or "env" in container:
+        container["env"] = kept

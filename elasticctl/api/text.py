@@ -18,6 +18,9 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
+_PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL")
+_LOGIN = re.compile(r"(?<=://)[^\s/@]+@")
+"""A name and a password, or a token, in a URL."""
 COLOUR_CODES = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 _PLAIN_AGAIN = "\x1b[0m"
 
@@ -144,3 +147,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def size_text(count: int) -> str:
+    """Bytes in a readable unit: 812 B, 1.4 MB, 3.2 GB."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def part_of(part: int | None, whole: int | None) -> str:
+    """`3/10`, `3` if the whole is unknown, or nothing."""
+    if part is None:
+        return ""
+    return str(part) if whole is None else f"{part}/{whole}"
+
+
+def public_value(name: str, value: str) -> str:
+    """The value as it may be shown on a shared screen: without logins in URLs, and hidden if its name is a secret's."""
+    return "(hidden)" if value and any(word in name.upper() for word in _PRIVATE) else _LOGIN.sub("(hidden)@", value)

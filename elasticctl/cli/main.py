@@ -18,78 +18,83 @@ from typer.main import get_command, get_group
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import did_you_mean, visible
 from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
-from elasticctl.cli.framework.contexts import complete_context
-from elasticctl.cli.framework.suggested_commands import forget_place, with_place
+from elasticctl.cli.framework.completion import complete_context
+from elasticctl.terminal import name_no_place, with_place
 
-# heading -> name -> (module, what it does); in the order of the help and of docs/cli.md
+# heading -> name -> (module, what it does); in the order of the help and of docs/cli.md. A module is in the folder that
+# its heading names.
 _SECTIONS = {
     "Start jobs": {
-        "submit": ("run.submit", "Run a training script as an elastic job"),
-        "sweep": ("run.sweep", "Run a script once for each point of a grid"),
-        "rerun": ("run.rerun", "Run a job again, from the beginning or from a checkpoint"),
+        "submit": ("submit", "Run a training script as an elastic job"),
+        "sweep": ("sweep", "Run a script once for each point of a grid"),
+        "rerun": ("rerun", "Run a job again, from the beginning or from a checkpoint"),
     },
     "See what jobs do": {
-        "list": ("inspect.list_status", "List jobs"),
-        "status": ("inspect.list_status", "Show the state of a job"),
-        "logs": ("inspect.logs", "Print the output of a job's workers"),
-        "top": ("inspect.top", "Show how jobs use CPUs, memory and GPUs"),
-        "events": ("inspect.events", "Show what happened to a job, in order"),
-        "history": ("inspect.events", "Show a job's interruptions and scalings, and what they cost"),
-        "compare": ("inspect.compare", "Show how two jobs differ: arguments, code, results, cost"),
-        "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs in a browser"),
-        "wait": ("run.lifecycle", "Wait until a job ends"),
+        "list": ("list_status", "List jobs"),
+        "status": ("list_status", "Show the state of a job"),
+        "logs": ("logs", "Print the output of a job's workers"),
+        "top": ("top", "Show how jobs use CPUs, memory and GPUs"),
+        "events": ("events", "Show what happened to a job, in order"),
+        "history": ("events", "Show a job's interruptions and scalings, and what they cost"),
+        "compare": ("compare", "Show how two jobs differ: arguments, code, results, cost"),
+        "dashboard": ("dashboard", "Show jobs, their curves and costs in a browser"),
+        "wait": ("wait", "Wait until a job ends"),
     },
     "Find out what is wrong": {
-        "explain": ("inspect.explain", "Explain why a job is waiting, restarting or failed"),
-        "describe": ("inspect.describe", "Show everything about a job"),
-        "stacks": ("worker.stacks", "Print the Python stacks of all ranks"),
-        "exec": ("worker.exec", "Run a command in a worker"),
-        "shell": ("worker.exec", "Open a shell in a worker"),
-        "debug": ("worker.debug", "Open a shell in a copy of a failed job's worker"),
-        "cp": ("worker.cp", "Copy files to or from a worker"),
-        "port-forward": ("worker.port_forward", "Forward local ports to a worker"),
+        "explain": ("explain", "Explain why a job is waiting, restarting or failed"),
+        "describe": ("describe", "Show everything about a job"),
+        "stacks": ("stacks", "Print the Python stacks of all ranks"),
+        "exec": ("exec", "Run a command in a worker"),
+        "shell": ("exec", "Open a shell in a worker"),
+        "debug": ("debug", "Open a shell in a copy of a failed job's worker"),
+        "cp": ("cp", "Copy files to or from a worker"),
+        "port-forward": ("port_forward", "Forward local ports to a worker"),
     },
     "Change jobs": {
-        "scale": ("run.scale", "Change the number of workers of a running job"),
-        "preempt": ("run.lifecycle", "Remove a worker, as a spot reclaim would"),
-        "suspend": ("run.lifecycle", "Stop a job's workers until it is resumed"),
-        "resume": ("run.lifecycle", "Resume a suspended job"),
-        "move": ("run.move", "Continue a job in another context"),
-        "cancel": ("run.lifecycle", "Stop a job permanently"),
-        "delete": ("run.lifecycle", "Delete a job, its workers and its logs"),
-        "prune": ("run.prune", "Delete old jobs that have ended"),
+        "scale": ("scale", "Change the number of workers of a running job"),
+        "preempt": ("lifecycle", "Remove a worker, as a spot reclaim would"),
+        "suspend": ("lifecycle", "Stop a job's workers until it is resumed"),
+        "resume": ("lifecycle", "Resume a suspended job"),
+        "move": ("move", "Continue a job in another context"),
+        "cancel": ("lifecycle", "Stop a job permanently"),
+        "delete": ("lifecycle", "Delete a job, its workers and its logs"),
+        "prune": ("prune", "Delete old jobs that have ended"),
     },
     "Checkpoints and plans": {
-        "checkpoints": ("inspect.checkpoints", "List, verify, fetch and delete the checkpoints of a job"),
-        "simulate": ("inspect.simulate", "Forecast time, cost and goodput on other numbers of GPUs"),
+        "checkpoints": ("checkpoints", "List, verify, fetch and delete the checkpoints of a job"),
+        "simulate": ("simulate", "Forecast time, cost and goodput on other numbers of GPUs"),
     },
     "Set up": {
-        "config": ("setup.config", "Manage contexts: the clusters that jobs run in"),
-        "install": ("setup.install", "Make a Kubernetes cluster ready for jobs"),
-        "doctor": ("setup.install", "Check that a context is ready for jobs"),
-        "quota": ("setup.quota", "Manage the quotas of projects that share a cluster"),
-        "secret": ("setup.secret", "Store passwords and tokens for jobs"),
-        "local": ("setup.local", "Manage the built-in local cluster"),
-        "template": ("setup.config", "Manage the templates that jobs are rendered from"),
-        "completion": ("setup.version_completion", "Print the completion script for a shell"),
-        "version": ("setup.version_completion", "Print the version"),
+        "config": ("config", "Manage contexts: the clusters that jobs run in"),
+        "install": ("install", "Make a Kubernetes cluster ready for jobs"),
+        "doctor": ("install", "Check that a context is ready for jobs"),
+        "quota": ("quota", "Manage the quotas of projects that share a cluster"),
+        "secret": ("secret", "Store passwords and tokens for jobs"),
+        "local": ("local", "Manage the built-in local cluster"),
+        "template": ("config", "Manage the templates that jobs are rendered from"),
+        "completion": ("version_completion", "Print the completion script for a shell"),
+        "version": ("version_completion", "Print the version"),
     },
 }
-_VERBS = {name: verb for verbs in _SECTIONS.values() for name, verb in verbs.items()}
+_MODULES = {
+    name: f"elasticctl.cli.verbs.{heading.lower().replace(' ', '_')}.{module}"
+    for heading, verbs in _SECTIONS.items()
+    for name, (module, _) in verbs.items()
+}
 
 
 class Verbs(VerbGroup):
     """All verbs, listed from the table above; the module of a verb is imported when the verb is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(_VERBS)
+        return list(_MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a stub with the verb's name, which is all that completion needs; `resolve_command` returns the verb.
 
         It has no help text: Typer would import rich to show it beside a completion, which takes longer than the rest.
         """
-        return TyperCommand(cmd_name) if cmd_name in _VERBS else None
+        return TyperCommand(cmd_name) if cmd_name in _MODULES else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the verb that is used; `help VERB` is `VERB --help`."""
@@ -100,12 +105,12 @@ class Verbs(VerbGroup):
             args = [*args[1:], "--help"]
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
-            module = import_module(f"elasticctl.cli.verbs.{_VERBS[name][0]}")
+            module = import_module(_MODULES[name])
             found = get_group(module.app).commands[name]
         return name, found, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, _VERBS))
+        width = max(map(len, _MODULES))
         for title, verbs in _SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
@@ -164,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cancelled; 124: timed out; 130: interrupted; 141: the output's reader has gone.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    forget_place()
+    name_no_place()
     # A command's own words may be followed by --, after which everything belongs to the training script.
     ours = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in ours or bool(os.environ.get("ELASTICCTL_DEBUG"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl.settings.contexts import contexts_file, load_config
+from elasticctl.settings.contexts import user_config
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
 from elasticctl_store.storage.untrusted import check_endpoint, open_untrusted
@@ -35,7 +35,7 @@ def check_storage_of_file(url: str) -> None:
 
 def _chosen(typed: str) -> Iterator[str]:
     yield typed
-    for context in load_config(contexts_file()).contexts:
+    for context in user_config().contexts:
         yield context.storage
 
 

@@ -14,12 +14,14 @@ import hmac
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from elasticctl.api.errors import ConflictError, UsageError
-from elasticctl.api.spec import MAX_WORKERS, ElasticJob
+from elasticctl.api.errors import UsageError
+from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.api.text import join_or, quote
-from elasticctl.cluster.base import Cluster, Manifest
+from elasticctl.cluster.base import Manifest
+from elasticctl.operations import lifecycle
+from elasticctl.operations.scale import ScaleRequest, scale
+from elasticctl.operations.target import Target
 
 COOKIE = "elasticctl-dashboard"
 TOKEN_HEADER = "X-Elasticctl-Token"  # noqa: S105 - its name
@@ -91,17 +93,12 @@ def _bytes(given: str) -> bytes:
     return given.encode("utf-8", "surrogatepass")
 
 
-ScalePatch = Callable[[Manifest, int], Mapping[str, Any]]
-"""Returns the merge patch of `elasticctl scale` for a job and a number of workers."""
-
-VERBS: Mapping[str, Mapping[str, Any]] = {
-    "suspend": {"suspend": True},
-    "resume": {"suspend": False},
-    "cancel": {"cancel": True},
+CHANGES: Mapping[str, Callable[[Target, Manifest], object]] = {
+    "suspend": lifecycle.suspend,
+    "resume": lifecycle.resume,
+    "cancel": lifecycle.cancel,
 }
-"""What each verb sets in the spec; `scale` is the only other verb."""
-
-_ATTEMPTS = 5
+"""The changes without a number; `scale` is the only other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +112,8 @@ class ChangeRequest:
     @classmethod
     def parse(cls, verb: str, body: object) -> ChangeRequest:
         """Read the last word of a path and a JSON body; UsageError if they are invalid."""
-        if verb != "scale" and verb not in VERBS:
-            raise UsageError(f"{quote(verb)} is not a valid change. FIX: use {join_or(['scale', *VERBS])}")
+        if verb != "scale" and verb not in CHANGES:
+            raise UsageError(f"{quote(verb)} is not a valid change. FIX: use {join_or(['scale', *CHANGES])}")
         found = body if isinstance(body, dict) else {}
         uid, workers = found.get("uid"), found.get("workers", 0)
         if not isinstance(uid, str) or not uid:
@@ -128,33 +125,14 @@ class ChangeRequest:
         return cls(verb, uid, workers)
 
 
-def apply_change(cluster: Cluster, namespace: str, name: str, wish: ChangeRequest, scaled: ScalePatch) -> None:
-    """Patch the job; retry if someone else changed it meanwhile.
+def apply_change(target: Target, name: str, wish: ChangeRequest) -> None:
+    """Carry out a change.
 
-    Raises ConflictError if it has ended or is another job by now, UsageError for a number out of bounds, and what the
-    cluster raises.
+    Raises NotFoundError if the name belongs to another job by now, ConflictError if the job has ended or is moving,
+    UsageError for a number out of bounds, and what the cluster raises.
     """
-    for attempt in range(_ATTEMPTS):
-        patch = _patch(cluster.get_job(namespace, name), wish, scaled)
-        try:
-            cluster.patch_job(namespace, name, patch)
-        except ConflictError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-            continue
-        return
-
-
-def _patch(manifest: Manifest, wish: ChangeRequest, scaled: ScalePatch) -> Mapping[str, Any]:
-    job = ElasticJob.from_manifest(manifest)
-    if job.uid != wish.uid:
-        raise ConflictError(f"{job.name} is no longer the job that the page shows: it was deleted and created again")
-    if job.status.phase.terminal:
-        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}); it is too late to {wish.verb} it")
-    if wish.verb == "resume" and (job.is_moving or job.moved_to):
-        raise ConflictError(
-            f"{job.name} is moving, or has moved, to another context. FIX: elasticctl explain {job.name}"
-        )
+    found = {"metadata": {"name": name, "uid": wish.uid}}
     if wish.verb == "scale":
-        return scaled(manifest, wish.workers)
-    return {"metadata": {"resourceVersion": job.resource_version}, "spec": dict(VERBS[wish.verb])}
+        scale(target, found, ScaleRequest(to=wish.workers))
+    else:
+        CHANGES[wish.verb](target, found)

@@ -27,7 +27,7 @@ from elasticctl.api.errors import ClusterError, CredentialsError, UsageError
 from elasticctl.dashboard.access import TOKEN_HEADER, is_cross_site, is_own_origin
 from elasticctl.dashboard.page_files import file_routes, harden
 from elasticctl.dashboard.sessions import LogIn, Session, Sessions
-from elasticctl.dashboard.user_api import Handler, Tools, UserApi, error_response, page_routes, respond
+from elasticctl.dashboard.user_api import Handler, UserApi, error_response, page_routes, respond
 
 COOKIE = "__Host-elasticctl"
 """The prefix has browsers keep it to this very host, and send it over TLS alone (or to their own machine)."""
@@ -52,7 +52,6 @@ class ClusterDashboard:
     """The handlers of one pod."""
 
     log_in: LogIn
-    tools: Tools
     rules: Rules = field(default_factory=Rules)
     poll_s: float = 2.0
     sessions: Sessions = field(init=False)
@@ -108,7 +107,7 @@ class ClusterDashboard:
             if not hmac.compare_digest(given, session.token.encode()):
                 raise web.HTTPForbidden(reason="the request does not come from the page")
         hello = {"user": session.user.name, "changes": self.rules.allow_changes, "storages": False}
-        return session.api(request.match_info.get("scope"), self.tools, hello, self.poll_s)
+        return session.api(request.match_info.get("scope"), hello, self.poll_s)
 
     async def _session_of(self, request: web.Request) -> Session | None:
         """The session of the requesting user, or None. Behind a proxy, raises ClusterError for a bad token."""

@@ -17,7 +17,7 @@ from aiohttp import web
 from elasticctl.api.errors import UsageError
 from elasticctl.dashboard.access import COOKIE, Gate, is_cross_site, is_local
 from elasticctl.dashboard.page_files import file_routes, harden
-from elasticctl.dashboard.user_api import Handler, Scope, Tools, UserApi, error_response, page_routes, respond
+from elasticctl.dashboard.user_api import Handler, Scope, UserApi, error_response, page_routes, respond
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 4096
@@ -32,14 +32,13 @@ class Dashboard:
     """The handlers of one run. `on_entry` is called for each browser that is let in."""
 
     place: Scope
-    tools: Tools
     on_entry: Callable[[], None] = lambda: None
     gate: Gate = field(default_factory=Gate)
     poll_s: float = 2.0
     api: UserApi = field(init=False)
 
     def __post_init__(self) -> None:
-        self.api = UserApi(self.place, self.tools, self.gate.token, self.poll_s)
+        self.api = UserApi(self.place, self.gate.token, self.poll_s)
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on the loopback only."""

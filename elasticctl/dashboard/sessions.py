@@ -20,7 +20,8 @@ from typing import Any
 from elasticctl.api.errors import BusyError, CredentialsError
 from elasticctl.cluster.kube.user import NAME, User
 from elasticctl.dashboard.feed import run_in_thread
-from elasticctl.dashboard.user_api import Scope, Tools, UserApi
+from elasticctl.dashboard.user_api import Scope, UserApi
+from elasticctl.settings.contexts import KUBERNETES, Context
 
 MAX_SESSIONS, MAX_PER_USER = 128, 8
 MAX_APIS = 4
@@ -54,7 +55,7 @@ class Session:
         """True once the cluster has refused the token, or the session is too old; may be asked in any thread."""
         return self.refused.is_set() or time.monotonic() - self.begun_at > MAX_AGE_S
 
-    def api(self, namespace: str | None, tools: Tools, hello: Mapping[str, Any], poll_s: float) -> UserApi:
+    def api(self, namespace: str | None, hello: Mapping[str, Any], poll_s: float) -> UserApi:
         """The user's API for a namespace (None: all). Raises BusyError if there are too many."""
         found = self.apis.get(namespace)
         if found is not None and found.watching is not None and not found.watching.done():
@@ -64,8 +65,8 @@ class Session:
             if not unseen:
                 raise BusyError(f"{MAX_APIS} namespaces are open already. FIX: close a page")
             self.apis.pop(unseen[0]).stop()
-        place = Scope(self.user.cluster, NAME, namespace, lambda: self.user.access)
-        made = self.apis[namespace] = UserApi(place, tools, self.token, poll_s, hello, self.is_over)
+        place = Scope(self.user.cluster, Context(NAME, KUBERNETES), namespace, lambda: self.user.access)
+        made = self.apis[namespace] = UserApi(place, self.token, poll_s, hello, self.is_over)
         made.start()
         return made
 

@@ -42,11 +42,14 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
 from elasticctl.cluster.stacks import read_stacks
 from elasticctl.cluster.worker_access import WorkerAccess
-from elasticctl.dashboard.access import ChangeRequest, ScalePatch, apply_change
+from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.logs import Page
 from elasticctl.dashboard.page_data import Projects, job_details
-from elasticctl.dashboard.run_metrics import Results, RunMetrics, View
+from elasticctl.operations.compare import CodeChanges, Comparison, compare
+from elasticctl.operations.metrics import RunMetrics, View
+from elasticctl.operations.target import Target
+from elasticctl.settings.contexts import Context
 
 MAX_VIEWERS = 16
 HEARTBEAT_S = 15.0
@@ -55,6 +58,7 @@ PODS_FRESH_S = 2.0
 MAX_CALLS = 4
 """How many requests about single jobs may run at once."""
 MAX_STACK_LINES = 20_000
+MAX_DIFF_LINES, MAX_LINE = 2_000, 500
 
 _STATUSES: Mapping[type[ElasticctlError], int] = {
     UsageError: 400,
@@ -63,9 +67,6 @@ _STATUSES: Mapping[type[ElasticctlError], int] = {
     ConflictError: 409,
     BusyError: 503,
 }
-
-Compare = Callable[[Sequence[ElasticJob], Sequence[Results]], Mapping[str, Any]]
-"""Returns what `elasticctl compare` prints of two jobs, as JSON: `rows`, `code`, `lines`, how many `more`. Blocks."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Scope:
     """What is shown: the jobs in `namespace` (None: all) of the context's cluster; `access` provides stacks."""
 
     cluster: Cluster
-    context: str
+    context: Context
     namespace: str | None
     access: Callable[[], WorkerAccess] | None = None
 
@@ -88,14 +89,6 @@ class ViewerState:
     version: int | None
     trouble: str = ""
     projects: Projects | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Functions of the command line that the page uses: `scale` and `compare`."""
-
-    scaled: ScalePatch
-    compared: Compare
 
 
 OWN: Mapping[str, Any] = {"user": "", "changes": True, "storages": True}
@@ -110,7 +103,6 @@ class UserApi:
     """
 
     place: Scope
-    tools: Tools
     token: str
     poll_s: float = 2.0
     hello: Mapping[str, Any] = field(default_factory=lambda: OWN)
@@ -150,7 +142,7 @@ class UserApi:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         with self.feed.viewing():
             await stream.prepare(request)
-            place = {"context": self.place.context, "namespace": self.place.namespace}
+            place = {"context": self.place.context.name, "namespace": self.place.namespace}
             hello = {**place, "token": self.token, **self.hello}
             await stream.write(f"retry: {RETRY_MS}\n".encode() + event("hello", hello))
             seen = ViewerState(self._version(request.headers.get("Last-Event-ID", "")))
@@ -211,12 +203,10 @@ class UserApi:
         other = self.feed.job((namespace, name))
         if other is None:
             raise NotFoundError(f"the job {name} no longer exists")
-        jobs = [self._job(request), other]
+        jobs = self._job(request), other
 
-        def answer() -> Mapping[str, Any]:
-            results = [self._run_metrics.results(job) for job in jobs]
-            troubles = [f"{job.name}: {trouble}" for job, (_, trouble) in zip(jobs, results, strict=True) if trouble]
-            return {**self.tools.compared(jobs, [found for found, _ in results]), "troubles": troubles}
+        def answer() -> dict[str, Any]:
+            return _comparison_data(compare(jobs, self._run_metrics, time.time()))
 
         async with self._calls:
             return web.json_response(await run_in_thread(answer))
@@ -298,9 +288,18 @@ class UserApi:
         if self.place.namespace not in (None, namespace):
             raise NotFoundError(f"this page shows only the namespace {self.place.namespace}")
         async with self._calls:
-            await run_in_thread(lambda: apply_change(self.place.cluster, namespace, name, wish, self.tools.scaled))
+            await run_in_thread(
+                lambda: apply_change(Target(self.place.context, namespace, self.place.cluster), name, wish)
+            )
         self.feed.poll_now()
         return web.json_response({})
+
+
+def _comparison_data(found: Comparison) -> dict[str, Any]:
+    code = found.code or CodeChanges()
+    lines = [line[:MAX_LINE] for line in code.lines[:MAX_DIFF_LINES]]
+    more, troubles = len(code.lines) - len(lines), [f"{name}: {trouble}" for name, trouble in found.troubles]
+    return {"rows": found.rows, "code": code.words, "lines": lines, "more": more, "troubles": troubles}
 
 
 def page_routes(base: str, api_of: Callable[[web.Request], Awaitable[UserApi]]) -> list[web.RouteDef]:

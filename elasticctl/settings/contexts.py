@@ -109,6 +109,16 @@ def contexts_file() -> Path:
     return config_folder() / "config.yaml"
 
 
+def templates_folder() -> Path:
+    """The folder of this user's own job templates."""
+    return config_folder() / "templates"
+
+
+def user_config() -> Config:
+    """The contexts of this user. Raises ConfigError."""
+    return load_config(contexts_file())
+
+
 def load_config(path: Path) -> Config:
     """Read the contexts file; if there is none, only the built-in context exists.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.framework.contexts import templates_folder
+from elasticctl.settings.contexts import templates_folder
 from elasticctl.templates import DEFAULT, SUFFIX, find_template
 
 

@@ -160,7 +160,7 @@ def test_a_bug_of_ours_is_one_line_unless_asked(
     def broken() -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("elasticctl.cli.verbs.setup.config.contexts", broken)
+    monkeypatch.setattr("elasticctl.cli.verbs.set_up.config.user_config", broken)
     done = run("config", "view")
     assert (done.code, done.err.splitlines()[-1]) == (
         1,

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from elasticctl.cli import job_storage
+from elasticctl.api.text import size_text
+from elasticctl.cli.views.checkpoints import checkpoint_data, checkpoints_table
+from elasticctl.operations.checkpoints import CheckpointStorage, list_checkpoints
+from elasticctl.terminal import Terminal
 from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_commits
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.verify import CheckedCommit
@@ -43,8 +46,10 @@ def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container["env"][0]["value"] = folder.as_uri()
     monkeypatch.setattr(
-        "elasticctl.cli.framework.target.reach",
-        lambda where: SimpleNamespace(find=lambda name, whole=False: manifest, cluster=None, namespace="default"),
+        "elasticctl.cli.verbs.checkpoints_and_plans.checkpoints.reach",
+        lambda where: SimpleNamespace(
+            find=lambda name, whole=False: manifest, cluster=None, namespace="default", observer=Terminal()
+        ),
     )
     return manifest
 
@@ -129,8 +134,8 @@ def test_what_the_job_deletes_meanwhile_is_not_damaged(
 def test_verify_says_what_the_job_deleted_while_it_read(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = job_storage.list_checkpoints(job_storage.JobStorage("state", LocalStorage(folder), running=True))
-    monkeypatch.setattr("elasticctl.cli.job_storage.list_checkpoints", lambda place: found)
+    found = list_checkpoints(CheckpointStorage("state", LocalStorage(folder), running=True))
+    monkeypatch.setattr("elasticctl.operations.checkpoints.list_checkpoints", lambda place: found)
     delete_commit(LocalStorage(folder), next(c for c in read_commits(LocalStorage(folder)) if c.step == 20))
     done = run("checkpoints", "verify", str(folder))
     assert (done.code, len(done.out.splitlines())) == (0, 4)
@@ -387,26 +392,26 @@ def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.Monke
     ("count", "said"), [(0, "0 B"), (812, "812 B"), (1400, "1.4 kB"), (3_200_000_000, "3.2 GB"), (10**16, "10000.0 TB")]
 )
 def test_sizes_are_short(count: int, said: str) -> None:
-    assert job_storage.size(count) == said
+    assert size_text(count) == said
 
 
 def test_a_meter_shows_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with job_storage.progress_bar("step 4", 100) as on_bytes:
+    with Terminal().transfer("step 4", 100) as on_bytes:
         on_bytes(50)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with job_storage.progress_bar("step 4", 100) as on_bytes:
+    with Terminal().transfer("step 4", 100) as on_bytes:
         on_bytes(100)
     assert "step 4" in capsys.readouterr().err
 
 
 def test_a_checkpoint_whose_parameters_are_not_finite_is_listed_as_such() -> None:
     commit = Commit(3, 1, 3, 3, 0, (ObjectRef("data/x/y", 0, "crc32:00000000"),), 0, not_finite=("model/a", "model/b"))
-    (row,) = job_storage.checkpoints_table([CheckedCommit(3, commit)], 0.0).rows
+    (row,) = checkpoints_table([CheckedCommit(3, commit)], 0.0).rows
     assert row[-1] == "whole, but not finite: model/a and 1 more"
-    assert job_storage.checkpoint_data(CheckedCommit(3, commit))["notFinite"] == ["model/a", "model/b"]
-    assert "notFinite" not in job_storage.checkpoint_data(CheckedCommit(3, replace(commit, not_finite=())))
+    assert checkpoint_data(CheckedCommit(3, commit))["notFinite"] == ["model/a", "model/b"]
+    assert "notFinite" not in checkpoint_data(CheckedCommit(3, replace(commit, not_finite=())))
 
 
 def test_who_deletes_checkpoints_by_their_url_is_written_down(run: Run, folder: Path) -> None:

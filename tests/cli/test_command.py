@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import add_group, flatten, new_app, verb
-from elasticctl.cli.framework.options import Assignment
+from elasticctl.operations.option_values import Assignment
 
 
 class Colour(StrEnum):

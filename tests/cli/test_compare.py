@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.framework.output import format_tabs
-from elasticctl.cli.verbs.inspect.compare import compared
-from elasticctl.cli.views.comparison import arguments, comparison_table, differences
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.operations.compare import arguments, compare, comparison_rows, differences
+from elasticctl.operations.metrics import RunMetrics
 from tests.support.cli import Run
 from tests.support.job_samples import AT, job
 
@@ -56,16 +55,11 @@ def test_only_what_differs_of_the_settings_and_all_of_the_results() -> None:
         {"loss": {"last": 0.5, "min": 0.25, "max": 2.0, "lost": None}},
         {"loss": {"last": 0.7, "min": 0.7, "max": 3.0, "lost": (81.0, "NaN")}},
     ]
-    rows = [line.split("\t") for line in format_tabs(comparison_table([one, two], results, AT + 60)).split("\n")]
-    assert rows[:4] == [
-        ["-", "digits", "digits-2"],
-        ["--lr", "0.1", "0.2"],
-        ["$MODE", "fast", "-"],
-        ["--amp", "-", "yes"],
-    ]
-    assert ["step", "120/560", "120/560"] in rows
-    assert ["loss last", "0.5", "NaN since step 81"] in rows
-    assert ["loss lowest", "0.25", "0.7"] in rows
+    rows = comparison_rows([one, two], results, AT + 60)
+    assert rows[:3] == [("--lr", "0.1", "0.2"), ("$MODE", "fast", ""), ("--amp", "", "yes")]
+    assert ("step", "120/560", "120/560") in rows
+    assert ("loss last", "0.5", "NaN since step 81") in rows
+    assert ("loss lowest", "0.25", "0.7") in rows
     assert not any(row[0] == "--seed" for row in rows)
 
 
@@ -93,7 +87,8 @@ def test_two_jobs_of_a_folder_that_has_changed(run: Run, tmp_path: Path, local_c
     assert {"name": "--epochs", "values": ["", "3"]} in told["settings"]
     assert run("compare", "one", "nothere").code == 3
     jobs = [ElasticJob.from_manifest(local_cluster.get_job("default", name)) for name in ("one", "two")]
-    page = compared(jobs, [{}, {}])
-    assert (page["code"], page["more"]) == ("1 file changed, 1 file new, 1 file gone", 0)
-    assert "+lr = 0.2" in page["lines"]
-    assert ("--epochs", "", "3") in page["rows"]
+    found = compare((jobs[0], jobs[1]), RunMetrics(), AT)
+    assert found.code is not None
+    assert found.code.words == "1 file changed, 1 file new, 1 file gone"
+    assert "+lr = 0.2" in found.code.lines
+    assert ("--epochs", "", "3") in found.rows

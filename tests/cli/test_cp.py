@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.cli.verbs.worker.cp import Place, Room, read_place, split, unpack
+from elasticctl.cli.verbs.find_out_what_is_wrong.cp import Place, Room, read_place, split, unpack
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from tests.support.cli import Run

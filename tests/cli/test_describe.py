@@ -8,8 +8,9 @@ import pytest
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
+from elasticctl.api.text import public_value
 from elasticctl.cli.framework.output import Table, fit_table, format_aligned
-from elasticctl.cli.views.description import describe_job, format_sections, protection, public
+from elasticctl.cli.views.description import describe_job, format_sections, protection
 from elasticctl.cli.views.job import on_a_loss
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.job_samples import AT, FAILED, at, job
@@ -69,7 +70,7 @@ def test_variables_that_sound_private_are_not_shown() -> None:
     ],
 )
 def test_what_is_private_is_hidden(name: str, value: str, shown: str) -> None:
-    assert public(name, value) == shown
+    assert public_value(name, value) == shown
 
 
 def test_of_many_interruptions_the_last_are_shown_and_the_others_counted() -> None:

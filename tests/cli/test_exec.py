@@ -15,10 +15,10 @@ import typer
 
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.verbs.worker.choose_worker import WhichWorker, choose_running
-from elasticctl.cli.verbs.worker.port_forward import PortPair, port_pair
+from elasticctl.cli.verbs.find_out_what_is_wrong.port_forward import PortPair, port_pair
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.operations.workers import WhichWorker, choose_running
 from tests.support.cli import Run, Spawn, Start
 from tests.support.cluster_contract import running
 from tests.support.jobs import FOREVER, shell_job

@@ -12,9 +12,9 @@ import pytest
 
 from elasticctl.api.objects import at
 from elasticctl.cli.__main__ import run as run_process
-from elasticctl.cli.submit import failover
 from elasticctl.cluster.local.capacity import LocalSharing
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.operations.submit import failover
 from tests.support.cli import Run, Start
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.verbs.inspect.explain import explanation_lines
+from elasticctl.cli.verbs.find_out_what_is_wrong.explain import explanation_lines
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.job_samples import AT, FAILED, job
 

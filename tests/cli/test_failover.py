@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit import failover
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.operations.submit import failover
 from tests.support.cli import Run, without_aws
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.waiting import wait_until

@@ -16,10 +16,10 @@ from elasticctl.api.goal import Goal, PlanStatus, PlanStep
 from elasticctl.api.observed.plan_text import outlook_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl.cli.submit.goals import check_goal
-from elasticctl.cli.verbs.run.scale import ScaleFlags, goal_patch, scale_patch
 from elasticctl.cli.views.history import history_table
 from elasticctl.diagnosis import Case, diagnose
+from elasticctl.operations.scale import ScaleRequest, goal_patch, scale_patch
+from elasticctl.operations.submit.goals import check_goal
 from tests.support.cli import Run
 from tests.support.controller.goal_world import PRICES, a_goal_job
 
@@ -103,15 +103,15 @@ JOB: dict[str, Any] = {
 
 
 def test_a_goal_is_set_changed_and_ended() -> None:
-    first = goal_patch(JOB, ScaleFlags(budget=20.0), local=True)["spec"]["goal"]
+    first = goal_patch(JOB, ScaleRequest(budget=20.0), local=True)["spec"]["goal"]
     assert (first["budget"], first["prices"]["source"]) == (20.0, "simulated")
     with_goal = {**JOB, "spec": {**JOB["spec"], "goal": first}}
-    assert goal_patch(with_goal, ScaleFlags(budget=30.0), local=True)["spec"] == {"goal": {"budget": 30.0}}
-    assert scale_patch(with_goal, [], ScaleFlags(to=2))["spec"]["goal"] is None
+    assert goal_patch(with_goal, ScaleRequest(budget=30.0), local=True)["spec"] == {"goal": {"budget": 30.0}}
+    assert scale_patch(with_goal, [], ScaleRequest(to=2))["spec"]["goal"] is None
     with pytest.raises(UsageError, match="no price of the machines"):
-        goal_patch(JOB, ScaleFlags(budget=20.0), local=False)
+        goal_patch(JOB, ScaleRequest(budget=20.0), local=False)
     with pytest.raises(ConflictError, match="has ended"):
-        goal_patch({**JOB, "status": {"phase": "Failed"}}, ScaleFlags(budget=20.0), local=True)
+        goal_patch({**JOB, "status": {"phase": "Failed"}}, ScaleRequest(budget=20.0), local=True)
 
 
 def a_planned_job(**plan: Any) -> ElasticJob:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.framework import output, target
+from elasticctl.cli.framework import output
 from elasticctl.cli.framework.log_lines import print_log_lines
 from elasticctl.cluster.base import LogLine
+from elasticctl.operations import target
 from tests.support import job_samples
 from tests.support.cli import Run
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import ConflictError
-from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.target import Target
-from elasticctl.cli.verbs.run import lifecycle
+from elasticctl.cli.framework.place import Where
+from elasticctl.cli.verbs.change_jobs import lifecycle
+from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
 from tests.support.job_samples import job
 
@@ -68,4 +68,4 @@ def test_deleting_a_running_job_asks_first(
 
 def test_it_can_be_cancelled_again(cluster: OneJob) -> None:
     lifecycle.cancel(jobs=("digits",), where=Where())
-    assert cluster.patches == [{"spec": {"cancel": True}}]
+    assert [patch["spec"] for patch in cluster.patches] == [{"cancel": True}]

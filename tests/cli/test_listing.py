@@ -10,10 +10,10 @@ import pytest
 
 from elasticctl.api.errors import ForbiddenError
 from elasticctl.cli.framework.output import bar, format_tabs
-from elasticctl.cli.framework.target import Target
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.jobs import Shape, job_table, waiting_reasons
 from elasticctl.cli.views.watch import most_relevant
+from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
 from tests.support import snapshots
 from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job

@@ -11,9 +11,9 @@ import pytest
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import GroupGeneration, JobStatus
-from elasticctl.cli.verbs.inspect.logs import LogFlags
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.operations.logs import LogFilter
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.cli import Run
 from tests.support.cluster_contract import phase
@@ -35,42 +35,42 @@ def job(*command: str, status: JobStatus = GROUP) -> ElasticJob:
 @pytest.mark.parametrize(
     ("lines", "query"),
     [
-        (LogFlags(), LogQuery()),
-        (LogFlags(follow=True, tail=3), LogQuery(follow=True, tail=3)),
-        (LogFlags(since=60), LogQuery(since=940.0)),
-        (LogFlags(worker=("0", "train-worker-7")), LogQuery(workers=("train-worker-0", "train-worker-7"))),
-        (LogFlags(rank=0), LogQuery(workers=("train-worker-2",))),
-        (LogFlags(rank=1), LogQuery(workers=("train-worker-0",))),
-        (LogFlags(previous=True), LogQuery(previous=True)),
-        (LogFlags(everything=True, follow=True), LogQuery(everything=True, follow=True)),
+        (LogFilter(), LogQuery()),
+        (LogFilter(follow=True, tail=3), LogQuery(follow=True, tail=3)),
+        (LogFilter(since=60), LogQuery(since=940.0)),
+        (LogFilter(worker=("0", "train-worker-7")), LogQuery(workers=("train-worker-0", "train-worker-7"))),
+        (LogFilter(rank=0), LogQuery(workers=("train-worker-2",))),
+        (LogFilter(rank=1), LogQuery(workers=("train-worker-0",))),
+        (LogFilter(previous=True), LogQuery(previous=True)),
+        (LogFilter(everything=True, follow=True), LogQuery(everything=True, follow=True)),
     ],
 )
-def test_what_is_asked_for(lines: LogFlags, query: LogQuery) -> None:
+def test_what_is_asked_for(lines: LogFilter, query: LogQuery) -> None:
     assert lines.query(job(), 1000.0) == query
 
 
 @pytest.mark.parametrize(
     ("lines", "error", "why"),
     [
-        (LogFlags(worker=("0",), rank=0), UsageError, "cannot be used together"),
-        (LogFlags(worker=("trainer",)), UsageError, "is not the name of a worker"),
-        (LogFlags(previous=True, everything=True), UsageError, "--previous cannot be used with --all"),
-        (LogFlags(previous=True, follow=True), UsageError, "--previous cannot be used with --follow"),
-        (LogFlags(rank=2), NotFoundError, "no rank 2: its ranks are 0 to 1"),
+        (LogFilter(worker=("0",), rank=0), UsageError, "cannot be used together"),
+        (LogFilter(worker=("trainer",)), UsageError, "is not the name of a worker"),
+        (LogFilter(previous=True, everything=True), UsageError, "--previous cannot be used with --all"),
+        (LogFilter(previous=True, follow=True), UsageError, "--previous cannot be used with --follow"),
+        (LogFilter(rank=2), NotFoundError, "no rank 2: its ranks are 0 to 1"),
     ],
 )
-def test_what_cannot_be_meant(lines: LogFlags, error: type[Exception], why: str) -> None:
+def test_what_cannot_be_meant(lines: LogFilter, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         lines.query(job(), 1000.0)
 
 
 def test_of_a_worker_with_several_ranks_one_is_shown() -> None:
     several = job("elasticctl-launch", "--nproc-per-node", "2", "--", "x")
-    assert LogFlags(rank=3).query(several, 0.0).workers == ("train-worker-0",)
-    shown = [line.text for line in LogFlags(rank=1).of(LINES, several)]
+    assert LogFilter(rank=3).query(several, 0.0).workers == ("train-worker-0",)
+    shown = [line.text for line in LogFilter(rank=1).of(LINES, several)]
     assert shown == ["[rank1] loss 1"]
-    assert list(LogFlags(rank=1).of(LINES, job())) == LINES, "the only rank of its worker says so nowhere"
-    assert [line.text for line in LogFlags(grep=re.compile(r"loss \d$")).of(LINES, several)] == [
+    assert list(LogFilter(rank=1).of(LINES, job())) == LINES, "the only rank of its worker says so nowhere"
+    assert [line.text for line in LogFilter(grep=re.compile(r"loss \d$")).of(LINES, several)] == [
         "[rank0] loss 2",
         "[rank1] loss 1",
     ]

@@ -20,13 +20,13 @@ from elasticctl.api.objects import at
 from elasticctl.api.observed.cost import rate_of
 from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ANNOTATION_MOVING_FROM, ElasticJob, JobSpec
-from elasticctl.cli.framework import target
-from elasticctl.cli.submit.derived_manifests import JobLocation, moved_manifest, storage_patch, workspace_of
-from elasticctl.cli.submit.upload.collect_files import collect_files, pieces_of
 from elasticctl.cluster.base import Cluster, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor_client import shut_down
+from elasticctl.operations import target
+from elasticctl.operations.moved_manifest import JobLocation, moved_manifest, storage_patch, workspace_of
+from elasticctl.operations.workspace.collect_files import collect_files, pieces_of
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl.templates import render_manifest
 from elasticctl_store import storage as storages

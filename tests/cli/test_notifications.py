@@ -11,10 +11,10 @@ import pytest
 from elasticctl.api import notifications
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import ANNOTATION_NOTIFY
-from elasticctl.cli.submit.derived_manifests import Rerun, rerun_manifest
-from elasticctl.cli.submit.draft import manifest_with_notifications
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.secrets import Secrets
+from elasticctl.operations.manifest_changes import with_notifications
+from elasticctl.operations.rerun import Rerun, rerun_manifest
 from elasticctl.settings.contexts import Context
 from tests.support.cli import Run
 from tests.support.jobs import shell_job
@@ -72,7 +72,7 @@ def test_a_rerun_tells_whom_the_old_job_told() -> None:
     made = rerun_manifest(old, Rerun("new", "", ""))
     local = Context("local", "local", notify_url_from="secret:of-the-context")
     for wanted, expected in [("", "secret:slack"), ("teams", "secret:teams"), ("none", None)]:
-        annotations = manifest_with_notifications(made, wanted, local)["metadata"].get("annotations", {})
+        annotations = with_notifications(made, wanted, local)["metadata"].get("annotations", {})
         assert annotations.get(ANNOTATION_NOTIFY) == expected
 
 

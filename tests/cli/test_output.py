@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.framework.output import emit, say
+from elasticctl.cli.framework.output import emit
+from elasticctl.terminal import say
 
 
 def test_where_both_go_to_one_file_they_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from elasticctl.api.goal import ON_DEMAND, SPOT, PoolOrder, PoolsStatus, parse_o
 from elasticctl.api.observed.plan_text import pools_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, WorkerStatus
-from elasticctl.cli.submit.derived_manifests import adapt_pools
-from elasticctl.cli.submit.flags.job_flags import JobFlags
-from elasticctl.cli.submit.spec_from_flags import job_spec, plan_summary, size_of, unused_note
 from elasticctl.cli.views.job import capacity_text
 from elasticctl.diagnosis import Case, diagnose
+from elasticctl.operations.moved_manifest import adapt_pools
+from elasticctl.operations.submit.job_flags import JobFlags
+from elasticctl.operations.submit.job_request import job_spec, plan_summary, request_of, unused_note
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl.templates import find_template, render_manifest
 from tests.support.cli import Run
@@ -30,7 +30,7 @@ AWS = Context("prod", "aws", image="image", gpu_type="t4", pools="spot,on-demand
 
 def spec_of(context: Context, **flags: Any) -> dict[str, Any]:
     request = JobFlags(gpus=2, name="train", **flags)
-    spec = job_spec(request, context, size_of(request, context, 0), ("python", "train.py"))
+    spec = job_spec(request_of(request, context, 0, name="train"))
     made: dict[str, Any] = render_manifest(spec, find_template("default", Path("/nowhere")))["spec"]
     return made
 
@@ -79,7 +79,7 @@ def test_an_order_reads_as_it_was_written() -> None:
 
 def test_the_plan_says_where_it_asks() -> None:
     request = JobFlags(gpus=2, name="train")
-    spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "train.py"))
+    spec = job_spec(request_of(request, AWS, 0, name="train"))
     assert "context prod, spot, then on demand, state in" in plan_summary(spec, AWS)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from elasticctl.api.observed.cost import cost, rate
 from elasticctl.cli.framework.output import format_tabs
-from elasticctl.cli.views.cost import cost_text, plan_line, saved_line
-from elasticctl.cli.views.history import totals_lines
+from elasticctl.cli.views.history import cost_text, saved_line, totals_lines
 from elasticctl.cli.views.job import status_table
+from elasticctl.operations.prices import plan_line
 from tests.support.cli import Run
 from tests.support.job_samples import AT, job
 from tests.support.jobs import made

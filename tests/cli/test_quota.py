@@ -11,13 +11,13 @@ import pytest
 from elasticctl.api.errors import SpecError
 from elasticctl.api.quota import PoolUsage, ProjectUsage, Quota, usage_by_job, usage_by_project
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.submit.derived_manifests import Rerun, rerun_manifest
-from elasticctl.cli.verbs.setup.quota import bar, free_lines, holdings_table, job_sentences
+from elasticctl.cli.verbs.set_up.quota import bar, free_lines, holdings_table, job_sentences
 from elasticctl.cli.views.history import history_table, scalings
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.jobs import job_table
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
+from elasticctl.operations.rerun import Rerun, rerun_manifest
 from tests.support.cli import Run
 from tests.support.job_samples import AT, at, job
 from tests.support.jobs import FOREVER, shell_job

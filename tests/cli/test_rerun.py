@@ -14,17 +14,13 @@ import pytest
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
-from elasticctl.cli.submit.derived_manifests import (
-    Rerun,
-    debug_manifest,
-    next_name,
-    original_name,
-    rerun_manifest,
-    sibling_url,
-)
-from elasticctl.cli.submit.spec_from_flags import child_url
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.operations.debug import debug_manifest
+from elasticctl.operations.job_names import next_name
+from elasticctl.operations.rerun import Rerun, original_name, rerun_manifest
+from elasticctl.operations.storage_urls import child_url, sibling_url
 from elasticctl.settings.contexts import Context
+from elasticctl.terminal import Terminal
 from elasticctl_store.checkpoints.commits import CommitWriter
 from tests.support import journals
 from tests.support.cli import Run
@@ -214,8 +210,9 @@ def test_a_step_that_a_bucket_does_not_have_is_refused_at_once(
         cluster=SimpleNamespace(list_jobs=lambda namespace: [manifest]),
         namespace="default",
         context=Context("lab", "kubernetes"),
+        observer=Terminal(),
     )
-    monkeypatch.setattr("elasticctl.cli.verbs.run.rerun.reach", lambda where: place)
+    monkeypatch.setattr("elasticctl.cli.verbs.start_jobs.rerun.reach", lambda where: place)
     order = ("rerun", "digits", "--same-code", "--dry-run=client", "--from-checkpoint")
     refused = run(*order, "7")
     assert (refused.code, refused.err) == (3, "error: no checkpoint of step 7 exists; there are: 5, 3\n")

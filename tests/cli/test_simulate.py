@@ -11,8 +11,8 @@ import pexpect
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.framework import target
 from elasticctl.cli.views.simulation import basis_of_job, basis_of_table, notes, outlooks, plot, table
+from elasticctl.operations import target
 from elasticctl.simulation import Evidence, Point
 from tests.support.cli import Run, Spawn
 from tests.support.job_samples import at, job

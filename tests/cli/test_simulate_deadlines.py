@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.views.deadlines import seconds_until
+from elasticctl.operations.submit.job_flags import seconds_until
 from tests.support.cli import Run
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/Simulation.json"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticctl.cli.framework.suggested_commands import name_place, with_place
+from elasticctl.terminal import name_place, with_place
 
 
 @pytest.fixture(autouse=True)

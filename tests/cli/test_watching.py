@@ -13,14 +13,14 @@ import pytest
 import typer
 
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError
-from elasticctl.cli.framework import target
-from elasticctl.cli.framework.output import console
-from elasticctl.cli.framework.target import Poller, Target
-from elasticctl.cli.submit import follow
-from elasticctl.cli.views import watch
+from elasticctl.cli.views import follow, watch
 from elasticctl.cli.views.watch import Frame, render_frame
+from elasticctl.operations import lifecycle, target
+from elasticctl.operations.target import Poller, Target
 from elasticctl.settings.contexts import Context
+from elasticctl.terminal import Terminal, console
 from tests.support.job_samples import job
+from tests.support.reports import Reports
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +42,13 @@ def replies(*given: Any) -> Callable[[], Any]:
 
 
 def test_what_was_answered_last_stays_while_nobody_answers() -> None:
-    said: list[str] = []
+    reports = Reports()
     given = ("a", UnreachableError("gone"), BusyError("busy"), "b", NotFoundError("deleted"))
-    answers = Poller(replies(*given), 0.001, say=said.append)
+    answers = Poller(replies(*given), 0.001, observer=reports)
     each = answers.each()
     seen = [(next(each), answers.trouble.partition(": ")[2]) for _ in range(4)]
     assert seen == [("a", ""), ("a", "gone"), ("a", "busy"), ("b", "")]
-    assert said == ["retrying: gone"]
+    assert reports.lines == ["retrying: gone"]
     with pytest.raises(NotFoundError):
         next(each)
 
@@ -81,15 +81,15 @@ def place(*answers: Any) -> Any:
     """A target whose job is told so, one answer after the other."""
     ask = replies(*answers)
     cluster: Any = SimpleNamespace(get_job=lambda namespace, name: ask())
-    return Target(Context("lab", "kubernetes"), "default", cluster)
+    return Target(Context("lab", "kubernetes"), "default", cluster, Terminal())
 
 
 def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
+    monkeypatch.setattr(target.time, "sleep", lambda pause_s: None)
     gone = [UnreachableError("no answer"), BusyError("busy")]
     assert follow.await_end(place(job(), *gone, job(), job(phase="Succeeded")), job()) == 0
     assert capsys.readouterr().err.splitlines()[0] == "retrying: no answer"
-    monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(lifecycle, "PATIENCE_S", 0.0)
     with pytest.raises(UnreachableError):
         follow.await_end(place(job(), *gone), job())
 
@@ -110,7 +110,7 @@ def another(**status: Any) -> Any:
 
 
 def test_nobody_goes_on_into_another_job_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
+    monkeypatch.setattr(target.time, "sleep", lambda pause_s: None)
     replaced = "digits was deleted, and another job now has its name. Next: elasticctl status digits"
     with pytest.raises(NotFoundError, match=replaced):
         follow.await_end(place(job(), job(), another(phase="Failed")), job())

@@ -160,7 +160,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return manifest
 
     double = SimpleNamespace(create_job=create_job, list_jobs=lambda namespace: [], list_quotas=list)
-    monkeypatch.setattr("elasticctl.cli.verbs.run.submit.connect", lambda context: double)
+    monkeypatch.setattr("elasticctl.cli.verbs.start_jobs.submit.connect", lambda context: double)
     return jobs
 
 

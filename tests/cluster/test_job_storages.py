@@ -15,10 +15,10 @@ import pytest
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import JobStorageError, NotFoundError
 from elasticctl.api.spec import ANNOTATION_MOVING_TO, ElasticJob
-from elasticctl.cli.framework import target
-from elasticctl.cli.verbs.run import submit
+from elasticctl.cli.verbs.start_jobs import submit
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.stored_logs import StoredLogs
+from elasticctl.operations import target
 from tests.support import job_samples
 from tests.support.cli import Run
 from tests.support.jobs import shell_job

@@ -7,22 +7,27 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.dashboard.access import ChangeRequest, apply_change
+from elasticctl.operations.target import Target
+from elasticctl.settings.contexts import Context
 from tests.support.dashboard.cluster import Jobs
 from tests.support.job_samples import FAILED, job
 
 
-def spec_after(verb: str, workers: int = 0) -> dict[str, Any]:
-    cluster = Jobs(job())
-    apply_change(cluster, "default", "digits", ChangeRequest(verb, "uid-digits", workers), patch_to_scale)
+def target(cluster: Jobs) -> Target:
+    return Target(Context("lab", "kubernetes"), "default", cluster)  # type: ignore[arg-type]
+
+
+def spec_after(verb: str, workers: int = 0, **status: Any) -> dict[str, Any]:
+    cluster = Jobs(job(**status))
+    apply_change(target(cluster), "digits", ChangeRequest(verb, "uid-digits", workers))
     found: dict[str, Any] = cluster.jobs["digits"]["spec"]
     return found
 
 
 def test_each_verb_does_what_the_command_does() -> None:
     assert spec_after("suspend")["suspend"] is True
-    assert spec_after("resume")["suspend"] is False
+    assert spec_after("resume", phase="Suspended")["suspend"] is False
     assert spec_after("cancel")["cancel"] is True
     assert spec_after("scale", 2)["replicaSpecs"]["Worker"]["replicas"] == 2
 
@@ -37,21 +42,21 @@ def test_a_change_in_between_is_not_overwritten() -> None:
     cluster.in_between = job()
     cluster.in_between["metadata"]["resourceVersion"] = "8"
     cluster.in_between["spec"]["minReplicas"] = 2
-    apply_change(cluster, "default", "digits", ChangeRequest("scale", "uid-digits", 2), patch_to_scale)
+    apply_change(target(cluster), "digits", ChangeRequest("scale", "uid-digits", 2))
     spec = cluster.jobs["digits"]["spec"]
     assert (spec["minReplicas"], spec["replicaSpecs"]["Worker"]["replicas"]) == (2, 2)
 
 
 def test_another_job_of_the_same_name_is_left_alone() -> None:
-    with pytest.raises(ConflictError, match="created again"):
-        apply_change(Jobs(job()), "default", "digits", ChangeRequest("cancel", "another-uid"), patch_to_scale)
+    with pytest.raises(NotFoundError, match="another job now has its name"):
+        apply_change(target(Jobs(job())), "digits", ChangeRequest("cancel", "another-uid"))
 
 
 def test_a_job_that_has_ended_stays_as_it_is() -> None:
     with pytest.raises(ConflictError, match="has ended"):
-        apply_change(Jobs(job(**FAILED)), "default", "digits", ChangeRequest("resume", "uid-digits"), patch_to_scale)
+        apply_change(target(Jobs(job(**FAILED))), "digits", ChangeRequest("resume", "uid-digits"))
     with pytest.raises(NotFoundError):
-        apply_change(Jobs(), "default", "digits", ChangeRequest("resume", "uid-digits"), patch_to_scale)
+        apply_change(target(Jobs()), "digits", ChangeRequest("resume", "uid-digits"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from elasticctl.api.observed.changes import changes_of
-from elasticctl.cli.verbs.inspect.dashboard import NO_STORAGES
+from elasticctl.cli.verbs.see_what_jobs_do.dashboard import NO_STORAGES
 from elasticctl.cluster import job_storages
 from elasticctl.dashboard import server, sessions
 from elasticctl.dashboard.access import TOKEN_HEADER

@@ -18,14 +18,13 @@ from aiohttp import ClientResponse, ClientSession, CookieJar, web
 from aiohttp.test_utils import TestServer
 
 from elasticctl.api.errors import ForbiddenError, UnreachableError
-from elasticctl.cli.verbs.inspect.compare import compared
-from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.worker_access import Streams
 from elasticctl.dashboard import feed, user_api
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.server import MAX_BODY_BYTES, Dashboard
-from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope, Tools
+from elasticctl.dashboard.user_api import MAX_CALLS, MAX_VIEWERS, Scope
+from elasticctl.settings.contexts import Context
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
 from tests.support.dashboard.events import Following, news_of
@@ -79,8 +78,8 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
     async def run() -> None:
         cluster = Jobs(*manifests)
         namespace, access = settings.pop("namespace", "default"), settings.pop("access", None)
-        place = Scope(cluster, "local", namespace, access)  # type: ignore[arg-type]
-        page = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.02, **settings)
+        place = Scope(cluster, Context("local", "local"), namespace, access)  # type: ignore[arg-type]
+        page = Dashboard(place, poll_s=0.02, **settings)
         app, arrived = page.app(), []
 
         @web.middleware

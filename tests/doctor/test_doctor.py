@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import to_rfc3339
-from elasticctl.cli.framework.output import console
-from elasticctl.cli.verbs.setup.install import show_check
+from elasticctl.cli.verbs.set_up.install import show_check
 from elasticctl.doctor import Check, CheckOutcome
+from elasticctl.terminal import console
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.kube import WriteKubeconfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.submit.upload.collect_files import collect_files, pieces_of
+from elasticctl.operations.workspace.collect_files import collect_files, pieces_of
 from elasticctl_launcher.workspace import PREFIX, PrivateFolder, UnpackedWorkspace, unpack_workspace
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import Manifest
-from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
+from elasticctl.settings.contexts import user_config
 from tests.on_cluster.conftest import Replicas
 from tests.on_cluster.trainer import HOST_FOLDER
 from tests.on_cluster.trainer import IMAGE as TRAINER_IMAGE
@@ -56,7 +56,7 @@ def test_everything_once_through(
 ) -> None:
     walk = Walk(_place(folder), tmp_path)
     assert walk.run("config", "import").code == 0
-    (name,) = (context.name for context in contexts().contexts if context.name != "local")
+    (name,) = (context.name for context in user_config().contexts if context.name != "local")
     walk = Walk(_place(folder, name), tmp_path, walk.typed)
     walk.run("config", "use-context", name)
     found = walk.everything()

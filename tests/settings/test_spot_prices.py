@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.observed.cost import Rate, SpotPrices, rate
-from elasticctl.cli.views.cost import plan_line
+from elasticctl.operations.prices import plan_line
 from elasticctl.settings import spot_prices as module
 from elasticctl.settings.spot_prices import cheapest, spot_prices
 from tests.support import servers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from elasticctl.cli.framework.output import Table, console, fit_table, rich_table
+from elasticctl.cli.framework.output import Table, fit_table, rich_table
+from elasticctl.terminal import console
 
 AT = 1_700_000_000.0
 

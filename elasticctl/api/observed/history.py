@@ -360,3 +360,13 @@ def steps_per_s_by_size(status: JobStatus, now: float) -> dict[int, float]:
     return {
         size: steps[size] / seconds[size] for size in steps if steps[size] >= LEAST_STEPS and seconds[size] >= LEAST_S
     }
+
+
+def rate_text(status: JobStatus, now: float, *, long: bool = False) -> str:
+    """Samples per second, or steps if their size is unknown; the last value, once the job has ended."""
+    if not (status.phase.terminal or makes_steps(status, now)):
+        return ""
+    samples, steps = samples_per_s(status), steps_per_s(status)
+    if samples is not None:
+        return f"{samples:,.0f}{' samples' if long else ''}/s"
+    return "" if steps is None else f"{steps:,.3g} steps/s"

@@ -1,4 +1,9 @@
-"""How verbs are declared: Typer commands whose options may come in dataclasses, and groups that suggest near misses."""
+"""How verbs are declared: Typer commands whose options may come in dataclasses, and groups that suggest near misses.
+
+Such a dataclass may be one of `elasticctl.operations`, which knows nothing of Typer. Its parameter is then annotated
+with a table of options: `flags: Annotated[JobFlags, JOB_OPTIONS]`. The table has what a command line needs of each
+field, its help above all; the parser of a field's text is in the field's own annotation.
+"""
 
 from __future__ import annotations
 
@@ -154,10 +159,12 @@ class _Option:
 def flatten(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt `function` to Typer: the fields of its dataclass parameters become options, and --debug is added.
 
+    A parser may raise ValueError with a sentence, or typer.BadParameter.
+
     Values of `tuple[X, ...]`, which Typer supports only as lists, arrive as tuples.
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    groups = {name: group for name, hint in hints.items() if (group := _group_of(hint)) is not None}
     options = [*_options(function, hints, groups), _option("debug", Debug, False, "")]
 
     @functools.wraps(function)
@@ -169,22 +176,48 @@ def flatten(function: Callable[..., Any]) -> Callable[..., Any]:
             value = tuple(given[name] or ()) if option.as_tuple else given[name]
             if option.owner:
                 fields.get(option.owner, own)[name] = value
-        return function(**own, **{name: kind(**fields[name]) for name, kind in groups.items()})
+        return function(**own, **{name: group.kind(**fields[name]) for name, group in groups.items()})
 
     call.__signature__ = inspect.Signature([option.seen for option in options])  # type: ignore[attr-defined]
     call.__annotations__ = {option.seen.name: option.seen.annotation for option in options}
     return call
 
 
-def _options(function: Callable[..., Any], hints: dict[str, Any], groups: dict[str, Any]) -> Iterator[_Option]:
+@dataclass(frozen=True, slots=True)
+class _OptionGroup:
+    """A dataclass whose fields are options, with its table of options, if that is apart."""
+
+    kind: Any
+    table: Mapping[str, Any]
+
+
+def _group_of(hint: Any) -> _OptionGroup | None:
+    kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    return _OptionGroup(kind, notes[0] if notes else {}) if dataclasses.is_dataclass(kind) else None
+
+
+def _options(
+    function: Callable[..., Any], hints: dict[str, Any], groups: Mapping[str, _OptionGroup]
+) -> Iterator[_Option]:
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in groups:
             yield _option(name, hints[name], parameter.default, name)
             continue
-        inner = typing.get_type_hints(groups[name], include_extras=True)
-        for field in dataclasses.fields(groups[name]):
+        group = groups[name]
+        inner = typing.get_type_hints(group.kind, include_extras=True)
+        for field in dataclasses.fields(group.kind):
             default = _NO_DEFAULT if field.default is dataclasses.MISSING else field.default
-            yield _option(field.name, inner[field.name], default, name)
+            hint = _with_option(inner[field.name], group.table[field.name]) if group.table else inner[field.name]
+            yield _option(field.name, hint, default, name)
+
+
+def _with_option(hint: Any, option: Any) -> Any:
+    """The type of a field with its option, which gets the parser that the field is annotated with."""
+    kind, *parsers = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    if parsers:
+        option = copy.copy(option)
+        option.parser = parsers[0]
+    return Annotated[kind, option]
 
 
 def _option(name: str, hint: Any, default: Any, owner: str) -> _Option:
@@ -194,17 +227,26 @@ def _option(name: str, hint: Any, default: Any, owner: str) -> _Option:
         items: Any = list[typing.get_args(kind)[0]]  # type: ignore[misc]  # known at run time only
         kind = items if default is _NO_DEFAULT else items | None
         default = None if default == () else default
-    notes = [_leave_default_alone(note) for note in notes]
+    notes = [_with_safe_parser(note) for note in notes]
     annotation = Annotated[kind, *notes] if notes else kind
     seen = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     return _Option(seen, owner, as_tuple)
 
 
-def _leave_default_alone(note: Any) -> Any:
-    """Do not parse defaults, as Typer does: ours are values already."""
+def _with_safe_parser(note: Any) -> Any:
+    """An option whose parser reports ValueError in its own words, and leaves defaults alone, which are values."""
     parse = getattr(note, "parser", None)
     if parse is None:
         return note
+
+    def parse_typed(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except ValueError as e:
+            raise typer.BadParameter(str(e)) from e
+
     changed = copy.copy(note)
-    changed.parser = lambda value: parse(value) if isinstance(value, str) else value
+    changed.parser = parse_typed
     return changed

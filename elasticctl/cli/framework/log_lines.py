@@ -14,8 +14,9 @@ from collections.abc import Iterable
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.text import COLOUR_CODES, visible, visible_line
-from elasticctl.cli.framework.output import encodable, has_colour, has_cursor
+from elasticctl.cli.framework.output import has_colour, has_cursor
 from elasticctl.cluster.base import LogLine
+from elasticctl.terminal import encodable
 
 # Readable on dark and light grounds alike: no white, black or plain blue.
 _COLOURS = (36, 33, 32, 35, 96, 92, 95, 94)

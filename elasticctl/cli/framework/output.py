@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.text import visible
-from elasticctl.cli.framework.suggested_commands import with_place
+from elasticctl.terminal import console, encodable, say
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.text import Text
 
     from elasticctl.cluster.base import Manifest
@@ -63,12 +63,6 @@ _PHASE_STYLES = {
     "Restarting": "yellow",
     "Pending": "cyan",
 }
-
-
-def say(line: str) -> None:
-    """Print a message on stderr; its commands name the place that this command line names."""
-    sys.stderr.write(encodable(visible(with_place(line)), sys.stderr) + "\n")
-    sys.stderr.flush()
 
 
 def hint(line: str) -> None:
@@ -267,18 +261,6 @@ def _clip(text: str, columns: int) -> str:
     return text
 
 
-def console(stream: TextIO | None = None, width: int | None = None) -> Console:
-    """A console on stdout that respects NO_COLOR and escapes characters that its encoding lacks."""
-    import io
-
-    from elasticctl.cli.framework.screen import SafeConsole
-
-    stream = stream or sys.stdout
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
-    return SafeConsole(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
-
-
 def on_terminal() -> bool:
     """True when a person reads stdout."""
     return sys.stdout.isatty()
@@ -301,9 +283,3 @@ def joined(parts: Iterable[str]) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()) or "-"
-
-
-def encodable(text: str, stream: TextIO) -> str:
-    """The text with characters escaped that the stream's encoding lacks."""
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from elasticctl.api.codec import camel
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import dollars, plural, quote, span
+from elasticctl.api.text import dollars, plural, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.simulation import Basis
 from elasticctl.planning.situation import Costs, Speeds
@@ -25,40 +23,6 @@ STARTS, STARTS_WITH_BUDGETS = 16, 8
 LATER, RICHER = (1.0, 1.5, 2.0), (0.5, 1.0, 2.0)
 """The table's deadlines and budgets, as multiples of those asked for."""
 _FINEST_S, _LOOKS = 600.0, 100
-_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
-_WHEN = re.compile(r"(?:([a-z]{3})[a-z]* )?([0-2]?[0-9]):([0-5][0-9])")
-
-
-def seconds_until(text: str, now: datetime) -> float:
-    """`36h`, `18:00`, `Fri 18:00` or `2026-11-27 18:00` -> seconds from now. Raises UsageError."""
-    said = text.strip().lower()
-    if found := re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", said):
-        return float(int(found[1]) * _UNIT_S[found[2]])
-    at = _clock(said, now)
-    if at is None:
-        try:
-            at = datetime.fromisoformat(text.strip()).astimezone()
-        except (ValueError, OverflowError) as e:
-            raise UsageError(
-                f"--finish-by {quote(text)} is not a time. FIX: give 36h, 18:00, 'Fri 18:00' or 2026-11-27T18:00"
-            ) from e
-    if at <= now:
-        raise UsageError(f"--finish-by {quote(text)}: this time has passed")
-    return (at - now).total_seconds()
-
-
-def _clock(said: str, now: datetime) -> datetime | None:
-    """The next time that a clock shows this, on this weekday if one is given."""
-    found = _WHEN.fullmatch(said)
-    if found is None or int(found[2]) > 23 or (found[1] and found[1] not in _DAYS):
-        return None
-    at = now.replace(hour=int(found[2]), minute=int(found[3]), second=0, microsecond=0, tzinfo=None)
-    for days in range(8):
-        day = (at + timedelta(days=days)).astimezone()
-        if day > now and (not found[1] or day.weekday() == _DAYS.index(found[1])):
-            return day
-    return None
 
 
 def recording_from(folder: Path, workers: int, usd_per_h: float, longest_s: float) -> Recording:

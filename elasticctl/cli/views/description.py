@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,20 +13,16 @@ from elasticctl.api.observed.usage import usage_text
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
 from elasticctl.api.spec import ElasticJob, OnNan
 from elasticctl.api.status import JobStatus, WorkerStatus
-from elasticctl.api.text import plural, span
+from elasticctl.api.text import plural, public_value, span
 from elasticctl.cli.framework.output import Table, format_aligned
 from elasticctl.cli.views import job as views
-from elasticctl.cli.views.cost import cost_text
-from elasticctl.cli.views.history import clock, failure_lines, goodput_line, interruptions, scalings
+from elasticctl.cli.views.history import clock, cost_text, failure_lines, goodput_line, interruptions, scalings
 from elasticctl.diagnosis import Case, Finding
 
 _GROUPS_SHOWN = 5
 _LAST_SHOWN = 10
 _NARROWEST = 40
 _SHOWN_APART = (STORAGE_VARIABLE, WORKSPACE_VARIABLE, WORKSPACE_FROM_VARIABLE)
-_PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL")
-_LOGIN = re.compile(r"(?<=://)[^\s/@]+@")
-"""A name and a password, or a token, in a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ def _machines(status: JobStatus) -> list[tuple[str, str]]:
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
     each = plural(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
     ranks = plural(found.ranks_per_worker, "rank")
-    env = [f"{name}={public(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
+    env = [f"{name}={public_value(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
     return [
         ("Command", shlex.join(found.command)),
         ("Image", found.image),
@@ -112,11 +107,6 @@ def _workspace(found: Hardware) -> str:
     """`1f2e3d4c5b6a of /home/me/digits`: the beginning of its digest, and its folder."""
     digest, source = found.env.get(WORKSPACE_VARIABLE, "").rpartition("#")[2], found.env.get(WORKSPACE_FROM_VARIABLE)
     return f"{digest[:12]} of {source}" if digest and source else digest[:12]
-
-
-def public(name: str, value: str) -> str:
-    """The value as it may be shown on a shared screen: without logins in URLs, and hidden if its name is a secret's."""
-    return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else _LOGIN.sub("(hidden)@", value)
 
 
 _ON_NAN = {

@@ -13,15 +13,15 @@ from typing import Any
 from elasticctl.api.codec import from_json
 from elasticctl.api.objects import as_text
 from elasticctl.api.observed.changes import Change
-from elasticctl.api.observed.cost import cost
+from elasticctl.api.observed.cost import Cost, cost
 from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps, waited_s
 from elasticctl.api.observed.plan_text import step_words
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
-from elasticctl.api.text import plural, shorten, span
+from elasticctl.api.text import dollars, plural, shorten, span
 from elasticctl.cli.framework.output import Table, joined
-from elasticctl.cli.views.cost import saved_line
+from elasticctl.operations.prices import region_and_date
 
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
@@ -252,3 +252,27 @@ def _seconds(value: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def cost_text(job: ElasticJob, now: float) -> str:
+    """The cost of a job so far, and what it would have been on demand; "" if no price is known."""
+    found = cost(job, now)
+    if found is None:
+        return ""
+    against = f"; on demand it would be {dollars(found.on_demand)}" if found.saved > 0 else ""
+    return f"about {dollars(found.spent)} so far{against} ({_basis(found)})"
+
+
+def saved_line(found: Cost) -> str:
+    """`spot saved about $2.87 of $4.10 (…)`, or the cost if there was no spot capacity."""
+    if found.saved > 0:
+        return f"spot saved about {dollars(found.saved)} of {dollars(found.on_demand)} ({_basis(found)})"
+    return f"it cost about {dollars(found.spent)} ({_basis(found)})"
+
+
+def _basis(found: Cost) -> str:
+    spot = f", spot at {found.rate.prices.spot_share:.0%} of them" if found.saved > 0 else ""
+    if not found.rate.prices.region:  # prices that the job's goal says
+        dated = f", {found.rate.prices.date}" if found.rate.prices.date else ""
+        return f"prices: {found.rate.instances[0]}{dated}"
+    return f"{found.rate.instances[0]} at list prices of {region_and_date(found.rate)}{spot}"

@@ -8,19 +8,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import ForbiddenError, NotFoundError
 from elasticctl.api.goal import ON_DEMAND, SPOT, capacity_of
-from elasticctl.api.objects import at
 from elasticctl.api.observed.history import (
     activity_text,
     fraction_done,
     is_training,
     makes_steps,
     not_finite_text,
+    rate_text,
     redone_s,
     remaining_s,
-    samples_per_s,
-    steps_per_s,
 )
 from elasticctl.api.observed.plan_text import outlook_text, pools_text
 from elasticctl.api.observed.step_times import mean_times, times_text
@@ -29,11 +26,9 @@ from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, JobStatus, Phase
-from elasticctl.api.text import plural, span
+from elasticctl.api.text import part_of, plural, span
 from elasticctl.cli.framework.output import Table, bar, joined, on_terminal
-from elasticctl.cli.framework.target import Target
-from elasticctl.cli.views.cost import cost_text
-from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
+from elasticctl.cli.views.history import causes, cost_text, failure_lines, interruptions, scalings
 
 if TYPE_CHECKING:
     from elasticctl.diagnosis import Seen
@@ -242,23 +237,13 @@ def _progress(status: JobStatus, now: float, bar_encoding: str | None) -> str:
         (
             f"step {part_of(progress.step, progress.total_steps)}",
             f"epoch {epoch}" if epoch else "",
-            rate(status, now, long=True),
+            rate_text(status, now, long=True),
             "" if left is None or not makes_steps(status, now) else f"{span(left)} to go",
         )
     )
     if done is None or bar_encoding is None:
         return words
     return f"{bar(done, _BAR_WIDTH, bar_encoding)} {done:.0%}\n{words}"
-
-
-def rate(status: JobStatus, now: float, *, long: bool = False) -> str:
-    """Samples per second, or steps if their size is unknown; the last value, once the job has ended."""
-    if not (status.phase.terminal or makes_steps(status, now)):
-        return ""
-    samples, steps = samples_per_s(status), steps_per_s(status)
-    if samples is not None:
-        return f"{samples:,.0f}{' samples' if long else ''}/s"
-    return "" if steps is None else f"{steps:,.3g} steps/s"
 
 
 def _checkpoint(status: JobStatus, now: float) -> str:
@@ -273,30 +258,9 @@ def ago(at: float | None, now: float, status: JobStatus) -> str:
     return "" if at is None or status.phase.terminal else f" {span(now - at)} ago"
 
 
-def part_of(part: int | None, whole: int | None) -> str:
-    if part is None:
-        return ""
-    return str(part) if whole is None else f"{part}/{whole}"
-
-
 def bar_encoding() -> str | None:
     """The encoding of stdout for a bar; None if no person is reading."""
     return sys.stdout.encoding if on_terminal() else None
-
-
-def look_around(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Seen:
-    """The cluster's observations of pods that have not started, and of notifications; queried only if needed."""
-    from elasticctl.diagnosis import Seen
-
-    if not job.notify and not any(at(pod, "status", "phase") in (None, "Pending") for pod in pods):
-        return Seen()
-    try:
-        events = tuple(target.cluster.list_events(job.namespace, job.name))
-    except (NotFoundError, ForbiddenError):
-        return Seen()
-    asked = any("nodeclaim/" in str(at(event, "message")) for event in events)
-    claims = target.cluster.list_node_claims() if asked else None
-    return Seen(events, None if claims is None else tuple(claims))
 
 
 def next_line(manifest: Manifest, *, live: bool = False) -> str:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ForbiddenError
 from elasticctl.api.observed.cost import cost
-from elasticctl.api.observed.history import activity_text, makes_steps, not_finite_text, remaining_s
+from elasticctl.api.observed.history import activity_text, makes_steps, not_finite_text, rate_text, remaining_s
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, JobStatus, Phase
-from elasticctl.api.text import dollars, span
+from elasticctl.api.text import dollars, part_of, span
 from elasticctl.cli.framework.output import Table, joined
-from elasticctl.cli.framework.selection import JobFilter
-from elasticctl.cli.framework.target import Target, phase_of
 from elasticctl.cli.views.history import causes, restarts
-from elasticctl.cli.views.job import ago, borrowed, capacity_text, part_of, rate, reason, waiting_text
+from elasticctl.cli.views.job import ago, borrowed, capacity_text, reason, waiting_text
+from elasticctl.operations.selection import JobFilter
+from elasticctl.operations.target import Target, phase_of
 
 _HEADER = (
     "NAME", "PHASE", "WORKERS", "GPUS", "CAPACITY", "STEP", "EPOCH", "RATE", "ETA", "CHECKPOINT", "RESTARTS", "COST",
@@ -78,7 +78,7 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
         capacity_text(job),
         part_of(progress.step, progress.total_steps),
         part_of(progress.epoch, progress.total_epochs),
-        rate(status, now),
+        rate_text(status, now),
         "" if left is None else span(left),
         "" if status.checkpoint.step is None else f"{status.checkpoint.step}{ago(status.checkpoint.at, now, status)}",
         str(restarts(status)),

@@ -12,7 +12,7 @@ from elasticctl.api.observed.cost import Rate
 from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.api.text import dollars, join_and, plural, span
 from elasticctl.cli.framework.output import Table
-from elasticctl.cli.views.cost import spot_basis
+from elasticctl.operations.prices import spot_basis
 from elasticctl.planning.scaling_curve import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
 from elasticctl.simulation import Conditions, Evidence, Forecast, Point, ScalingCurve, forecast_for
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.framework.output import (
     Table,
-    console,
     emit,
     fit_table,
     format_tabs,
@@ -21,14 +20,14 @@ from elasticctl.cli.framework.output import (
     on_terminal,
     print_table,
     rich_table,
-    say,
 )
-from elasticctl.cli.framework.selection import JobFilter
-from elasticctl.cli.framework.target import ENDED, Poller, Target, phase_of
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.job import bar_encoding, next_line
 from elasticctl.cli.views.jobs import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
 from elasticctl.cluster.base import Manifest
+from elasticctl.operations.selection import JobFilter
+from elasticctl.operations.target import ENDED, Poller, Target, phase_of
+from elasticctl.terminal import console, say
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -47,7 +46,7 @@ def watch_list(target: Target, namespace: str | None, shape: Shape, chosen: JobF
 
     if not can_redraw():
         changes = _Changes(lambda jobs, now: job_table(jobs, now, shape))
-        for jobs in Poller(chosen_jobs, REDRAW_EVERY_S, say=say).each():
+        for jobs in Poller(chosen_jobs, REDRAW_EVERY_S, observer=target.observer).each():
             changes.show(jobs)
         return
 
@@ -81,7 +80,7 @@ def watch_job(target: Target, watched: Manifest) -> None:
 
     if not can_redraw():
         changes = _Changes(job_table)
-        for job in Poller(look, REDRAW_EVERY_S, say=say).each():
+        for job in Poller(look, REDRAW_EVERY_S, observer=target.observer).each():
             changes.show([job])
             if _has_ended(job):
                 return

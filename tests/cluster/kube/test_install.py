@@ -85,7 +85,7 @@ def test_an_image_that_is_named_by_a_tag_is_pointed_out(
     lab: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("elasticctl.cli.verbs.setup.install.hint", said.append)
+    monkeypatch.setattr("elasticctl.cli.verbs.set_up.install.hint", said.append)
     assert lab("--image", "r.example/c:1", "--no-wait").code == 0
     assert [line for line in said if "r.example/c:1 is named by a tag" in line]
     said.clear()

@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.verbs.inspect.compare import compared
-from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.kube.user import log_in
 from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
-from elasticctl.dashboard.user_api import Tools
 from elasticctl.kubeapi import connection, credentials
 from tests.support.certificates import issue, pem, server_context
 from tests.support.dashboard.serving import App, running
@@ -98,7 +95,7 @@ def team(
 
 def dashboard(**rules: bool) -> ClusterDashboard:
     """The dashboard of many."""
-    return ClusterDashboard(log_in, Tools(patch_to_scale, compared), Rules(**rules), poll_s=0.02)
+    return ClusterDashboard(log_in, Rules(**rules), poll_s=0.02)
 
 
 @contextmanager

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
-from elasticctl.cli.verbs.inspect.compare import compared
-from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard import feed
 from elasticctl.dashboard.server import Dashboard
-from elasticctl.dashboard.user_api import Scope, Tools
+from elasticctl.dashboard.user_api import Scope
+from elasticctl.settings.contexts import Context
 from tests.support.dashboard.looks import PATIENCE_MS
 from tests.support.dashboard.serving import Host, running
 
@@ -69,8 +68,8 @@ class Visitor:
 @contextmanager
 def hosted(cluster: Any, namespace: str | None = "default", access: Callable[[], Any] | None = None) -> Iterator[Host]:
     """A dashboard of `cluster`, which is looked at every tenth of a second, by a link that lets in."""
-    place = Scope(cast(Cluster, cluster), "local", namespace, access)
-    dashboard = Dashboard(place, Tools(patch_to_scale, compared), poll_s=0.1)
+    place = Scope(cast(Cluster, cluster), Context("local", "local"), namespace, access)
+    dashboard = Dashboard(place, poll_s=0.1)
     # A machine that is busy is no slow cluster, which would be looked at once a minute.
     with mock.patch.object(feed, "SHARE", 1.0), running(dashboard) as host:
         yield Host(host.link + dashboard.gate.issue(), host.cut)

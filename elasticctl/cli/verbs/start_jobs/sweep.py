@@ -1,0 +1,93 @@
+"""`sweep`: one job for each point of a grid, so many at once, and the results in one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import quote
+from elasticctl.cli.framework.command import Verb, new_app, verb
+from elasticctl.cli.framework.options import described
+from elasticctl.cli.framework.output import print_table
+from elasticctl.cli.framework.place import Where, reach
+from elasticctl.cli.verbs.start_jobs.job_options import JOB_OPTIONS, SECTIONS
+from elasticctl.operations import sweep as sweeps
+from elasticctl.operations.submit.job_flags import JobFlags
+from elasticctl.operations.sweep import SweepPlan
+from elasticctl.operations.target import phase_of
+from elasticctl.terminal import say
+
+_GRID_OPTIONS: Mapping[str, Any] = {
+    "grid": typer.Option("--grid", metavar="NAME=VALUES", help="A parameter and its values: lr=0.1,0.01 or seed=1..3."),
+    "parallel": typer.Option(metavar="N", help="The number of jobs that run at once.", show_default=True),
+    "metric": described("The metric by which to order the results: loss.", "NAME"),
+    "mode": typer.Option("--mode", help="Whether the lowest or the highest value of the metric is best."),
+    "early_stop": described(
+        "From step N on, cancel jobs whose best metric is worse than the others' median at their step.", "N"
+    ),
+}
+
+app = new_app()
+
+
+class SweepVerb(Verb):
+    """Lists its own options before those of `submit`."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "The sweep": (*_GRID_OPTIONS, "proceed"),
+        **SECTIONS,
+    }
+    unlisted = ("queue",)
+
+
+@verb(app, "sweep", cls=SweepVerb)
+def sweep(
+    *,
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT")] = None,
+    args: Annotated[tuple[str, ...], typer.Argument(metavar="-- ARGS...")] = (),
+    plan: Annotated[SweepPlan, _GRID_OPTIONS],
+    proceed: Annotated[
+        str,
+        typer.Option("--continue", metavar="NAME", show_default=False, help="Continue a sweep, or show its results."),
+    ] = "",
+    flags: Annotated[JobFlags, JOB_OPTIONS],
+    where: Where,
+) -> int:
+    """Run SCRIPT once for each point of a grid, and print the results in one table.
+
+    Each point is a job with the label `sweep=NAME`. Its values are added to the script's arguments as --lr 0.1, or
+    replace {lr} in them. Ctrl-C leaves the jobs as they are: those that run continue, the others wait for --continue.
+    The job options of `submit` apply to each job. The exit code is 1 if a job has failed.
+
+    \b
+      elasticctl sweep train.py --grid lr=0.1,0.01 --grid seed=1..3 --parallel 4
+      elasticctl sweep train.py --grid lr=0.1,0.01 -- optimizer.lr={lr}
+      elasticctl sweep --continue train --parallel 4
+    """
+    if proceed and (plan.grid or script is not None):
+        other = "--grid cannot be used together: a sweep keeps its points" if plan.grid else ""
+        raise UsageError(f"--continue and {other or f'{quote(script)} cannot be used together'}. FIX: leave one out")
+    target = reach(where)
+    name = proceed
+    if name:
+        sweeps.check_exists(target, name)
+    elif not script:
+        raise UsageError("nothing to run. FIX: give a script")
+    else:
+        from elasticctl.operations.submit.training_command import Command
+
+        name = sweeps.create(target, Command(script, tuple(args)), flags, plan)
+    try:
+        jobs = sweeps.run(target, name, plan)
+    except KeyboardInterrupt:
+        say(f"detached: running jobs of {name} continue, the others wait. Next: elasticctl sweep --continue {name}")
+        return 130
+    from elasticctl.cli.views.sweep import sweep_table
+
+    points = [sweeps.point_of(job) for job in jobs]
+    print_table(sweep_table(jobs, points, time.time(), plan.metric, lowest=plan.mode == "min"))
+    return 1 if any(phase_of(job) == "Failed" for job in jobs) else 0

@@ -1,0 +1,155 @@
+"""Reads the metrics of the runs that are being viewed, and returns the visible part."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from elasticctl.api.errors import JobStorageError, UsageError
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster.stored_metrics import Row, StoredMetrics
+from elasticctl.operations.curves import RATE, SAMPLES, STEP, TIME, Curves, curves_of_status
+
+READ_EVERY_S = 2.0
+AGAIN_AFTER_S = 60.0
+"""How long a storage is left alone that could not be read."""
+SETTLED_S = 60.0
+"""After its end a job writes nothing any more."""
+MAX_RUNS = 32
+POINTS, MAX_POINTS = 600, 4000
+MAX_CHOSEN = 24
+MAX_COMMAND = 500
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The visible part: metrics over STEP, TIME or SAMPLES from `low` to `high`, in about this many points."""
+
+    names: tuple[str, ...]
+    over: str = TIME
+    low: float = -math.inf
+    high: float = math.inf
+    points: int = POINTS
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str], names: Sequence[str]) -> View:
+        """Parse the query of a URL. Raises UsageError."""
+        over = query.get("x", TIME)
+        try:
+            low, high = float(query.get("from", "-inf")), float(query.get("to", "inf"))
+            points = int(query.get("points", POINTS))
+        except ValueError as e:
+            raise UsageError(f"not a part of a curve: {e}") from e
+        if over not in (STEP, TIME, SAMPLES) or not low <= high or not 1 <= points <= MAX_POINTS:
+            raise UsageError("not a part of a curve")
+        return cls(tuple(names[:MAX_CHOSEN]), over, low, high, points)
+
+
+Results = Mapping[str, Mapping[str, Any]]
+"""By metric: `last`, `min` and `max`, None where there is no finite value, and `lost`: ("NaN", since step) or None."""
+
+
+class Source(Protocol):
+    """A source of rows, in chronological order."""
+
+    def read_new(self) -> list[Row]:
+        """The new rows. Raises JobStorageError."""
+
+
+@dataclass(slots=True)
+class _Run:
+    source: Source
+    curves: Curves = field(default_factory=Curves)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    due_at: float = 0.0
+    trouble: str = ""
+
+
+class RunMetrics:
+    """The metrics of some runs; thread-safe."""
+
+    def __init__(self, open_source: Callable[[ElasticJob], Source] = StoredMetrics) -> None:
+        self._open = open_source
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def answer(self, job: ElasticJob, view: View) -> dict[str, Any]:
+        """The visible curves, and the names of all; blocks while the storage is read."""
+        run, told = self._run(job), curves_of_status(job.status)
+        with run.lock:
+            self._read(run, job)
+            names = list(dict.fromkeys([*run.curves.names, *told.names]))
+            series = (_seen(name, run.curves if name in run.curves.names else told, view) for name in view.names)
+            return {
+                "names": names,
+                "series": {
+                    name: {**seen, **_lost_now(name, job)}
+                    for name, seen in zip(view.names, series, strict=True)
+                    if seen is not None
+                },
+                "stored": bool(run.curves.names),
+                "samples": run.curves.has_samples,
+                "trouble": run.trouble,
+                "command": " ".join(hardware(job).command)[:MAX_COMMAND],
+            }
+
+    def results(self, job: ElasticJob) -> tuple[Results, str]:
+        """A summary of a run's metrics: of all that is stored, or else of its status, with the reason."""
+        run = self._run(job)
+        with run.lock:
+            self._read(run, job)
+            told = run.curves if run.curves.names else curves_of_status(job.status)
+            found: dict[str, dict[str, Any]] = {}
+            for name in told.names:
+                series = told.series(name, STEP)
+                if series is not None and name != RATE:
+                    summary = series.summary()
+                    found[name] = {**{key: summary[key] for key in ("last", "min", "max")}, "lost": summary["lostNow"]}
+            return found, run.trouble
+
+    def table(self, job: ElasticJob) -> Iterable[str]:
+        """All stored metrics as lines of CSV, or those in the status of a run without a storage."""
+        run = self._run(job)
+        with run.lock:
+            self._read(run, job)
+            curves = run.curves if run.curves.names else curves_of_status(job.status)
+            return list(curves.table())
+
+    def _run(self, job: ElasticJob) -> _Run:
+        with self._lock:
+            run = self._runs.setdefault(job.uid, _Run(self._open(job)))
+            self._runs.move_to_end(job.uid)
+            while len(self._runs) > MAX_RUNS:
+                self._runs.popitem(last=False)
+            return run
+
+    def _read(self, run: _Run, job: ElasticJob) -> None:
+        now = time.monotonic()
+        if now < run.due_at:
+            return
+        ended = job.status.completion_time
+        settled = job.status.phase.terminal and ended is not None and time.time() - ended > SETTLED_S
+        try:
+            run.curves.add(run.source.read_new())
+            run.trouble = ""
+            run.due_at = math.inf if settled else time.monotonic() + READ_EVERY_S
+        except JobStorageError as e:
+            run.trouble = str(e)[:MAX_COMMAND]
+            run.due_at = time.monotonic() + AGAIN_AFTER_S
+
+
+def _seen(name: str, curves: Curves, view: View) -> dict[str, Any] | None:
+    seen, by_step = curves.picture(name, view.over, view.low, view.high, view.points), curves.series(name, STEP)
+    return None if seen is None or by_step is None else {**seen, **by_step.summary()}
+
+
+def _lost_now(name: str, job: ElasticJob) -> dict[str, Any]:
+    """The job's own status of metrics that are not finite, which is more exact than a curve of few points."""
+    lost = job.status.progress.not_finite.get(name)
+    return {} if lost is None else {"lostNow": (lost.step, lost.value)}
