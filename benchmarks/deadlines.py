@@ -26,7 +26,7 @@ from benchmarks.figures import percentile, show
 from benchmarks.programs import count, parser
 from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.situation import Costs, Speeds
-from elasticctl.simulation.replay import Plan, Policy, Replay
+from elasticctl.simulation.replay import Policy, Replay, ReplayedJob
 from elasticctl.simulation.traces import Recording, Trace, parse_trace
 
 TUNED_ON = re.compile(r"02-15-2023-us-east")
@@ -104,7 +104,7 @@ def _run_case(job: tuple[tuple[Trace, ...], Case, int]) -> list[CaseRun]:
     recording = Recording.of(traces, MOST, case.share)
     work = SPEEDS.per_s[-1] * SHORTEST_H * 3600
     deadline_s = case.ratio * SHORTEST_H * 3600
-    plan = Plan(work, SPEEDS, COSTS, 1.0, deadline_s, blind=True)
+    plan = ReplayedJob(work, SPEEDS, COSTS, 1.0, deadline_s, blind=True)
     chance = random.Random(f"{case.place} {case.ratio}")
     ticks = int(deadline_s / recording.gap_s)
     found = []
@@ -122,7 +122,7 @@ def _run_case(job: tuple[tuple[Trace, ...], Case, int]) -> list[CaseRun]:
     return found
 
 
-def _run(case: Case, plan: Plan, recording: Recording, start: int, name: str, workers: int, policy: Policy) -> CaseRun:
+def _run(case: Case, plan: ReplayedJob, recording: Recording, start: int, name: str, workers: int, policy: Policy) -> CaseRun:
     outcome = Replay(plan, recording, start, policy).run()
     late = outcome.finished_s is None or outcome.finished_s > (plan.deadline_s or 0.0)
     return CaseRun(case, start, name, workers, outcome.usd, late)

@@ -94,12 +94,12 @@ def submit(
     including more ranks than this machine has GPUs, and ClusterError if the job cannot be created.
     """
     from elasticctl.operations.submit.create import ManifestChanges, create, plan_command
-    from elasticctl.operations.submit.training_command import Command, of_words
+    from elasticctl.operations.submit.training_command import TrainingCommand, of_words
 
     target = _reach(context, namespace)
     words, flags = tuple(map(str, args)), read_options(options)
     if isinstance(script, str | os.PathLike):
-        command = Command(os.fspath(script), words)
+        command = TrainingCommand(os.fspath(script), words)
     else:
         command = of_words([*map(str, script), *words], starts_ranks=flags.launcher)
     draft = plan_command(command, flags, target.context, ManifestChanges(), template=template, observer=target.observer)

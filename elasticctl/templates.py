@@ -127,7 +127,7 @@ class _Values:
         self._token = re.compile(f"{self._mark}(\\d+){_CLOSE}")
         self._kept: list[Any] = []
 
-    def keep(self, value: Any) -> str:
+    def set_aside(self, value: Any) -> str:
         """Set a value aside and return its token; Jinja calls this for everything that a template prints."""
         self._kept.append(_plain(value))
         return f"{self._mark}{len(self._kept) - 1}{_CLOSE}"
@@ -205,7 +205,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 def _render_text(template: Template, spec: JobSpec, values: _Values) -> str:
     """The template's text with tokens for values."""
-    environment = _Sandbox(undefined=jinja2.StrictUndefined, finalize=values.keep, keep_trailing_newline=True)
+    environment = _Sandbox(undefined=jinja2.StrictUndefined, finalize=values.set_aside, keep_trailing_newline=True)
     environment.filters["literal"] = escape_expansion
     try:
         tree = environment.parse(template.text)

@@ -18,7 +18,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.settings.contexts import templates_folder
-from elasticctl.templates import DEFAULT, SUFFIX
+from elasticctl.templates import DEFAULT, SUFFIX, find_template
 from elasticctl_launcher.bootstrap import imports_that_stay
 from tests.support.jobs import light_template
 from tests.support.processes import processes_of
@@ -85,6 +85,17 @@ def light_spares(home: Path) -> None:
     folder = templates_folder()
     folder.mkdir(parents=True)
     (folder / f"{DEFAULT}{SUFFIX}").write_text(light_template().text)
+
+
+@pytest.fixture
+def idle_jobs(home: Path) -> None:
+    """Have `submit` make suspended jobs: for tests of what is sent, and not of what runs."""
+    folder = templates_folder()
+    folder.mkdir(parents=True)
+    text = find_template(DEFAULT, folder).text
+    assert "spec:\n  minReplicas" in text
+    idle = text.replace("spec:\n  minReplicas", "spec:\n  suspend: true\n  minReplicas", 1)
+    (folder / f"{DEFAULT}{SUFFIX}").write_text(idle)
 
 
 @pytest.fixture(scope="session")

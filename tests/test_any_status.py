@@ -19,7 +19,7 @@ from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.description import describe_job, format_sections
 from elasticctl.cli.views.history import failure_lines, history_table, totals_lines
 from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.jobs import Shape, job_table
+from elasticctl.cli.views.jobs import ListColumns, job_table
 from elasticctl.dashboard.page_data import job_details
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.simulation.scaling import evidence_of
@@ -61,7 +61,7 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
     assert all(finding.text.endswith(".") for finding in findings)
     assert all(isinstance(line, str) for line in format_sections(describe_job(case, findings), 80))
     for table in (
-        job_table([manifest], NOW, Shape(wide=True)),
+        job_table([manifest], NOW, ListColumns(wide=True)),
         status_table(manifest, pods, NOW),
         history_table(job),
     ):

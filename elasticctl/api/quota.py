@@ -125,7 +125,7 @@ def _slots(given: object) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class JobUsage:
+class JobSlots:
     """The slots that one job uses of a pool, and why; `job` is its name, `project` its namespace.
 
     `pool_slots` is the size of the pool according to the job's status; 0 if unknown.
@@ -177,12 +177,12 @@ class PoolUsage:
     free: int | None
 
 
-def job_usage(job: ElasticJob) -> JobUsage | None:
+def job_usage(job: ElasticJob) -> JobSlots | None:
     """The usage of a job; None if it has ended or takes no part in sharing."""
     share = job.status.share
     if share is None or job.status.phase.terminal or not share.pool:
         return None
-    return JobUsage(
+    return JobSlots(
         project=job.namespace,
         job=job.name,
         pool=share.pool,
@@ -197,16 +197,16 @@ def job_usage(job: ElasticJob) -> JobUsage | None:
     )
 
 
-def usage_by_job(jobs: Iterable[ElasticJob]) -> list[JobUsage]:
+def usage_by_job(jobs: Iterable[ElasticJob]) -> list[JobSlots]:
     """The usage of each job, sorted by project, pool and name."""
     found = (item for item in map(job_usage, jobs) if item is not None)
     return sorted(found, key=lambda item: (item.project, item.pool, item.job))
 
 
-def usage_by_project(quotas: Iterable[Manifest], held: Iterable[JobUsage]) -> list[ProjectUsage]:
+def usage_by_project(quotas: Iterable[Manifest], held: Iterable[JobSlots]) -> list[ProjectUsage]:
     """A row for each project and pool named by a quota or a job."""
     known = {quota.project: quota for quota in map(Quota.from_manifest, quotas)}
-    mine: defaultdict[tuple[str, str], list[JobUsage]] = defaultdict(list)
+    mine: defaultdict[tuple[str, str], list[JobSlots]] = defaultdict(list)
     for item in held:
         mine[item.project, item.pool].append(item)
     named = {(quota.project, pool) for quota in known.values() for pool in (*quota.guaranteed, *quota.limit)}
@@ -216,7 +216,7 @@ def usage_by_project(quotas: Iterable[Manifest], held: Iterable[JobUsage]) -> li
     ]
 
 
-def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobUsage], *, all_seen: bool) -> list[PoolUsage]:
+def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobSlots], *, all_seen: bool) -> list[PoolUsage]:
     """A row for each pool of `rows`; `all_seen`: `held` lists every job."""
     sizes: dict[str, int] = {}
     for item in held:
@@ -233,7 +233,7 @@ def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobUsage], *, all
     return found
 
 
-def _project_usage(project: str, pool: str, quota: Quota, mine: Sequence[JobUsage]) -> ProjectUsage:
+def _project_usage(project: str, pool: str, quota: Quota, mine: Sequence[JobSlots]) -> ProjectUsage:
     held, guaranteed = sum(item.slots for item in mine), quota.guaranteed.get(pool, 0)
     borrowed = min(sum(item.borrowed for item in mine), max(0, held - guaranteed))  # a worker may be borrowed in part
     return ProjectUsage(

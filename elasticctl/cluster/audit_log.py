@@ -41,7 +41,7 @@ COMMAND_LINE = "elasticctl"
 MAX_AUDIT_BYTES = 8 << 20
 """Some 25,000 changes. Twice as much is kept at most, and half of that at least once there was as much."""
 
-Tell = Callable[[Manifest, str, str], None]
+Publish = Callable[[Manifest, str, str], None]
 """Publishes a change as an event: the job, a reason, a message."""
 
 
@@ -136,17 +136,17 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
             lines += file.read_bytes().splitlines()
     for line in lines:
         with suppress(ValueError, RecursionError):
-            told = json.loads(line)
-            if isinstance(told, dict):
-                found.append(told)
+            entry = json.loads(line)
+            if isinstance(entry, dict):
+                found.append(entry)
     return found
 
 
 class Recorded:
     """A `Cluster` whose changes go into an audit log; what only reads is the other's own."""
 
-    def __init__(self, inner: Cluster, log: AuditLog, tell: Tell | None = None) -> None:
-        self._inner, self.log, self._tell = inner, log, tell
+    def __init__(self, inner: Cluster, log: AuditLog, publish_event: Publish | None = None) -> None:
+        self._inner, self.log, self._publish_event = inner, log, publish_event
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -187,7 +187,7 @@ class Recorded:
         change = self.log.change("preempt", (FieldChange("worker", name),))
         with self.log.recording(change, "worker", namespace, name):
             self._inner.evict_pod(namespace, name, grace_s=grace_s)
-        self._note(namespace, name.rpartition("-worker-")[0], change)
+        self._write_to_job(namespace, name.rpartition("-worker-")[0], change)
 
     def put_quota(self, manifest: Manifest) -> Manifest:
         """See Cluster.put_quota."""
@@ -202,13 +202,13 @@ class Recorded:
         with self.log.recording(self.log.change("delete quota"), "quota", "", project):
             self._inner.delete_quota(project)
 
-    def note(self, namespace: str, job: str, change: Change) -> None:
+    def record_change(self, namespace: str, job: str, change: Change) -> None:
         """Record what was done to a job elsewhere, such as in its storage."""
         with self.log.recording(change, "job", namespace, job):
             pass
-        self._note(namespace, job, change)
+        self._write_to_job(namespace, job, change)
 
-    def _note(self, namespace: str, job: str, change: Change) -> None:
+    def _write_to_job(self, namespace: str, job: str, change: Change) -> None:
         """Write a record to a job, unless it is gone or may not be written to."""
         with suppress(ClusterError):
             before = self._inner.get_job(namespace, job)
@@ -216,10 +216,10 @@ class Recorded:
             self._publish(after, change)
 
     def _publish(self, job: Manifest, change: Change) -> None:
-        if self._tell is not None:
+        if self._publish_event is not None:
             said = f": {change.words}" if change.words else ""
             with suppress(ClusterError):  # whoever may change jobs need not be allowed to write events
-                self._tell(job, "Changed", f"{change.verb} by {change.by} with {change.client}{said}")
+                self._publish_event(job, "Changed", f"{change.verb} by {change.by} with {change.client}{said}")
 
 
 class RecordedSecrets:
@@ -244,9 +244,9 @@ class RecordedSecrets:
         return self._inner.list(namespace)
 
 
-def recorded(inner: Cluster, log: AuditLog, tell: Tell | None = None) -> Cluster:
+def recorded(inner: Cluster, log: AuditLog, publish_event: Publish | None = None) -> Cluster:
     """The cluster with a record of all its changes."""
-    return cast(Cluster, Recorded(inner, log, tell))
+    return cast(Cluster, Recorded(inner, log, publish_event))
 
 
 def name_client(cluster: Cluster, client: str) -> None:
@@ -259,7 +259,7 @@ def note_deleted_checkpoints(cluster: Cluster, namespace: str, job: str, deleted
     """Record that checkpoints of a job were deleted."""
     if isinstance(cluster, Recorded):
         change = cluster.log.change("delete checkpoints", (FieldChange("checkpoints", deleted),))
-        cluster.note(namespace, job, change)
+        cluster.record_change(namespace, job, change)
 
 
 def note_here(verb: str, kind: str, name: str, was: str = "", now: str = "") -> None:

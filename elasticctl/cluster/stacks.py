@@ -45,10 +45,10 @@ def read_stacks(access: WorkerAccess, job: ElasticJob, workers: Sequence[Manifes
     if not made.launched:
         raise UsageError(f"{job.name} does not run under elasticctl-launch, which knows its ranks")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda worker: _look(access, worker, made.command[0]), workers))
+        return list(pool.map(lambda worker: _read_worker(access, worker, made.command[0]), workers))
 
 
-def _look(access: WorkerAccess, worker: Manifest, launcher: str) -> Stacks:
+def _read_worker(access: WorkerAccess, worker: Manifest, launcher: str) -> Stacks:
     name = str(worker["metadata"]["name"])
     code = 1
     with _Pipe() as out, _Pipe() as err:

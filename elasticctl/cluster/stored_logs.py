@@ -61,7 +61,7 @@ class ReadLines:
         """The time from which the copy is needed; None: all of it."""
         return self._last[-1][0] - OVERLAP_S if self._last else None
 
-    def note(self, at: float, text: str) -> None:
+    def note_line(self, at: float, text: str) -> None:
         """Note that a line has been read; call this for every line, in order."""
         self._count += 1
         self._last.append((at, text[:KEY_CHARS]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from elasticctl.api.errors import ElasticctlError, ForbiddenError
-from elasticctl.api.quota import JobUsage, job_usage, usage_by_job
+from elasticctl.api.quota import JobSlots, job_usage, usage_by_job
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.dashboard.page_data import Projects, Row, job_row, projects_data
@@ -103,9 +103,9 @@ class ProjectPoller:
     def __init__(self, cluster: Cluster, namespace: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._namespace, self._clock = cluster, namespace, clock
         self._quotas: list[Manifest] = []
-        self._others: list[JobUsage] = []
-        self._own: list[JobUsage] | None = None
-        self._known: dict[str, tuple[str, JobUsage | None]] = {}
+        self._others: list[JobSlots] = []
+        self._own: list[JobSlots] | None = None
+        self._known: dict[str, tuple[str, JobSlots | None]] = {}
         self._notes: list[str] = []
         self._all_seen, self._due_at, self._rests_until = True, 0.0, 0.0
 
@@ -127,14 +127,14 @@ class ProjectPoller:
         held = sorted([*own, *self._others], key=lambda item: (item.project, item.pool, item.job))
         return projects_data(self._quotas, held, self._notes, all_seen=self._all_seen)
 
-    def _ask(self, own: list[JobUsage]) -> None:
+    def _ask(self, own: list[JobSlots]) -> None:
         notes = []
         try:
             self._quotas = self._cluster.list_quotas()
         except ForbiddenError:
             self._quotas = []
             notes.append(NO_QUOTAS)
-        others: list[JobUsage] = []
+        others: list[JobSlots] = []
         self._all_seen = True
         if self._namespace is not None and (own or self._quotas):
             try:
@@ -144,7 +144,7 @@ class ProjectPoller:
                 notes.append(OWN_ONLY.format(self._namespace))
         self._others, self._notes = others, notes
 
-    def _held_elsewhere(self, manifests: Iterable[Manifest]) -> list[JobUsage]:
+    def _held_elsewhere(self, manifests: Iterable[Manifest]) -> list[JobSlots]:
         """The usage of other namespaces' jobs; unchanged jobs are not decoded again."""
         before, self._known = self._known, {}
         for manifest in manifests:

@@ -1,6 +1,6 @@
 """The shared dashboard in the cluster: users log in, and can see and do exactly what the cluster allows them.
 
-    GET  /                    the page, and its files beside it; what it asks for is in `user_api`
+    GET  /                    the page, and its files next to it; what it requests is in `user_api`
     GET  /in/{namespace}/     the same for one namespace
     GET  BASE/session         who is logged in: {"user": …}; 401 with {"error": …, "asks": …} where nobody is
     POST BASE/login           {"token": …}: a token of the cluster; it begins a session, and answers with a cookie
@@ -26,7 +26,7 @@ from aiohttp import web
 from elasticctl.api.errors import ClusterError, CredentialsError, UsageError
 from elasticctl.dashboard.access import TOKEN_HEADER, is_cross_site, is_own_origin
 from elasticctl.dashboard.page_files import file_routes, harden
-from elasticctl.dashboard.sessions import LogIn, Session, Sessions
+from elasticctl.dashboard.sessions import LogIn, Login, Sessions
 from elasticctl.dashboard.user_api import Handler, UserApi, error_response, page_routes, respond
 
 COOKIE = "__Host-elasticctl"
@@ -40,7 +40,7 @@ _OF_NAMESPACE = "/in/{scope:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?}/"
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AccessRules:
     """`allow_changes`: users may change jobs, within their rights. `behind_proxy`: a proxy sends their tokens."""
 
     allow_changes: bool = False
@@ -52,7 +52,7 @@ class ClusterDashboard:
     """The handlers of one pod."""
 
     log_in: LogIn
-    rules: Rules = field(default_factory=Rules)
+    rules: AccessRules = field(default_factory=AccessRules)
     poll_s: float = 2.0
     sessions: Sessions = field(init=False)
 
@@ -109,7 +109,7 @@ class ClusterDashboard:
         hello = {"user": session.user.name, "changes": self.rules.allow_changes, "storages": False}
         return session.api(request.match_info.get("scope"), hello, self.poll_s)
 
-    async def _session_of(self, request: web.Request) -> Session | None:
+    async def _session_of(self, request: web.Request) -> Login | None:
         """The session of the requesting user, or None. Behind a proxy, raises ClusterError for a bad token."""
         if not self.rules.behind_proxy:
             return self.sessions.find(request.cookies.get(COOKIE, ""))

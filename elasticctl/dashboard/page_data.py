@@ -28,7 +28,7 @@ from elasticctl.api.observed.ranks import rank_count
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
 from elasticctl.api.observed.workers import count_workers, known_workers
 from elasticctl.api.podtemplate import capacity, hardware
-from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
+from elasticctl.api.quota import JobSlots, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
 from elasticctl.dashboard.machines import idle_count, machines_data, usage_history_data
@@ -92,7 +92,7 @@ MAX_JOBS = 100
 
 
 def projects_data(
-    quotas: Iterable[Manifest], held: Sequence[JobUsage], notes: Sequence[str], *, all_seen: bool
+    quotas: Iterable[Manifest], held: Sequence[JobSlots], notes: Sequence[str], *, all_seen: bool
 ) -> Projects:
     """Each pool with its projects, and the jobs; `notes` list what is missing; `all_seen`: no job is."""
     rows = usage_by_project(quotas, held)
@@ -114,12 +114,12 @@ def _pool(stock: PoolUsage, rows: Sequence[ProjectUsage]) -> dict[str, Any]:
     return {**to_json(stock), "scale": scale, "projects": shown, "more": len(rows) - len(shown)}
 
 
-def _jobs(held: Sequence[JobUsage]) -> dict[str, Any]:
+def _jobs(held: Sequence[JobSlots]) -> dict[str, Any]:
     shown = [{**to_json(item), **_texts(item)} for item in held[:MAX_JOBS]]
     return {"jobs": shown, "more": len(held) - len(shown)}
 
 
-def _texts(item: JobUsage) -> dict[str, str]:
+def _texts(item: JobSlots) -> dict[str, str]:
     """Untrusted texts, truncated."""
     return {"message": item.message[:MAX_TEXT], "change": item.change[:MAX_TEXT], "reason": item.reason[:MAX_TEXT]}
 

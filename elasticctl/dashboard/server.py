@@ -1,7 +1,7 @@
 """The dashboard of one user, served on this machine's loopback.
 
 GET  /BASE/?ticket=…    lets a browser in, once
-GET  /BASE/             the page, and its files beside it; what it asks for is in `user_api`
+GET  /BASE/             the page, and its files next to it; what it requests is in `user_api`
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ LogIn = Callable[[str, Callable[[], None]], User]
 
 
 @dataclass(slots=True)
-class Session:
+class Login:
     """One login. `token` is the page's own, which changes require."""
 
     user: User
@@ -83,12 +83,12 @@ class Sessions:
 
     def __init__(self, log_in: LogIn) -> None:
         self._log_in = log_in
-        self._by_digest: dict[bytes, Session] = {}
-        self._coming: dict[bytes, asyncio.Task[Session]] = {}
+        self._by_digest: dict[bytes, Login] = {}
+        self._coming: dict[bytes, asyncio.Task[Login]] = {}
         self._logins = asyncio.Semaphore(MAX_LOGINS)
         self._secret = secrets.token_bytes(32)
 
-    def find(self, shown: str) -> Session | None:
+    def find(self, shown: str) -> Login | None:
         """The session that this secret belongs to; None if there is none, or it has ended."""
         self._sweep()
         session = self._by_digest.get(_digest(shown))
@@ -96,7 +96,7 @@ class Sessions:
             session.used_at = time.monotonic()
         return session
 
-    async def admit(self, shown: str, token: str) -> Session:
+    async def admit(self, shown: str, token: str) -> Login:
         """Begin a session with the secret `shown`. Raises ClusterError if the cluster does not accept the token.
 
         Concurrent requests with one secret begin one session.
@@ -104,7 +104,7 @@ class Sessions:
         digest = _digest(shown)
         task = self._coming.get(digest)
         if task is None:
-            task = self._coming[digest] = asyncio.create_task(self._begin(digest, token))
+            task = self._coming[digest] = asyncio.create_task(self._start_login(digest, token))
             task.add_done_callback(lambda done: (self._coming.pop(digest), done.cancelled() or done.exception()))
         return await asyncio.shield(task)
 
@@ -120,7 +120,7 @@ class Sessions:
             session.end()
         self._by_digest.clear()
 
-    async def _begin(self, digest: bytes, token: str) -> Session:
+    async def _start_login(self, digest: bytes, token: str) -> Login:
         refused = threading.Event()
         async with self._logins:
             user = await run_in_thread(lambda: self._log_in(token, refused.set))
@@ -131,7 +131,7 @@ class Sessions:
         now = time.monotonic()
         # The same for all sessions of a user: a page goes on while its proxy renews the token.
         own = hmac.new(self._secret, user.name.encode(), hashlib.sha256).hexdigest()
-        session = self._by_digest[digest] = Session(user, own, refused, now, now)
+        session = self._by_digest[digest] = Login(user, own, refused, now, now)
         return session
 
     def _make_room(self, user: str) -> None:
@@ -143,7 +143,7 @@ class Sessions:
                 self._by_digest.pop(least).end()
 
     @staticmethod
-    def _rank(session: Session) -> tuple[bool, float]:
+    def _rank(session: Login) -> tuple[bool, float]:
         return session.viewers > 0, session.used_at
 
     def _sweep(self) -> None:

@@ -46,7 +46,7 @@ from elasticctl.dashboard.access import ChangeRequest, apply_change
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.logs import Page
 from elasticctl.dashboard.page_data import Projects, job_details
-from elasticctl.operations.compare import CodeChanges, Comparison, compare
+from elasticctl.operations.compare import CodeChanges, JobComparison, compare
 from elasticctl.operations.metrics import RunMetrics, View
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
@@ -92,7 +92,7 @@ class ViewerState:
 
 
 OWN: Mapping[str, Any] = {"user": "", "changes": True, "storages": True}
-"""What a page is told that is its user's own: nobody logs in, and it may do what the command line may."""
+"""The fields of `hello` for a page without login, which may do what the command line may."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class UserApi:
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
     _calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
     _pods: dict[Key, tuple[float, asyncio.Task[Sequence[Manifest]]]] = field(default_factory=dict)
-    _looks: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
+    _stack_reads: dict[str, asyncio.Task[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         cluster, namespace = self.place.cluster, self.place.namespace
@@ -131,7 +131,7 @@ class UserApi:
     def stop(self) -> None:
         """End all streams, and stop querying."""
         self.say_goodbye()
-        for task in (self.watching, *(asking for _, asking in self._pods.values()), *self._looks.values()):
+        for task in (self.watching, *(asking for _, asking in self._pods.values()), *self._stack_reads.values()):
             if task is not None:
                 task.cancel()
 
@@ -231,19 +231,19 @@ class UserApi:
         job, access = self._job(request), self.place.access
         if access is None:
             raise NotFoundError("this dashboard cannot look into workers")
-        looking = self._looks.get(job.uid)
+        looking = self._stack_reads.get(job.uid)
         if looking is None:
-            looking = self._looks[job.uid] = asyncio.create_task(self._look(access, job))
-            looking.add_done_callback(lambda task: self._forget_look(job.uid, task))
+            looking = self._stack_reads[job.uid] = asyncio.create_task(self._read_stacks(access, job))
+            looking.add_done_callback(lambda task: self._stacks_are_read(job.uid, task))
         return web.json_response(await asyncio.shield(looking))
 
-    async def _look(self, access: Callable[[], WorkerAccess], job: ElasticJob) -> dict[str, Any]:
+    async def _read_stacks(self, access: Callable[[], WorkerAccess], job: ElasticJob) -> dict[str, Any]:
         async with self._calls:
             return await run_in_thread(lambda: _stacks_of(access(), self.place.cluster, job))
 
-    def _forget_look(self, uid: str, task: asyncio.Task[dict[str, Any]]) -> None:
-        del self._looks[uid]
-        if not task.cancelled() and task.exception() is not None:  # there may be nobody left to tell
+    def _stacks_are_read(self, uid: str, task: asyncio.Task[dict[str, Any]]) -> None:
+        del self._stack_reads[uid]
+        if not task.cancelled() and task.exception() is not None:  # the viewer may have left
             log.debug("stacks of %s: %s", uid, task.exception())
 
     async def table(self, request: web.Request) -> web.StreamResponse:
@@ -295,7 +295,7 @@ class UserApi:
         return web.json_response({})
 
 
-def _comparison_data(found: Comparison) -> dict[str, Any]:
+def _comparison_data(found: JobComparison) -> dict[str, Any]:
     code = found.code or CodeChanges()
     lines = [line[:MAX_LINE] for line in code.lines[:MAX_DIFF_LINES]]
     more, troubles = len(code.lines) - len(lines), [f"{name}: {trouble}" for name, trouble in found.troubles]

@@ -8,9 +8,9 @@ Rules read neither the clock nor the cluster: `now` and all observations are in 
 from __future__ import annotations
 
 from elasticctl.diagnosis import not_training, starting, step_times, training, waiting
-from elasticctl.diagnosis.findings import Case, Finding, NextStep, Rule, Seen, Severity
+from elasticctl.diagnosis.findings import Case, Finding, NextStep, Observations, Rule, Severity
 
-__all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Seen", "Severity", "diagnose"]
+__all__ = ["RULES", "Case", "Finding", "NextStep", "Observations", "Rule", "Severity", "diagnose"]
 
 RULES: tuple[Rule, ...] = (
     not_training.deadline_exceeded,

@@ -55,7 +55,7 @@ class WorkerWait:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observations:
     """Observations other than a job's pods: events about them, the nodes requested from Karpenter, and the
     PodDisruptionBudgets of their namespace.
 
@@ -78,7 +78,7 @@ class Case:
     pods: tuple[Manifest, ...] = ()
     now: float = 0.0
     holders: Mapping[str, int] = field(default_factory=dict)
-    seen: Seen = Seen()
+    seen: Observations = Observations()
 
     @property
     def name(self) -> str:

@@ -306,7 +306,7 @@ def cleaning_up(case: Case) -> Finding | None:
     names = join_some([short_worker_name(pod.name, case.name) for pod in left], "worker")
     until = max((pod.deadline for pod in left if pod.deadline is not None), default=None)
     rest = "" if until is None or until <= case.now else f", and may take {span(until - case.now)} more"
-    text = f"{names} {'has' if len(left) == 1 else 'have'} been told to end and still clean{'s' * (len(left) == 1)} up"
+    text = f"{names} {'has' if len(left) == 1 else 'have'} been asked to end and still clean{'s' * (len(left) == 1)} up"
     return Finding("cleaning-up", Severity.INFO, f"{text}{rest}.")
 
 

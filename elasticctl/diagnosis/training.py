@@ -133,8 +133,8 @@ def running_out_of_memory(case: Case) -> Finding | None:
 def failing(case: Case) -> Finding | None:
     """The script has failed before, and part of the failure budget is used."""
     status = case.status
-    told = status.backoff.until is not None and status.backoff.until > case.now and case.waiting
-    if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or told:
+    explained = status.backoff.until is not None and status.backoff.until > case.now and case.waiting
+    if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or explained:
         return None
     last = status.newest_failure
     what = f"; last, {describe_failure(last, case.name)}" if last else ""

@@ -35,7 +35,7 @@ from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity, Wor
 _SHOWN_HOLDERS = 3
 _SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
 _ACCOUNT = re.compile(r'serviceaccount "([-a-z0-9.]+)" not found')
-_STRANGER = re.compile(r"pod ([-a-z0-9.]+) exists, and it does not belong to this job")
+_OTHER_POD = re.compile(r"pod ([-a-z0-9.]+) exists, and it does not belong to this job")
 _OWNED = re.compile(r"([A-Za-z]+) ([-a-z0-9.]+) in namespace [-a-z0-9]+ does not belong to this job")
 _CLAIM = re.compile(r"nodeclaim/([-a-z0-9.]+)")
 _STARTABLE = (UNSCHEDULABLE, GATED, INITIALIZING)
@@ -50,12 +50,12 @@ def refused(case: Case) -> Finding | None:
     missing = max(1, case.job.desired - case.status.active)
     words = words.partition(" FIX:")[0].removesuffix(".")
     text = f"{plural(missing, 'worker')} of {case.job.desired} cannot be created: {words}. It will continue by itself"
-    account, stranger, owned = _ACCOUNT.search(words), _STRANGER.match(words), _OWNED.match(words)
+    account, other, owned = _ACCOUNT.search(words), _OTHER_POD.match(words), _OWNED.match(words)
     if owned is not None:
         command = f"kubectl delete {owned[1].lower()} {owned[2]} -n {case.job.namespace}"
         step = NextStep("delete it if nobody needs it", command)
-    elif stranger is not None:
-        step = NextStep("delete it if nobody needs it", f"kubectl delete pod {stranger[1]} -n {case.job.namespace}")
+    elif other is not None:
+        step = NextStep("delete it if nobody needs it", f"kubectl delete pod {other[1]} -n {case.job.namespace}")
     elif account is not None:
         step = NextStep("create it", f"kubectl create serviceaccount {account[1]} -n {case.job.namespace}")
     elif "exceeded quota" in words:

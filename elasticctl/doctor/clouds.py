@@ -75,10 +75,10 @@ def check_cloud(nodes: Sequence[Manifest], provider: str) -> Check:
     taints = sorted({taint for node in nodes if allocatable_gpus(node) for taint in _unknown_taints(node, provider)})
     if not taints:
         return Check("cloud", CheckOutcome.OK, says)
-    mend = "submit with --toleration, or put it into the template"
+    fix = "submit with --toleration, or put it into the template"
     if any(taint.startswith(_QUEUED) for taint in taints):
-        mend = "such nodes come only through a ProvisioningRequest, which Kueue creates: docs/clouds.md"
-    return Check("cloud", CheckOutcome.WARNING, f"{says}; jobs do not tolerate {', '.join(taints)}", mend)
+        fix = "such nodes come only through a ProvisioningRequest, which Kueue creates: docs/clouds.md"
+    return Check("cloud", CheckOutcome.WARNING, f"{says}; jobs do not tolerate {', '.join(taints)}", fix)
 
 
 def check_identity(connection: Connection, namespace: str, account: str) -> Check:
@@ -86,12 +86,12 @@ def check_identity(connection: Connection, namespace: str, account: str) -> Chec
     try:
         found = connection.request("GET", resource_path("v1", namespace, "serviceaccounts", account))
     except NotFoundError:
-        mend = f"kubectl create serviceaccount {account} -n {namespace}"
-        return Check("identity", CheckOutcome.FAILED, f"{namespace} has no service account {account}", mend)
+        fix = f"kubectl create serviceaccount {account} -n {namespace}"
+        return Check("identity", CheckOutcome.FAILED, f"{namespace} has no service account {account}", fix)
     annotations = as_mapping(as_mapping(found.get("metadata")).get("annotations"))
-    told = [says.format(annotations[key]) for key, says in _IDENTITIES.items() if as_text(annotations.get(key))]
-    if told:
-        return Check("identity", CheckOutcome.OK, f"workers run as {account}: {' and '.join(told)}")
+    roles = [says.format(annotations[key]) for key, says in _IDENTITIES.items() if as_text(annotations.get(key))]
+    if roles:
+        return Check("identity", CheckOutcome.OK, f"workers run as {account}: {' and '.join(roles)}")
     says = (
         f"workers run as {account}, without an annotation; what EKS Pod Identity or GKE grants it is not visible here"
     )

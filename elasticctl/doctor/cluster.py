@@ -113,14 +113,14 @@ def check_cluster(connection: Connection, context: Context, namespace: str, syst
     yield _run_check("network", lambda: check_network(list_objects(connection, plugins), nodes), "")
 
 
-def _run_check(name: str, look: Callable[[], Check], mend: str) -> Check:
+def _run_check(name: str, check: Callable[[], Check], fix: str) -> Check:
     """Run a check; a missing right skips it, any other refusal fails it."""
     try:
-        return look()
+        return check()
     except ForbiddenError as e:
         return Check(name, CheckOutcome.SKIPPED, f"not allowed to check: {e}")
     except ClusterError as e:
-        return Check(name, CheckOutcome.FAILED, str(e), mend)
+        return Check(name, CheckOutcome.FAILED, str(e), fix)
 
 
 def _check_release(connection: Connection) -> Check:
@@ -228,8 +228,8 @@ def _check_rights(connection: Connection, namespace: str) -> Check:
     if not refused:
         return Check("rights", CheckOutcome.OK, f"all that elasticctl needs in {namespace}")
     outcome = CheckOutcome.FAILED if any(right.vital for right in refused) else CheckOutcome.WARNING
-    mend = f"kubectl create rolebinding NAME -n {namespace} --clusterrole=edit --user=YOU, by an administrator"
-    return Check("rights", outcome, f"not allowed: {', '.join(map(str, refused))}", mend)
+    fix = f"kubectl create rolebinding NAME -n {namespace} --clusterrole=edit --user=YOU, by an administrator"
+    return Check("rights", outcome, f"not allowed: {', '.join(map(str, refused))}", fix)
 
 
 def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
@@ -286,8 +286,8 @@ def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
         says = f"{plural(len(silent), 'node')} with GPUs {'offers' if len(silent) == 1 else 'offer'} none: {names}"
         return Check("GPUs", CheckOutcome.FAILED, f"{says} (no {GPU_RESOURCE} is allocatable)", _PLUGIN)
     if not found:
-        mend = "add a GPU node group: docs/clouds.md" if provider in ("aws", "gcp") else _PLUGIN
-        return Check("GPUs", CheckOutcome.WARNING, f"no node offers {GPU_RESOURCE} now; {_SCALES}", mend)
+        fix = "add a GPU node group: docs/clouds.md" if provider in ("aws", "gcp") else _PLUGIN
+        return Check("GPUs", CheckOutcome.WARNING, f"no node offers {GPU_RESOURCE} now; {_SCALES}", fix)
     return Check("GPUs", CheckOutcome.OK, ", ".join(f"{count} {name}" for name, count in sorted(found.items())))
 
 

@@ -1,4 +1,4 @@
-"""Checks that a cluster's network enforces NetworkPolicies, which only the name of its network plugin tells."""
+"""Checks that a cluster's network enforces NetworkPolicies, which is known only from the name of its network plugin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENFORCING = (
 SILENT = ("flannel",)
 """Of those that do not."""
 _AWS, _AWS_FLAG = "aws-node", "--enable-network-policy=true"
-"""EKS's own, which does if it is told to."""
+"""EKS's own, which does if that is configured."""
 _BUILT_IN = ("+k3s",)
 """Distributions that enforce them without a DaemonSet, by a part of the kubelet's version."""
 _OPEN = "a job's ports may be open to every pod of the cluster"
@@ -42,11 +42,11 @@ def check_network(daemon_sets: list[Manifest], nodes: list[Manifest]) -> Check:
         return Check("network", CheckOutcome.OK, f"{enforcing} enforces NetworkPolicies")
     versions = {str(at(node, "status", "nodeInfo", "kubeletVersion") or "") for node in nodes}
     if versions and all(any(part in version for part in _BUILT_IN) for version in versions):
-        return Check("network", CheckOutcome.OK, "k3s enforces NetworkPolicies, unless its servers were told not to")
+        return Check("network", CheckOutcome.OK, "k3s enforces NetworkPolicies, unless its servers disable that")
     silent = next((name for name in sorted(found) if any(part in name for part in (*SILENT, _AWS))), "")
     if silent:
         return Check("network", CheckOutcome.WARNING, f"{silent} enforces no NetworkPolicies: {_OPEN}", _MEND)
-    return Check("network", CheckOutcome.SKIPPED, f"cannot tell whether NetworkPolicies are enforced: if not, {_OPEN}")
+    return Check("network", CheckOutcome.SKIPPED, f"NetworkPolicies may not be enforced: if not, {_OPEN}")
 
 
 def _enforces(name: str, daemon_set: Manifest) -> bool:

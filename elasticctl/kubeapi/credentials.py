@@ -289,8 +289,8 @@ def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
 
 def _cluster_info(cluster: KubeconfigEntry) -> dict[str, Any]:
     """The description of the cluster that a plugin gets if it asks for it."""
-    told = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-    found = {name: cluster.content[name] for name in told if cluster.content.get(name)}
+    settings = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+    found = {name: cluster.content[name] for name in settings if cluster.content.get(name)}
     authority = _pem(cluster, "certificate-authority")
     if authority:
         found["certificate-authority-data"] = base64.b64encode(authority).decode()

@@ -92,11 +92,11 @@ class _Registry:
             if not login:
                 raise RegistryError(f"{self._host} requires a login, and there is none")
             return f"Basic {login}"
-        told = dict(_CHALLENGE.findall(challenge))
-        realm = urlsplit(told.get("realm", ""))
+        answer = dict(_CHALLENGE.findall(challenge))
+        realm = urlsplit(answer.get("realm", ""))
         if realm.scheme != "https" and not (realm.scheme == "http" and is_loopback(realm.hostname or "")):
             raise RegistryError(f"{self._host} asks for a login over an unencrypted connection")
-        query = {"scope": f"repository:{self._name}:pull"} | {k: told[k] for k in ("service",) if k in told}
+        query = {"scope": f"repository:{self._name}:pull"} | {k: answer[k] for k in ("service",) if k in answer}
         headers = {"Authorization": f"Basic {login}"} if login else {}
         try:
             url = realm._replace(query="&".join(filter(None, (realm.query, urlencode(query))))).geturl()
@@ -148,7 +148,7 @@ def _ask(helper: str, host: str) -> str:
     argv = [f"docker-credential-{helper}", "get"]
     try:
         done = subprocess.run(argv, input=host, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        told = json.loads(done.stdout)
-        return base64.b64encode(f"{told['Username']}:{told['Secret']}".encode()).decode()
+        answer = json.loads(done.stdout)
+        return base64.b64encode(f"{answer['Username']}:{answer['Secret']}".encode()).decode()
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return ""

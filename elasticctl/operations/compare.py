@@ -59,7 +59,7 @@ class CodeChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class JobComparison:
     """Two jobs side by side. `rows` are a name and both values: settings that differ, then all results.
 
     `code` is None if it was not compared. `troubles`: (job, why the values of its storage are not known).
@@ -74,13 +74,13 @@ class Comparison:
 
 def compare(
     jobs: tuple[ElasticJob, ElasticJob], metrics: RunMetrics, now: float, *, with_code: bool = True
-) -> Comparison:
+) -> JobComparison:
     """Compare two jobs; reads their storages. `now` is in seconds since the epoch."""
     found = [metrics.results(job) for job in jobs]
     results = tuple(values for values, _ in found)
     troubles = tuple((job.name, trouble) for job, (_, trouble) in zip(jobs, found, strict=True) if trouble)
     code = code_changes(*jobs) if with_code else None
-    return Comparison(jobs, results, tuple(comparison_rows(jobs, results, now)), code, troubles)
+    return JobComparison(jobs, results, tuple(comparison_rows(jobs, results, now)), code, troubles)
 
 
 def comparison_rows(jobs: Sequence[ElasticJob], results: Sequence[Results], now: float) -> list[tuple[str, str, str]]:

@@ -138,8 +138,8 @@ class Curves:
             samples = _number(row.get(SAMPLES))
             if samples is not None:
                 self._samples.add(step, at, samples)
-            for name, told in row.items():
-                value = _number(told)
+            for name, reported in row.items():
+                value = _number(reported)
                 if name in (STEP, "at", SAMPLES) or value is None:
                     continue
                 series = self._by.get(name)
@@ -202,11 +202,11 @@ class Curves:
                 yield f"{quoted},{step:.0f},{at:.3f},{value!r}\n"
 
 
-def _number(told: object) -> float | None:
-    if isinstance(told, bool) or not isinstance(told, int | float | str):
+def _number(reported: object) -> float | None:
+    if isinstance(reported, bool) or not isinstance(reported, int | float | str):
         return None
     try:
-        return float(told)
+        return float(reported)
     except (ValueError, OverflowError):
         return None
 
@@ -219,8 +219,8 @@ def curves_of_status(status: JobStatus) -> Curves:
     length = len(curve.at_s)
 
     def padded(column: Iterable[float | None]) -> list[float | str | None]:
-        told: list[float | str | None] = ["NaN" if value is None else value for value in column]
-        return [*[None] * (length - len(told)), *told][:length]
+        reported: list[float | str | None] = ["NaN" if value is None else value for value in column]
+        return [*[None] * (length - len(reported)), *reported][:length]
 
     columns = {name: padded(column) for name, column in curve.metrics.items()}
     columns[RATE] = [*[None] * (length - len(curve.samples_per_s)), *curve.samples_per_s]

@@ -11,7 +11,7 @@ from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.cluster.base import Manifest
-from elasticctl.diagnosis import Case, Seen
+from elasticctl.diagnosis import Case, Observations
 from elasticctl.operations.target import Target
 
 
@@ -26,17 +26,17 @@ def read_case(target: Target, manifest: Manifest) -> Case:
     return case
 
 
-def observe_pods(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Seen:
+def observe_pods(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Observations:
     """The cluster's observations of pods that have not started, and of notifications; queried only if needed."""
     if not job.notify and not any(at(pod, "status", "phase") in (None, "Pending") for pod in pods):
-        return Seen()
+        return Observations()
     try:
         events = tuple(target.cluster.list_events(job.namespace, job.name))
     except (NotFoundError, ForbiddenError):
-        return Seen()
+        return Observations()
     asked = any("nodeclaim/" in str(at(event, "message")) for event in events)
     claims = target.cluster.list_node_claims() if asked else None
-    return Seen(events, None if claims is None else tuple(claims))
+    return Observations(events, None if claims is None else tuple(claims))
 
 
 def _holders(target: Target, waiting: ElasticJob) -> dict[str, int]:

@@ -81,11 +81,11 @@ class RunMetrics:
 
     def answer(self, job: ElasticJob, view: View) -> dict[str, Any]:
         """The visible curves, and the names of all; blocks while the storage is read."""
-        run, told = self._run(job), curves_of_status(job.status)
+        run, reported = self._run(job), curves_of_status(job.status)
         with run.lock:
             self._read(run, job)
-            names = list(dict.fromkeys([*run.curves.names, *told.names]))
-            series = (_seen(name, run.curves if name in run.curves.names else told, view) for name in view.names)
+            names = list(dict.fromkeys([*run.curves.names, *reported.names]))
+            series = (_seen(name, run.curves if name in run.curves.names else reported, view) for name in view.names)
             return {
                 "names": names,
                 "series": {
@@ -104,10 +104,10 @@ class RunMetrics:
         run = self._run(job)
         with run.lock:
             self._read(run, job)
-            told = run.curves if run.curves.names else curves_of_status(job.status)
+            reported = run.curves if run.curves.names else curves_of_status(job.status)
             found: dict[str, dict[str, Any]] = {}
-            for name in told.names:
-                series = told.series(name, STEP)
+            for name in reported.names:
+                series = reported.series(name, STEP)
                 if series is not None and name != RATE:
                     summary = series.summary()
                     found[name] = {**{key: summary[key] for key in ("last", "min", "max")}, "lost": summary["lostNow"]}

@@ -33,7 +33,7 @@ from elasticctl.operations.target import PATIENCE_S, Poller, Target, phase_of
 if TYPE_CHECKING:
     from elasticctl.operations.submit.create import CommandDraft
     from elasticctl.operations.submit.job_flags import JobFlags
-    from elasticctl.operations.submit.training_command import Command
+    from elasticctl.operations.submit.training_command import TrainingCommand
 
 SWEEP_LABEL = f"{GROUP}/sweep"
 ANNOTATION_POINT = f"{GROUP}/sweep-point"
@@ -216,7 +216,7 @@ class SweepPlan:
             raise UsageError("--early-stop needs a metric to compare jobs by. FIX: add --metric loss, for example")
 
 
-def create(target: Target, command: Command, flags: JobFlags, sweep: SweepPlan) -> str:
+def create(target: Target, command: TrainingCommand, flags: JobFlags, sweep: SweepPlan) -> str:
     """Create the jobs of a sweep, most of them suspended; returns its name. Raises UsageError, ConflictError."""
     from elasticctl.operations.manifest_changes import NO_NOTIFICATIONS
     from elasticctl.operations.submit.create import ManifestChanges, plan_command

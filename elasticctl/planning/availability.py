@@ -22,7 +22,7 @@ HALF_LIFE_H = 96.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AvailabilityRecord:
     """Hours and ends of a state, by age, halved every `HALF_LIFE_H`. `age_h` is the age of the present state."""
 
     up: bool
@@ -30,7 +30,7 @@ class Seen:
     hours: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,) * len(AGES_H), (0.0,) * len(AGES_H))
     ends: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,) * len(AGES_H), (0.0,) * len(AGES_H))
 
-    def after(self, hours: float, up: bool) -> Seen:
+    def after(self, hours: float, up: bool) -> AvailabilityRecord:
         """Return what is known after the state lasted for this many more hours, and is `up` now."""
         fade = 0.5 ** (hours / HALF_LIFE_H)
         spent = [[value * fade for value in row] for row in self.hours]
@@ -41,7 +41,7 @@ class Seen:
         if up != self.up:
             ended[self.up][bucket] += 1.0
             age_h = 0.0
-        return Seen(up, age_h, (tuple(spent[0]), tuple(spent[1])), (tuple(ended[0]), tuple(ended[1])))
+        return AvailabilityRecord(up, age_h, (tuple(spent[0]), tuple(spent[1])), (tuple(ended[0]), tuple(ended[1])))
 
     @property
     def leaves(self) -> float:

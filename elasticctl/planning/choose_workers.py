@@ -14,11 +14,11 @@ from elasticctl.planning.situation import (
     LEAST_LOOK_S,
     ON_DEMAND,
     Choice,
-    Decision,
-    Held,
-    Pool,
-    Reason,
+    HeldWorkers,
+    PlannedSize,
     Situation,
+    SizeReason,
+    SpotPool,
 )
 
 HOLD_H = 1.0
@@ -29,22 +29,22 @@ _LONGEST_H = 24.0 * 60
 _OF_THE_MONEY = 0.9
 
 
-def decide(now: Situation) -> Decision:
+def decide(now: Situation) -> PlannedSize:
     """Decide what to have now. The same situation always gives the same answer."""
     if now.work_left <= 0:
-        return Decision(Choice(), Reason.DONE, now.look_s, kept=True)
+        return PlannedSize(Choice(), SizeReason.DONE, now.look_s, kept=True)
     safe = [choice for choice in _choices(now) if is_safe(now, choice)]
     there = _pool(now) is not None
     if (now.blind and there) or (now.time_left_s is None and (now.soon or there)):
         safe = [choice for choice in safe if choice.workers] or safe  # with no deadline, later always costs the same
     if safe:
-        return Decision(_cheapest(now, safe), Reason.CHEAPEST, now.look_s, kept=True)
+        return PlannedSize(_cheapest(now, safe), SizeReason.CHEAPEST, now.look_s, kept=True)
     for spare in (True, False):
         workers = fallback_workers(now, now.work_left, now.time_left_s, now.money_left_usd, now.held, spare=spare)
         if workers is not None:
-            return _affordable(now, Choice(on_demand=_without_shrinking(now, workers)), Reason.DEADLINE, kept=True)
+            return _affordable(now, Choice(on_demand=_without_shrinking(now, workers)), SizeReason.DEADLINE, kept=True)
     if _stays_in_time(now):
-        return _affordable(now, Choice(on_demand=now.ready(ON_DEMAND)), Reason.DEADLINE, kept=True)
+        return _affordable(now, Choice(on_demand=now.ready(ON_DEMAND)), SizeReason.DEADLINE, kept=True)
     return _best_effort(now)
 
 
@@ -61,7 +61,7 @@ def _without_shrinking(now: Situation, workers: int) -> int:
 def _stays_in_time(now: Situation) -> bool:
     """True if the on-demand workers alone that train now are just in time, if nothing changes."""
     present, rate = now.ready(ON_DEMAND), now.speeds.rate(now.ready(ON_DEMAND))
-    if not rate or set(now.held) != {Held(ON_DEMAND, present)}:
+    if not rate or set(now.held) != {HeldWorkers(ON_DEMAND, present)}:
         return False
     takes_s = now.work_left / rate
     usd = present * now.on_demand_usd_per_h * (takes_s + now.costs.billed_s) / 3600
@@ -69,7 +69,7 @@ def _stays_in_time(now: Situation) -> bool:
     return in_time and (now.money_left_usd is None or usd <= now.money_left_usd)
 
 
-def _best_effort(now: Situation) -> Decision:
+def _best_effort(now: Situation) -> PlannedSize:
     """The choice when neither can be promised: keep the budget, and miss the deadline by as little as it allows."""
     pool = _pool(now)
     most = now.speeds.most
@@ -77,28 +77,28 @@ def _best_effort(now: Situation) -> Decision:
     name = pool.name if pool and spot else ON_DEMAND
     if fallback_workers(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
         on_demand = max(most - spot, min(now.workers(ON_DEMAND), most))  # none that is there or comes is given back
-        return _affordable(now, Choice(name, most - on_demand, on_demand), Reason.LATE, kept=False)
+        return _affordable(now, Choice(name, most - on_demand, on_demand), SizeReason.LATE, kept=False)
     if not spot:
-        return Decision(Choice(), Reason.POOR, now.look_s, kept=False)
-    return _affordable(now, Choice(name, spot, 0), Reason.POOR, kept=False)
+        return PlannedSize(Choice(), SizeReason.POOR, now.look_s, kept=False)
+    return _affordable(now, Choice(name, spot, 0), SizeReason.POOR, kept=False)
 
 
-def _affordable(now: Situation, choice: Choice, reason: Reason, *, kept: bool) -> Decision:
+def _affordable(now: Situation, choice: Choice, reason: SizeReason, *, kept: bool) -> PlannedSize:
     """This choice while there is money for it and for a final checkpoint, or else no workers."""
     money = now.money_left_usd
     if money is None:
-        return Decision(choice, reason, now.look_s, kept)
+        return PlannedSize(choice, reason, now.look_s, kept)
     burn = burn_usd_per_h(now, choice)
     lasts_s = money / burn * 3600 - now.costs.reform_s if burn else math.inf
     grows = any(choice.of(name) > now.workers(name) for name in (ON_DEMAND, choice.pool))
     ends = now.work_left <= now.speeds.rate(choice.workers) * lasts_s
     least_s = max(0.0 if ends else LEAST_LOOK_S, max(now.costs.billed_s, now.costs.start_s) if grows else 0.0)
     if lasts_s <= least_s:
-        return Decision(Choice(), Reason.SPENT, now.look_s, kept=False)
-    return Decision(choice, reason, min(now.look_s, lasts_s), kept)
+        return PlannedSize(Choice(), SizeReason.SPENT, now.look_s, kept=False)
+    return PlannedSize(choice, reason, min(now.look_s, lasts_s), kept)
 
 
-def _pool(now: Situation) -> Pool | None:
+def _pool(now: Situation) -> SpotPool | None:
     """The best spot pool: the cheapest; among equals the one in use, then the one with the most machines."""
     there = [pool for pool in now.pools if pool.there > 0]
     if not there:

@@ -36,7 +36,7 @@ _Row = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class CostInputs:
     """The input of a table. Measured values are rounded, so that tables can be shared."""
 
     speeds: Speeds
@@ -49,7 +49,7 @@ class Rules:
     losses_per_h: float
 
 
-def rules_for(speeds: Speeds, costs: Costs, on_demand_usd_per_h: float, market: Market) -> Rules:
+def rules_for(speeds: Speeds, costs: Costs, on_demand_usd_per_h: float, market: Market) -> CostInputs:
     """The rules of the table for this market."""
     depth = max((size for size in speeds.sizes if size <= market.depth), default=0)
     leaves, returns, losses = (
@@ -57,7 +57,7 @@ def rules_for(speeds: Speeds, costs: Costs, on_demand_usd_per_h: float, market: 
         rounded(market.returns / _CAUTION),
         rounded(market.losses_per_h),
     )
-    return Rules(speeds, costs, on_demand_usd_per_h, market.usd_per_h, depth, leaves, returns, losses)
+    return CostInputs(speeds, costs, on_demand_usd_per_h, market.usd_per_h, depth, leaves, returns, losses)
 
 
 def state_of(up: bool, since_h: float) -> int:
@@ -69,7 +69,7 @@ def state_of(up: bool, since_h: float) -> int:
 class Outlook:
     """The table: dollars and hours of the best policy by time left, state of the chain and share of the work."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: CostInputs) -> None:
         self.rules = rules
         self._fastest = rules.speeds.per_s[-1] * 3600
         self._offers = [choices(rules, state < _AGES) for state in range(_STATES)]
@@ -85,13 +85,15 @@ class Outlook:
         Work beyond what on-demand machines could do in that time counts at four times their price.
         """
         dear = 4 * self.rules.speeds.most * self.rules.on_demand_usd_per_h
-        return self._look(self._usd, weights, work, time_h, dear)
+        return self._interpolate(self._usd, weights, work, time_h, dear)
 
     def hours(self, weights: tuple[float, ...], work: float, time_h: float) -> float:
         """Expected hours until it is done."""
-        return self._look(self._hours, weights, work, time_h, 1.0)
+        return self._interpolate(self._hours, weights, work, time_h, 1.0)
 
-    def _look(self, rows: list[_Row], weights: tuple[float, ...], work: float, time_h: float, beyond: float) -> float:
+    def _interpolate(
+        self, rows: list[_Row], weights: tuple[float, ...], work: float, time_h: float, beyond: float
+    ) -> float:
         if work <= 0:
             return 0.0
         time_h = max(time_h, 0.0)
@@ -160,7 +162,7 @@ class Outlook:
 
 
 @functools.lru_cache(maxsize=128)
-def outlook(rules: Rules) -> Outlook:
+def outlook(rules: CostInputs) -> Outlook:
     """The table for these rules, which is cached."""
     return Outlook(rules)
 
@@ -173,13 +175,13 @@ def node_of(share: float) -> tuple[int, float]:
     return low, (share - NODES[low]) / (NODES[low + 1] - NODES[low])
 
 
-def spot_share(rules: Rules) -> float:
+def spot_share(rules: CostInputs) -> float:
     """The share of time in which a spot worker makes progress: each span has a start and ends with repeated work."""
     lost_h = (rules.costs.start_s + rules.costs.save_every_s / 2) / 3600
     return 1.0 / (1.0 + rules.losses_per_h * lost_h)
 
 
-def choices(rules: Rules, up: bool) -> list[tuple[float, float]]:
+def choices(rules: CostInputs, up: bool) -> list[tuple[float, float]]:
     """(dollars per hour, work per hour) of each size in such a state, beginning with no workers."""
     found = [(0.0, 0.0)]
     there = rules.depth if up else 0
@@ -193,7 +195,7 @@ def choices(rules: Rules, up: bool) -> list[tuple[float, float]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def passing(rules: Rules, hours: float) -> tuple[tuple[float, ...], ...]:
+def passing(rules: CostInputs, hours: float) -> tuple[tuple[float, ...], ...]:
     """The probabilities of passing from each state to each other within these hours."""
     size = _STATES
     rates = [[0.0] * size for _ in range(size)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticctl.planning.choose_workers import aim_h, table_for, weights_of
 from elasticctl.planning.on_demand_fallback import fallback_s
-from elasticctl.planning.situation import Decision, Reason, Situation
+from elasticctl.planning.situation import PlannedSize, Situation, SizeReason
 
 _RATE_ERROR = 0.05
 """A measured rate is taken to be as wrong as that."""
@@ -26,14 +26,14 @@ class Expected:
     on_demand_in_s: float | None = None
 
 
-def expect(now: Situation, decision: Decision) -> Expected:
+def expect(now: Situation, decision: PlannedSize) -> Expected:
     """The expected outcome of a decision, assuming that the policy continues in the same way."""
     choice = decision.choice
     if now.work_left <= 0:
         return Expected(0.0, usd=0.0)
-    if decision.reason in (Reason.SPENT, Reason.POOR):
+    if decision.reason in (SizeReason.SPENT, SizeReason.POOR):
         return Expected()
-    if decision.reason is Reason.CHEAPEST:
+    if decision.reason is SizeReason.CHEAPEST:
         table, weights = table_for(now), weights_of(now)
         time_h = aim_h(now, table, weights)
         hours, usd = table.hours(weights, now.work_left, time_h), table.usd(weights, now.work_left, time_h)
@@ -47,7 +47,7 @@ def expect(now: Situation, decision: Decision) -> Expected:
     lost_h = (now.costs.start_s + now.costs.save_every_s / 2) / 3600
     spread_h = math.hypot(math.sqrt(losses) * lost_h, _RATE_ERROR * hours)
     takes_over = None
-    if now.time_left_s is not None and choice.on_demand < now.speeds.most and decision.reason is Reason.CHEAPEST:
+    if now.time_left_s is not None and choice.on_demand < now.speeds.most and decision.reason is SizeReason.CHEAPEST:
         fastest_s = fallback_s(now, now.saved_left, now.speeds.most, now.speeds.per_s[-1], (), spare=True)
         takes_over = max(0.0, now.time_left_s - fastest_s)
     return Expected(hours, spread_h, usd, takes_over)

@@ -13,7 +13,7 @@ from elasticctl.planning.situation import Costs, Speeds
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PricedSize:
     """A number of workers, the time until they are done, and the price."""
 
     workers: int
@@ -31,8 +31,8 @@ class Feasibility:
 
     promised: bool
     possible: bool
-    within_time: Offer
-    within_budget: Offer
+    within_time: PricedSize
+    within_budget: PricedSize
 
 
 def judge(
@@ -43,10 +43,10 @@ def judge(
     on_demand = _offers(work, speeds, costs, usd_per_h[0], spare_s(costs))
     best = _offers(work, speeds, replace(costs, start_s=0.0, reform_s=0.0), usd_per_h[1], 0.0)
 
-    def in_time(offer: Offer) -> bool:
+    def in_time(offer: PricedSize) -> bool:
         return time_s is None or offer.time_s <= time_s
 
-    def affordable(offer: Offer) -> bool:
+    def affordable(offer: PricedSize) -> bool:
         return usd is None or offer.usd <= usd
 
     return Feasibility(
@@ -57,10 +57,10 @@ def judge(
     )
 
 
-def _offers(work: float, speeds: Speeds, costs: Costs, usd_per_h: float, more_s: float) -> list[Offer]:
+def _offers(work: float, speeds: Speeds, costs: Costs, usd_per_h: float, more_s: float) -> list[PricedSize]:
     found = []
     for workers, per_s in zip(speeds.sizes, speeds.per_s, strict=True):
         takes_s = costs.start_s + costs.reform_s + work / per_s + more_s
         usd = workers * usd_per_h * (max(takes_s, costs.billed_s) + costs.billed_s) / 3600
-        found.append(Offer(workers, takes_s, usd))
+        found.append(PricedSize(workers, takes_s, usd))
     return found

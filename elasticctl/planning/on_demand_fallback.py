@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, Held, Situation
+from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, HeldWorkers, Situation
 
 _ROUNDING_S = 1e-3
 
@@ -19,7 +19,7 @@ def spare_s(costs: Costs) -> float:
     return costs.start_s + costs.save_every_s + costs.loss_s + costs.reform_s
 
 
-def ready_in_s(held: Iterable[Held], workers: int, costs: Costs, pool: str = ON_DEMAND) -> float:
+def ready_in_s(held: Iterable[HeldWorkers], workers: int, costs: Costs, pool: str = ON_DEMAND) -> float:
     """Seconds until this many workers of a pool could train, if the missing ones are requested now."""
     longest = 0.0
     for part in sorted((part for part in held if part.pool == pool), key=lambda part: part.ready_in_s):
@@ -31,7 +31,13 @@ def ready_in_s(held: Iterable[Held], workers: int, costs: Costs, pool: str = ON_
 
 
 def fallback_workers(
-    now: Situation, left: float, time_s: float | None, money_usd: float | None, held: Iterable[Held], *, spare: bool
+    now: Situation,
+    left: float,
+    time_s: float | None,
+    money_usd: float | None,
+    held: Iterable[HeldWorkers],
+    *,
+    spare: bool,
 ) -> int | None:
     """The smallest number of on-demand workers that does this work in time and within the money; None if none does."""
     for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True):
@@ -54,7 +60,9 @@ def least_usd(now: Situation) -> float:
     return min(n * now.on_demand_usd_per_h * (max(takes_s, billed_s) + billed_s) / 3600 for n, takes_s in times_s)
 
 
-def fallback_s(now: Situation, left: float, workers: int, per_s: float, held: Iterable[Held], *, spare: bool) -> float:
+def fallback_s(
+    now: Situation, left: float, workers: int, per_s: float, held: Iterable[HeldWorkers], *, spare: bool
+) -> float:
     """Seconds that this many on-demand workers take for the rest."""
     waits_s = ready_in_s(held, workers, now.costs)
     return waits_s + now.costs.reform_s + left / per_s + (spare_s(now.costs) if spare else 0.0)
@@ -77,7 +85,7 @@ def is_safe(now: Situation, choice: Choice) -> bool:
     if training:
         still_s = now.costs.reform_s + (now.costs.loss_s if choice.spot else 0.0)
         left = max(0.0, now.work_left - now.speeds.rate(training) * max(0.0, look_s - still_s))
-        if set(now.held) == {Held(ON_DEMAND, choice.on_demand)} and not choice.spot:
+        if set(now.held) == {HeldWorkers(ON_DEMAND, choice.on_demand)} and not choice.spot:
             left = max(0.0, now.work_left - now.speeds.rate(training) * look_s)
     time_s = None if now.time_left_s is None else now.time_left_s - look_s
     money_usd = now.money_left_usd
@@ -88,12 +96,12 @@ def is_safe(now: Situation, choice: Choice) -> bool:
     return fallback_workers(now, left, time_s, money_usd, kept, spare=True) is not None
 
 
-def _after(held: Iterable[Held], workers: int, time_s: float, costs: Costs) -> Iterable[Held]:
+def _after(held: Iterable[HeldWorkers], workers: int, time_s: float, costs: Costs) -> Iterable[HeldWorkers]:
     """The on-demand workers of a choice after this time."""
     for part in sorted((part for part in held if part.pool == ON_DEMAND), key=lambda part: part.ready_in_s):
         stay = min(workers, part.workers)
         workers -= stay
         if stay:
-            yield Held(ON_DEMAND, stay, max(0.0, part.ready_in_s - time_s))
+            yield HeldWorkers(ON_DEMAND, stay, max(0.0, part.ready_in_s - time_s))
     if workers > 0:
-        yield Held(ON_DEMAND, workers, max(0.0, costs.start_s - time_s))
+        yield HeldWorkers(ON_DEMAND, workers, max(0.0, costs.start_s - time_s))

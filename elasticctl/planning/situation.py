@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 ON_DEMAND = ""
-"""The name of the pool of on-demand machines, beside the names of spot pools."""
+"""The name of the pool of on-demand machines, next to the names of spot pools."""
 AGES_H = (0.0, 1.0, 4.0)
 """From each of these ages on, hazards are others: machines that have lasted tend to last."""
 LEAST_LOOK_S = 1.0
@@ -69,7 +69,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SpotPool:
     """Spot machines of one kind in one place: how many the job could have there now, including those it has."""
 
     name: str
@@ -95,7 +95,7 @@ class Market:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldWorkers:
     """Workers that the job has, and pays for, in a pool; `ready_in_s` is 0 once they can train."""
 
     pool: str
@@ -120,9 +120,9 @@ class Situation:
     speeds: Speeds
     costs: Costs
     on_demand_usd_per_h: float
-    pools: tuple[Pool, ...]
+    pools: tuple[SpotPool, ...]
     market: Market
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldWorkers, ...] = ()
     soon: bool = False
     blind: bool = False
     look_s: float = 300.0
@@ -156,7 +156,7 @@ class Choice:
         return self.spot if pool == self.pool else 0
 
 
-class Reason(Enum):
+class SizeReason(Enum):
     """Why a number of workers was chosen."""
 
     DONE = "nothing is left to do"
@@ -168,13 +168,13 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlannedSize:
     """What to have now. Decide again in `again_s`, and as soon as anything changes.
 
     `kept`: the deadline and the budget are both kept, even if no spot machine stays.
     """
 
     choice: Choice
-    reason: Reason
+    reason: SizeReason
     again_s: float
     kept: bool

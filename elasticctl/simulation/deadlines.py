@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.situation import Decision, Situation
-from elasticctl.simulation.replay import Outcome, Plan, Replay
+from elasticctl.planning.situation import PlannedSize, Situation
+from elasticctl.simulation.replay import Replay, ReplayedJob, ReplayResult
 from elasticctl.simulation.traces import Recording
 
 
@@ -32,7 +32,7 @@ class Prospect:
 
 
 def prospects(
-    plan: Plan, recording: Recording, limits: Sequence[tuple[float, float | None]], starts: int
+    plan: ReplayedJob, recording: Recording, limits: Sequence[tuple[float, float | None]], starts: int
 ) -> list[Prospect]:
     """Return a prospect for each (deadline, budget). Starts are spread evenly over the recording.
 
@@ -49,13 +49,13 @@ def prospects(
     ]
 
 
-def _prospect(plan: Plan, recording: Recording, ticks: Sequence[int]) -> Prospect:
-    found: list[Outcome] = []
+def _prospect(plan: ReplayedJob, recording: Recording, ticks: Sequence[int]) -> Prospect:
+    found: list[ReplayResult] = []
     promised = 0
     for tick in ticks:
         said: list[bool] = []
 
-        def policy(now: Situation, said: list[bool] = said) -> Decision:
+        def policy(now: Situation, said: list[bool] = said) -> PlannedSize:
             decision = decide(now)
             said.append(decision.kept)
             return decision

@@ -11,7 +11,7 @@ Systems 22, 2006, equation 20, without the restart). tau is chosen as `elasticct
 sqrt(2 * delta * M) ("A first order approximation to the optimum checkpoint interval", 1974) within the same bounds.
 
 The group stands still for R seconds after an interruption, and again when the replacement joins. Another interruption
-in that time makes it begin anew, so it takes M * (exp(R / M) - 1) seconds; a replacement that comes in that time joins
+in that time restarts it, so it takes M * (exp(R / M) - 1) seconds; a replacement that comes in that time joins
 without more ado. Both come every M seconds while the group trains, so the share of time in which it does is
 
     1 / (2 * exp(R / M) - 1)
@@ -41,7 +41,7 @@ class Conditions:
 
     `between_s`: mean time between interruptions of one spot node; `recovery_s`: from a loss to the next step, and again
     when the replacement joins; `away_s`: until that happens; `save_s`: how long a save stops training; `write_s`: how
-    long it is then written beside training; `interval_s`: between saves, None: as the training library chooses it.
+    long it is then written during training; `interval_s`: between saves, None: as the training library chooses it.
     On-demand nodes are assumed to last.
     """
 

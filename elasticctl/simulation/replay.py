@@ -11,14 +11,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from elasticctl.planning.situation import LEAST_LOOK_S, ON_DEMAND, Costs, Decision, Held, Pool, Situation, Speeds
+from elasticctl.planning.situation import (
+    LEAST_LOOK_S,
+    ON_DEMAND,
+    Costs,
+    HeldWorkers,
+    PlannedSize,
+    Situation,
+    Speeds,
+    SpotPool,
+)
 from elasticctl.simulation.traces import Recording
 
-Policy = Callable[[Situation], Decision]
+Policy = Callable[[Situation], PlannedSize]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayedJob:
     """The work to do, its deadline and its budget (None: no limit).
 
     `blind`: the policy sees a pool only while it requests machines there, as in a controller.
@@ -35,7 +44,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayResult:
     """`finished_s` is None if the work was not done within the recording and budget. Hours are paid worker hours."""
 
     finished_s: float | None = None
@@ -61,7 +70,7 @@ class Replay:
     """One run. On-demand workers are lost at `losses_s`."""
 
     def __init__(
-        self, plan: Plan, recording: Recording, first_tick: int, policy: Policy, losses_s: Sequence[float] = ()
+        self, plan: ReplayedJob, recording: Recording, first_tick: int, policy: Policy, losses_s: Sequence[float] = ()
     ) -> None:
         self._plan, self._recording, self._first, self._policy = plan, recording, first_tick, policy
         self._prices = {trace.name: recording.usd_per_h for trace in recording.traces}
@@ -72,9 +81,9 @@ class Replay:
         self._left = self._saved = plan.work
         self._there: tuple[int, ...] = ()
         self._changed = True
-        self._found = Outcome()
+        self._found = ReplayResult()
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayResult:
         """Run until the work is done or the recording ends."""
         gap_s, tick, wake_s = self._recording.gap_s, 0, 0.0
         last = self._recording.ticks - self._first
@@ -84,7 +93,7 @@ class Replay:
                 wake_s = self._now_s + max(self._ask(tick), LEAST_LOOK_S)
             next_s = min(self._next_event_s(), wake_s, (tick + 1) * gap_s)
             self._advance(max(next_s, self._now_s))
-            self._settle()
+            self._join_and_leave()
             tick = int((self._now_s + 1e-6) / gap_s)
         return self._found
 
@@ -100,11 +109,12 @@ class Replay:
             costs=plan.costs,
             on_demand_usd_per_h=plan.on_demand_usd_per_h,
             pools=tuple(
-                Pool(trace.name, self._recording.usd_per_h, trace.there[at]) for trace in self._recording.traces
+                SpotPool(trace.name, self._recording.usd_per_h, trace.there[at]) for trace in self._recording.traces
             ),
             market=self._recording.markets[at],
             held=tuple(
-                Held(cohort.pool, cohort.workers, max(0.0, cohort.ready_s - self._now_s)) for cohort in self._cohorts
+                HeldWorkers(cohort.pool, cohort.workers, max(0.0, cohort.ready_s - self._now_s))
+                for cohort in self._cohorts
             ),
             soon=plan.soon,
             blind=plan.blind,
@@ -132,7 +142,7 @@ class Replay:
         for name, workers in surplus.items():
             self._give_back(name, workers, waits_s if waits_s > self._now_s else self._now_s)
             self._found.changes += 1
-        self._settle()
+        self._join_and_leave()
         ready = self._ready()
         if not self._found.sizes or self._found.sizes[-1][1:] != (choice.spot, choice.on_demand):
             self._found.sizes.append((self._now_s, choice.spot, choice.on_demand))
@@ -154,7 +164,7 @@ class Replay:
                 self._cohorts.append(cohort)
             cohort.leaves_s = at_s
 
-    def _settle(self) -> None:
+    def _join_and_leave(self) -> None:
         """Let workers whose time has come leave, with a checkpoint, and those that are ready join."""
         if any(cohort.leaves_s <= self._now_s + 1e-6 for cohort in self._cohorts):
             before = self._ready()
@@ -172,11 +182,11 @@ class Replay:
         self._there = there
         for trace in self._recording.traces:
             held = sum(cohort.workers for cohort in self._cohorts if cohort.pool == trace.name)
-            gone |= self._take(trace.name, held - trace.there[self._first + tick])
+            gone |= self._remove_workers(trace.name, held - trace.there[self._first + tick])
         while self._losses_s and self._losses_s[-1] <= self._now_s + 1e-6:
             self._losses_s.pop()
             if any(cohort.pool == ON_DEMAND for cohort in self._cohorts):
-                gone |= self._take(ON_DEMAND, 1)
+                gone |= self._remove_workers(ON_DEMAND, 1)
         if not gone:
             return
         self._changed = True
@@ -186,7 +196,7 @@ class Replay:
         elif before:
             self._still_s = max(self._still_s, self._now_s + self._plan.costs.loss_s)
 
-    def _take(self, name: str, workers: int) -> bool:
+    def _remove_workers(self, name: str, workers: int) -> bool:
         gone = False
         for cohort in sorted((c for c in self._cohorts if c.pool == name), key=lambda c: -c.began_s):
             if workers <= 0:

@@ -72,7 +72,7 @@ class Evidence:
 
     `interruptions` counts the losses of workers through no fault of the script, and `worker_s` the seconds that workers
     have run in total. `recovery_s` is the mean time from a loss to the next step, `write_s` the time to write the
-    newest checkpoint beside training, and `steps_left` the remaining steps (all once the job has ended). None: unknown.
+    newest checkpoint during training, and `steps_left` the remaining steps (all once the job has ended). None: unknown.
     """
 
     points: tuple[Point, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.api.errors import SpecError
-from elasticctl.planning.availability import Seen
+from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.situation import Market
 
 _MOST_TICKS = 10_000_000
@@ -95,7 +95,7 @@ def _markets(traces: Sequence[Trace], usd_per_h: float) -> list[Market]:
     """The beliefs about these pools at each tick, from all ticks before it."""
     gap_h = traces[0].gap_s / 3600
     first = max(trace.there[0] for trace in traces)
-    together, alone = Seen(first > 0), [Seen(trace.there[0] > 0) for trace in traces]
+    together, alone = AvailabilityRecord(first > 0), [AvailabilityRecord(trace.there[0] > 0) for trace in traces]
     depth, weight = float(max(max(trace.there) for trace in traces)), 1.0
     found, unseen_h, losses = [], 0.0, _losses(alone)
     ups = [trace.there[0] > 0 for trace in traces]
@@ -117,6 +117,6 @@ def _markets(traces: Sequence[Trace], usd_per_h: float) -> list[Market]:
     return found
 
 
-def _losses(pools: Sequence[Seen]) -> float:
+def _losses(pools: Sequence[AvailabilityRecord]) -> float:
     """How often a pool in use is lost, over all ages and pools."""
     return sum(seen.losses_per_h * (1 + seen.up_h) for seen in pools) / sum(1 + seen.up_h for seen in pools)

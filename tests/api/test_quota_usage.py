@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.quota import (
-    JobUsage,
+    JobSlots,
     PoolUsage,
     ProjectUsage,
     Quota,
@@ -61,7 +61,7 @@ def test_jobs_that_do_not_share_or_are_over_hold_nothing() -> None:
     assert [item.job for item in usage_by_job(JOBS)] == ["one", "two"]
     assert job_usage(shared("over", "a", FULL, phase="Succeeded")) is None
     assert job_usage(shared("undecided", "a", {"workers": 0, "reason": "Undecided"})) is None
-    assert job_usage(JOBS[1]) == JobUsage(
+    assert job_usage(JOBS[1]) == JobSlots(
         "b", "two", "t4", 0, 4, 0, 0, "WaitsForTurn", WAITS["message"], "gives 2 workers to a/one"
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.cli.verbs.find_out_what_is_wrong.cp import Place, Room, read_place, split, unpack
+from elasticctl.cli.verbs.find_out_what_is_wrong.cp import CopyPath, Room, read_place, split, unpack
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.worker_access import LocalWorkerAccess
 from tests.support.cli import Run
@@ -21,15 +21,15 @@ from tests.support.local_worker import local_worker
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("train:out/model.pt", Place("train", "out/model.pt")),
-        ("train:", Place("train", ".")),
-        ("model.pt", Place("", "model.pt")),
-        ("./a:b", Place("", "./a:b")),
-        ("/a:b", Place("", "/a:b")),
-        (":x", Place("", ":x")),
+        ("train:out/model.pt", CopyPath("train", "out/model.pt")),
+        ("train:", CopyPath("train", ".")),
+        ("model.pt", CopyPath("", "model.pt")),
+        ("./a:b", CopyPath("", "./a:b")),
+        ("/a:b", CopyPath("", "/a:b")),
+        (":x", CopyPath("", ":x")),
     ],
 )
-def test_places(text: str, place: Place) -> None:
+def test_places(text: str, place: CopyPath) -> None:
     assert read_place(text) == place
 
 

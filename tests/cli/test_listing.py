@@ -11,7 +11,7 @@ import pytest
 from elasticctl.api.errors import ForbiddenError
 from elasticctl.cli.framework.output import bar, format_tabs
 from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.jobs import Shape, job_table, waiting_reasons
+from elasticctl.cli.views.jobs import ListColumns, job_table, waiting_reasons
 from elasticctl.cli.views.watch import most_relevant
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
@@ -46,7 +46,7 @@ def test_a_list_fits_the_screen(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_wide_list_of_all_namespaces_fits_the_screen(width: int) -> None:
-    lines = drawn(job_table(JOBS, NOW, Shape(wide=True, namespaces=True), REASONS), width)
+    lines = drawn(job_table(JOBS, NOW, ListColumns(wide=True, namespaces=True), REASONS), width)
     assert max(map(len, lines)) <= width
     snapshots.check(f"list-wide-{width}", lines)
 
@@ -58,8 +58,8 @@ def test_a_status_fits_the_screen(width: int) -> None:
     snapshots.check(f"status-{width}", lines)
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(wide=True, namespaces=True)])
-def test_a_pipe_gets_every_column_of_every_job(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [ListColumns(), ListColumns(wide=True, namespaces=True)])
+def test_a_pipe_gets_every_column_of_every_job(shape: ListColumns) -> None:
     lines = format_tabs(job_table(JOBS, NOW, shape, REASONS)).split("\n")
     assert {line.count("\t") for line in lines} == {len(shape.header) - 1}
     snapshots.check("list-wide-pipe" if shape.wide else "list-pipe", lines)
@@ -115,5 +115,5 @@ def test_many_jobs_are_no_burden() -> None:
     jobs = [cloud_job(f"job-{number}") for number in range(100)]
     counted = cProfile.Profile()
     with counted:
-        format_tabs(job_table(jobs, NOW, Shape(wide=True)))
+        format_tabs(job_table(jobs, NOW, ListColumns(wide=True)))
     assert pstats.Stats(counted).total_calls < 2000 * len(jobs)

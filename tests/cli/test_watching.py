@@ -14,7 +14,7 @@ import typer
 
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError
 from elasticctl.cli.views import follow, watch
-from elasticctl.cli.views.watch import Frame, render_frame
+from elasticctl.cli.views.watch import Screenful, render_frame
 from elasticctl.operations import lifecycle, target
 from elasticctl.operations.target import Poller, Target
 from elasticctl.settings.contexts import Context
@@ -156,7 +156,7 @@ def test_ctrl_c_asks_and_the_job_may_go_on(answer: str | BaseException, monkeypa
 def test_trouble_stands_below_the_table() -> None:
     stream = io.StringIO()
     width = 50
-    frame = Frame(None, "no jobs; start one", "this is from 12s ago, retrying: no answer from the cluster at x")
+    frame = Screenful(None, "no jobs; start one", "this is from 12s ago, retrying: no answer from the cluster at x")
     console(stream, width).print(render_frame(frame, console(stream, width)))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert lines[0] == "no jobs; start one"

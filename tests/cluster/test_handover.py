@@ -26,7 +26,7 @@ def copy_of(said: list[tuple[str, float]]) -> list[NumberedLine]:
 def read(lines: list[NumberedLine], *, whole: bool) -> ReadLines:
     handover = ReadLines(whole=whole)
     for line in lines:
-        handover.note(line.at + LATENCY_S, line.text)
+        handover.note_line(line.at + LATENCY_S, line.text)
     return handover
 
 
@@ -80,7 +80,7 @@ def test_lines_that_only_the_log_has_do_not_lead_astray() -> None:
     lines = [NumberedLine(number, 1000.0 + number, f"line {number}") for number in range(1, 40)]
     handover = read(lines[:20], whole=True)
     for text in ("Fatal Python error", "Segmentation fault"):
-        handover.note(1020.0 + LATENCY_S, text)
+        handover.note_line(1020.0 + LATENCY_S, text)
     assert list(handover.rest(lines)) == lines[20:]
 
 
@@ -89,7 +89,7 @@ def test_a_long_line_that_was_broken_up_is_one_line() -> None:
     lines = [NumberedLine(1, 1000.0, "first"), NumberedLine(2, 1000.1, long), NumberedLine(3, 1000.2, "last")]
     handover = ReadLines(whole=True)
     for text in ("first", long[:16_384], long[16_384:32_768], long[32_768:]):
-        handover.note(1000.1 + LATENCY_S, text)
+        handover.note_line(1000.1 + LATENCY_S, text)
     assert [line.text for line in handover.rest(lines)] == ["last"]
 
 

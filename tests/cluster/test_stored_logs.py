@@ -100,7 +100,7 @@ def test_lines_are_merged_by_time_and_deleted_in_the_end(tmp_path: Path) -> None
     assert last == ["4", "4"]
     read = ReadLines(whole=True)
     for n in range(3):
-        read.note(100.0 + 3 * n + 0.01, str(n))
+        read.note_line(100.0 + 3 * n + 0.01, str(n))
     assert [line.text for line in logs.rest("j-worker-0", "uid-0", read, LogQuery())] == ["3", "4"]
     assert logs.delete() == 6
     assert list(logs.past({}, LogQuery())) == []

@@ -357,7 +357,7 @@ def test_a_refused_change_says_why() -> None:
             ("digits/explode", {"uid": "uid-digits"}, 400, "is not a valid change"),
             ("digits/cancel", b"{", 400, "not JSON"),
             ("digits/cancel", b"[" * 2000, 400, "not JSON"),
-            ("digits/cancel", {"uid": "old"}, 409, "created again"),
+            ("digits/cancel", {"uid": "old"}, 404, "another job now has its name"),
             ("other/cancel", {"uid": "u"}, 404, "no job other"),
             ("digits/cancel", b" " * (MAX_BODY_BYTES + 1), 413, ""),
         ):

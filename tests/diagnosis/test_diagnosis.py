@@ -158,7 +158,7 @@ def test_workers_that_still_clean_up_are_named(phase: str) -> None:
     ended = pod(1, phase="Succeeded")
     ended["metadata"]["deletionTimestamp"] = at(85)
     found = named(case(ending, ended, phase=phase))
-    assert found["cleaning-up"].text == "worker-0 has been told to end and still cleans up, and may take 25s more."
+    assert found["cleaning-up"].text == "worker-0 has been asked to end and still cleans up, and may take 25s more."
     assert "cleaning-up" not in named(case(ended, phase=phase))
     assert "cleaning-up" not in named(case(ending))
 

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.diagnosis import Case, Finding, Seen, Severity, diagnose
+from elasticctl.diagnosis import Case, Finding, Observations, Severity, diagnose
 from tests.support.job_samples import AT, at, job
 
 NOW = AT + 60.0
 QUIET: dict[str, Any] = {"interruptions": [], "scalings": [], "restarts": {}}
 
-NOTHING = Seen()
+NOTHING = Observations()
 
 
-def case(*pods: dict[str, Any], holders: dict[str, int] | None = None, seen: Seen = NOTHING, **status: Any) -> Case:
+def case(
+    *pods: dict[str, Any], holders: dict[str, int] | None = None, seen: Observations = NOTHING, **status: Any
+) -> Case:
     manifest = job(**{**QUIET, **status})
     manifest["metadata"]["namespace"] = "ml"
     return Case(ElasticJob.from_manifest(manifest), pods, NOW, holders or {}, seen)
@@ -162,7 +164,7 @@ def test_scheduling_gates_are_named() -> None:
 def test_what_a_node_cannot_mount_is_told_by_its_events() -> None:
     words = 'MountVolume.SetUp failed for volume "conf" : configmap "conf" not found'
     other = event("kubelet", "FailedMount", "of another pod", index=1)
-    seen = Seen((event("kubelet", "FailedMount", words), other))
+    seen = Observations((event("kubelet", "FailedMount", words), other))
     found = first(case(pod(0, node="node-1"), phase="Pending", seen=seen))
     assert found.rule == "not-mounted"
     assert found.text == f"worker-0 cannot start on node-1: {words}. It is retried automatically."
@@ -189,23 +191,23 @@ NOMINATED = event("karpenter", "Nominated", "Pod should schedule on: nodeclaim/d
 )
 def test_a_node_that_karpenter_brings_is_told_and_nobody_has_to_make_room(conditions: list[str], words: str) -> None:
     claim = {**CLAIM, "status": {"conditions": [{"type": item, "status": "True"} for item in conditions]}}
-    found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Seen((NOMINATED,), (claim,))))
+    found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Observations((NOMINATED,), (claim,))))
     assert (found.rule, found.severity, found.mends) == ("node-coming", Severity.INFO, ())
     assert found.text.endswith(f"A node is being provisioned: nodeclaim default-dwdn5 {words}, requested 40s ago.")
     assert "Held by" not in found.text
 
 
 def test_whoever_may_not_read_nodeclaims_hears_what_the_event_says() -> None:
-    found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Seen((NOMINATED,), None)))
+    found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Observations((NOMINATED,), None)))
     words = "A node is being provisioned: Pod should schedule on: nodeclaim/default-dwdn5, said 40s ago."
     assert found.text.endswith(words)
     grown = event("cluster-autoscaler", "TriggeredScaleUp", "pod triggered scale-up: [{pool 1->2 (max: 5)}]")
-    found = first(case(unplaced(0), phase="Pending", seen=Seen((grown,))))
+    found = first(case(unplaced(0), phase="Pending", seen=Observations((grown,))))
     assert "A node is being provisioned: pod triggered scale-up: [{pool 1->2 (max: 5)}], said 40s ago." in found.text
 
 
 def test_a_node_that_karpenter_has_given_up_does_not_come() -> None:
-    for seen in (Seen((NOMINATED,), ()), Seen(({**NOMINATED, "lastTimestamp": at(-1000)},), None)):
+    for seen in (Observations((NOMINATED,), ()), Observations(({**NOMINATED, "lastTimestamp": at(-1000)},), None)):
         found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=seen))
         assert found.mends[0].command == "elasticctl suspend big"
 
@@ -214,7 +216,7 @@ def test_why_the_autoscaler_brings_none() -> None:
     words = "all available instance types exceed limits for nodepool: default"
     said = event("karpenter", "FailedScheduling", f"Failed to schedule pod, {words}")
     of_scheduler = event("default-scheduler", "FailedScheduling", "0/3 nodes are available")
-    found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Seen((said, of_scheduler))))
+    found = first(case(unplaced(0), phase="Pending", holders={"big": 4}, seen=Observations((said, of_scheduler))))
     assert found.text.endswith(f"The autoscaler is not adding a node: Failed to schedule pod, {words}.")
     assert found.mends[0].command == "elasticctl suspend big"
 
@@ -222,7 +224,9 @@ def test_why_the_autoscaler_brings_none() -> None:
 @pytest.mark.parametrize("event_", [{}, {"involvedObject": 3}, {"involvedObject": {"uid": "uid-0"}, "message": 7}])
 def test_events_of_any_content_do_not_disturb(event_: dict[str, Any]) -> None:
     odd = {**event_, "reason": "Nominated", "source": {"component": "karpenter"}}
-    assert diagnose(case(unplaced(0), pod(1, node="n"), phase="Pending", seen=Seen((odd,), ({}, {"metadata": 3}))))
+    assert diagnose(
+        case(unplaced(0), pod(1, node="n"), phase="Pending", seen=Observations((odd,), ({}, {"metadata": 3})))
+    )
 
 
 def budget(name: str, selector: Any, kind: str = "") -> dict[str, Any]:
@@ -235,10 +239,10 @@ OURS = budget("digits-workers", {"matchLabels": {"job-name": "digits"}}, "Elasti
 
 def test_a_budget_of_ones_own_is_told_and_two_are_too_many() -> None:
     team = budget("team", {"matchLabels": {"job-name": "digits"}})
-    found = named(case(seen=Seen(budgets=(OURS, team))))["budget-of-others"]
+    found = named(case(seen=Observations(budgets=(OURS, team))))["budget-of-others"]
     assert found.text == "PodDisruptionBudget team covers its workers, so the controller keeps none of its own."
-    two = named(case(seen=Seen(budgets=(team, budget("all", {})))))["budgets-of-others"]
+    two = named(case(seen=Observations(budgets=(team, budget("all", {})))))["budgets-of-others"]
     assert two.severity == Severity.WARNING
     assert two.mends[0].command == "kubectl delete pdb team -n ml"
     other = budget("other", {"matchLabels": {"app": "web"}})
-    assert "budget-of-others" not in named(case(seen=Seen(budgets=(OURS, other, budget("none", None)))))
+    assert "budget-of-others" not in named(case(seen=Observations(budgets=(OURS, other, budget("none", None)))))

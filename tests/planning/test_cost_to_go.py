@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticctl.planning.availability import Seen
+from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.cost_to_go import Outlook, passing, rules_for, state_of
-from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, Held, Market, Pool, Reason, Speeds
+from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, HeldWorkers, Market, SizeReason, Speeds, SpotPool
 from tests.support.planning import situation
 
 LINEAR = Speeds.of({1: 1.0, 2: 2.0, 4: 4.0})
@@ -49,7 +49,7 @@ def test_chances_add_up() -> None:
 
 
 def test_what_was_seen_moves_the_guess_and_what_is_long_ago_less() -> None:
-    seen = Seen(up=True)
+    seen = AvailabilityRecord(up=True)
     assert (seen.leaves, seen.returns) == (1.0, 1.0)
     for _ in range(30):
         seen = seen.after(0.2, up=False).after(0.2, up=True)
@@ -67,19 +67,19 @@ def test_it_takes_much_when_it_is_cheap_and_waits_when_it_is_dear() -> None:
     assert (there.choice.pool, there.choice.on_demand) == ("zone-a", 0)
     assert there.choice.spot >= 4
     away = decide(situation(time_left_s=36 * 3600.0, there=0))
-    assert (away.choice, away.reason) == (Choice(), Reason.CHEAPEST)
+    assert (away.choice, away.reason) == (Choice(), SizeReason.CHEAPEST)
 
 
 def test_it_goes_to_the_cheaper_pool_and_stays_where_it_is_among_equals() -> None:
-    base = situation(time_left_s=24 * 3600.0, there=8, held=(Held("zone-a", 8),))
-    other = Pool("zone-b", 0.3, 8)
+    base = situation(time_left_s=24 * 3600.0, there=8, held=(HeldWorkers("zone-a", 8),))
+    other = SpotPool("zone-b", 0.3, 8)
     assert decide(replace(base, pools=(other, *base.pools))).choice.pool == "zone-a"
     assert decide(replace(base, pools=(replace(other, usd_per_h=0.1), *base.pools))).choice.pool == "zone-b"
 
 
 def test_the_order_of_pools_is_not_what_decides() -> None:
     base = situation(time_left_s=24 * 3600.0, there=8)
-    pools = (*base.pools, Pool("zone-b", 0.3, 8), Pool("zone-c", 0.3, 4))
+    pools = (*base.pools, SpotPool("zone-b", 0.3, 8), SpotPool("zone-c", 0.3, 4))
     assert decide(replace(base, pools=pools)) == decide(replace(base, pools=pools[::-1]))
 
 
@@ -102,16 +102,16 @@ def test_a_short_job_has_spot_machines_too() -> None:
 
 @pytest.mark.parametrize("ready_in_s", [150.0, 60.0, 5.0])
 def test_machines_on_their_way_are_worth_more_than_ones_to_ask_for(ready_in_s: float) -> None:
-    base = situation(time_left_s=60 * 60.0, there=8, held=(Held("zone-a", 8, ready_in_s),))
+    base = situation(time_left_s=60 * 60.0, there=8, held=(HeldWorkers("zone-a", 8, ready_in_s),))
     work = 15 * 60 * base.speeds.per_s[-1]
     assert decide(replace(base, work_left=work, saved_left=work, look_s=10.0)).choice == Choice("zone-a", 8)
 
 
 def test_once_it_is_late_or_only_just_in_time_on_demand_machines_on_their_way_are_not_given_back() -> None:
-    coming = (Held(ON_DEMAND, 8, 100.0),)
+    coming = (HeldWorkers(ON_DEMAND, 8, 100.0),)
     late = decide(situation(time_left_s=3600.0, there=8, held=coming))
-    assert (late.reason, late.choice.on_demand) == (Reason.LATE, 8)
-    base = situation(time_left_s=1140.0, there=0, held=(Held(ON_DEMAND, 8, 1.0),))
+    assert (late.reason, late.choice.on_demand) == (SizeReason.LATE, 8)
+    base = situation(time_left_s=1140.0, there=0, held=(HeldWorkers(ON_DEMAND, 8, 1.0),))
     work = 600 * base.speeds.rate(4)  # four of them would do, and just so
     close = decide(replace(base, work_left=work, saved_left=work))
-    assert (close.reason, close.choice) == (Reason.DEADLINE, Choice(on_demand=8))
+    assert (close.reason, close.choice) == (SizeReason.DEADLINE, Choice(on_demand=8))

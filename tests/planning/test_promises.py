@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.situation import Choice, Costs, Decision, Situation, Speeds
-from elasticctl.simulation.replay import Outcome, Plan, Replay
+from elasticctl.planning.situation import Choice, Costs, PlannedSize, Situation, Speeds
+from elasticctl.simulation.replay import Replay, ReplayedJob, ReplayResult
 from elasticctl.simulation.traces import Recording, Trace
 from tests.support.planning import situation
 
@@ -27,9 +27,9 @@ class Watched:
     """The policy, and what it said first: whether it can keep what it is asked for."""
 
     def __init__(self) -> None:
-        self.decisions: list[Decision] = []
+        self.decisions: list[PlannedSize] = []
 
-    def __call__(self, now: Situation) -> Decision:
+    def __call__(self, now: Situation) -> PlannedSize:
         self.decisions.append(decide(now))
         return self.decisions[-1]
 
@@ -49,7 +49,7 @@ def recording_of(zones: list[Spans], usd_per_h: float = 0.3) -> Recording:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> ReplayedJob:
     """Work of up to three hours at the largest size; a deadline or a budget or both, generous or impossible."""
     speeds, costs = draw(st.sampled_from(CURVES)), draw(st.sampled_from(OTHERS))
     shortest_s = draw(st.floats(0.1, 3.0)) * 3600
@@ -57,10 +57,10 @@ def plans(draw: st.DrawFn) -> Plan:
     dear = speeds.most * (shortest_s / 3600 + 1)
     no_limit = st.nothing() if deadline_s is None else st.none()
     budget_usd = draw(st.floats(0.05, 3.0).map(lambda times: times * dear) | no_limit)
-    return Plan(shortest_s * speeds.per_s[-1], speeds, costs, 1.0, deadline_s, budget_usd, draw(st.booleans()))
+    return ReplayedJob(shortest_s * speeds.per_s[-1], speeds, costs, 1.0, deadline_s, budget_usd, draw(st.booleans()))
 
 
-def replayed(plan: Plan, recording: Recording, losses_s: tuple[float, ...] = ()) -> tuple[Outcome, Watched]:
+def replayed(plan: ReplayedJob, recording: Recording, losses_s: tuple[float, ...] = ()) -> tuple[ReplayResult, Watched]:
     policy = Watched()
     return Replay(plan, recording, 0, policy, losses_s).run(), policy
 
@@ -68,12 +68,12 @@ def replayed(plan: Plan, recording: Recording, losses_s: tuple[float, ...] = ())
 @settings(max_examples=15)
 @given(plan=plans(), zones=st.lists(spans, min_size=1, max_size=2), loss_s=st.none() | st.floats(0, 12 * 3600))
 @example(  # the money lasts for less than a second more
-    Plan(49303.21688280517, SPEEDS, OTHERS[0], 1.0, None, 2.460040972485023),
+    ReplayedJob(49303.21688280517, SPEEDS, OTHERS[0], 1.0, None, 2.460040972485023),
     [[(0, 1)], [(1, 26), (4, 9)]],
     None,
 )
 def test_never_over_budget_and_never_late_when_it_was_promised(
-    plan: Plan, zones: list[Spans], loss_s: float | None
+    plan: ReplayedJob, zones: list[Spans], loss_s: float | None
 ) -> None:
     """Whatever is lost and when; of on-demand machines one may be lost too."""
     found, policy = replayed(plan, recording_of(zones), () if loss_s is None else (loss_s,))
@@ -86,7 +86,7 @@ def test_never_over_budget_and_never_late_when_it_was_promised(
 
 def test_losses_in_the_last_minute_do_not_make_it_late() -> None:
     """Spot is there until some tick, comes back for a moment, and is then gone for good."""
-    plan = Plan(2 * 3600 * SPEEDS.per_s[-1], SPEEDS, STEADY, 1.0, 3.5 * 3600)
+    plan = ReplayedJob(2 * 3600 * SPEEDS.per_s[-1], SPEEDS, STEADY, 1.0, 3.5 * 3600)
     for gone in range(1, 42, 4):
         found, policy = replayed(plan, recording_of([[(8, gone), (0, 1), (8, 2), (0, TICKS)]]))
         assert policy.decisions[0].kept
@@ -96,7 +96,7 @@ def test_losses_in_the_last_minute_do_not_make_it_late() -> None:
 
 def test_an_on_demand_machine_that_is_lost_when_only_those_are_left_does_not_make_it_late() -> None:
     nothing = recording_of([[(0, TICKS)]])
-    plan = Plan(2 * 3600 * SPEEDS.per_s[-1], SPEEDS, STEADY, 1.0, 3 * 3600)
+    plan = ReplayedJob(2 * 3600 * SPEEDS.per_s[-1], SPEEDS, STEADY, 1.0, 3 * 3600)
     for loss_s in range(0, 3 * 3600, 1800):
         found, policy = replayed(plan, nothing, (float(loss_s),))
         assert policy.decisions[0].kept
@@ -107,11 +107,11 @@ def test_an_on_demand_machine_that_is_lost_when_only_those_are_left_does_not_mak
 def test_what_cannot_be_promised_is_not() -> None:
     nothing = recording_of([[(0, TICKS)]])
     work = 4 * 3600 * SPEEDS.per_s[-1]
-    too_soon, policy = replayed(Plan(work, SPEEDS, STEADY, 1.0, 4 * 3600), nothing)
+    too_soon, policy = replayed(ReplayedJob(work, SPEEDS, STEADY, 1.0, 4 * 3600), nothing)
     assert not policy.decisions[0].kept
     assert too_soon.finished_s is not None  # late, and as fast as it goes
     assert too_soon.finished_s < 4 * 3600 + 1800
-    too_dear, policy = replayed(Plan(work, SPEEDS, STEADY, 1.0, 8 * 3600, 5.0), nothing)
+    too_dear, policy = replayed(ReplayedJob(work, SPEEDS, STEADY, 1.0, 8 * 3600, 5.0), nothing)
     assert (policy.decisions[0].kept, too_dear.finished_s) == (False, None)
     assert too_dear.usd <= 5.0
 
@@ -119,11 +119,11 @@ def test_what_cannot_be_promised_is_not() -> None:
 def test_money_that_lasts_for_spot_only_is_spent_on_spot_up_to_the_last_cent() -> None:
     steady = recording_of([[(8, TICKS)]])
     work = 4 * 3600 * SPEEDS.per_s[-1]
-    enough, _ = replayed(Plan(work, SPEEDS, STEADY, 1.0, 8 * 3600, 12.0), steady)
+    enough, _ = replayed(ReplayedJob(work, SPEEDS, STEADY, 1.0, 8 * 3600, 12.0), steady)
     assert enough.finished_s is not None
     assert enough.finished_s <= 8 * 3600
     assert enough.usd <= 12.0 < 4 * 8  # which is what it takes on demand
-    spent, _ = replayed(Plan(work, SPEEDS, STEADY, 1.0, 8 * 3600, 3.0), steady)
+    spent, _ = replayed(ReplayedJob(work, SPEEDS, STEADY, 1.0, 8 * 3600, 3.0), steady)
     assert spent.finished_s is None
     assert 2.8 < spent.usd <= 3.0
 
@@ -137,7 +137,7 @@ def test_a_deadline_that_is_moved_in_mid_run_replans_at_once() -> None:
 
 def test_money_buys_time_if_that_is_wanted() -> None:
     steady = recording_of([[(8, TICKS)]])
-    plan = Plan(4 * 3600 * SPEEDS.per_s[-1], SPEEDS, STEADY, 1.0, 15 * 3600, 100.0)
+    plan = ReplayedJob(4 * 3600 * SPEEDS.per_s[-1], SPEEDS, STEADY, 1.0, 15 * 3600, 100.0)
     cheap, _ = replayed(plan, steady)
     fast, _ = replayed(replace(plan, soon=True), steady)
     assert fast.finished_s is not None

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from elasticctl.api.errors import SpecError
-from elasticctl.planning.situation import Choice, Costs, Decision, Reason, Situation, Speeds
-from elasticctl.simulation.replay import Plan, Replay
+from elasticctl.planning.situation import Choice, Costs, PlannedSize, Situation, SizeReason, Speeds
+from elasticctl.simulation.replay import Replay, ReplayedJob
 from elasticctl.simulation.traces import Recording, Trace, parse_trace
 
 COSTS = Costs(start_s=100.0, reform_s=10.0, loss_s=20.0, save_every_s=300.0, billed_s=60.0)
@@ -16,11 +16,11 @@ SPEEDS = Speeds.of({1: 1.0, 2: 2.0, 4: 4.0})
 
 
 def always(choice: Choice):
-    return lambda now: Decision(choice, Reason.CHEAPEST, now.look_s, kept=True)
+    return lambda now: PlannedSize(choice, SizeReason.CHEAPEST, now.look_s, kept=True)
 
 
-def spot_if_there(now: Situation) -> Decision:
-    return Decision(Choice("a", min(4, now.pools[0].there)), Reason.CHEAPEST, now.look_s, kept=True)
+def spot_if_there(now: Situation) -> PlannedSize:
+    return PlannedSize(Choice("a", min(4, now.pools[0].there)), SizeReason.CHEAPEST, now.look_s, kept=True)
 
 
 def test_a_trace_is_read() -> None:
@@ -47,7 +47,7 @@ def test_what_is_no_trace_is_refused(text: str) -> None:
 
 def test_on_demand_takes_its_start_and_its_work_and_is_paid_for_both() -> None:
     nothing = Recording.of([Trace("a", 300.0, (0,) * 20)], 4, 0.25)
-    found = Replay(Plan(4 * 1000.0, SPEEDS, COSTS, 1.0), nothing, 0, always(Choice(on_demand=4))).run()
+    found = Replay(ReplayedJob(4 * 1000.0, SPEEDS, COSTS, 1.0), nothing, 0, always(Choice(on_demand=4))).run()
     assert found.finished_s == pytest.approx(1100.0)
     assert found.usd == pytest.approx(4 * 1100 / 3600)
     assert found.on_demand_h == pytest.approx(4 * 1100 / 3600)
@@ -56,7 +56,7 @@ def test_on_demand_takes_its_start_and_its_work_and_is_paid_for_both() -> None:
 def test_who_loses_all_workers_does_what_was_not_saved_again() -> None:
     """Ready at 100 s, saved at 400 s, lost at 600 s; back at 900 s, ready at 1000 s, 700 s of work are left."""
     away = Recording.of([Trace("a", 300.0, (4, 4, 0, *(4,) * 20))], 4, 0.25)
-    found = Replay(Plan(4 * 1000.0, SPEEDS, COSTS, 1.0), away, 0, spot_if_there).run()
+    found = Replay(ReplayedJob(4 * 1000.0, SPEEDS, COSTS, 1.0), away, 0, spot_if_there).run()
     assert found.finished_s == pytest.approx(1700.0)
     assert found.usd == pytest.approx(4 * (600 + 800) / 3600 * 0.25)
     assert found.losses == 1
@@ -65,7 +65,7 @@ def test_who_loses_all_workers_does_what_was_not_saved_again() -> None:
 def test_who_keeps_some_goes_on_after_a_short_stop() -> None:
     """Two of four are lost at 600 s: 2000 units done, 20 s still, then two at a time."""
     half = Recording.of([Trace("a", 300.0, (4, 4, *(2,) * 20))], 4, 0.25)
-    found = Replay(Plan(4 * 1000.0, SPEEDS, COSTS, 1.0), half, 0, spot_if_there).run()
+    found = Replay(ReplayedJob(4 * 1000.0, SPEEDS, COSTS, 1.0), half, 0, spot_if_there).run()
     assert found.finished_s == pytest.approx(620 + 2000 / 2)
     assert found.usd == pytest.approx((4 * 600 + 2 * 1020) / 3600 * 0.25)
 
@@ -74,12 +74,12 @@ def test_a_move_starts_the_new_before_the_old_leave_and_both_are_paid() -> None:
     """Asked at 0, when ready at 100 s, and at 400 s: on demand is ready at 500 s, and the group still for 10 s."""
     steady = Recording.of([Trace("a", 300.0, (4,) * 20)], 4, 0.25)
 
-    def moves(now: Situation) -> Decision:
+    def moves(now: Situation) -> PlannedSize:
         late = now.workers("") or now.work_left < 4 * 850
         choice = Choice(on_demand=4) if late else Choice("a", 4)
-        return Decision(choice, Reason.CHEAPEST, now.look_s, kept=True)
+        return PlannedSize(choice, SizeReason.CHEAPEST, now.look_s, kept=True)
 
-    found = Replay(Plan(4 * 1000.0, SPEEDS, COSTS, 1.0), steady, 0, moves).run()
+    found = Replay(ReplayedJob(4 * 1000.0, SPEEDS, COSTS, 1.0), steady, 0, moves).run()
     assert found.finished_s == pytest.approx(1110.0)
     assert found.spot_h == pytest.approx(4 * 500 / 3600)
     assert found.on_demand_h == pytest.approx(4 * 710 / 3600)
@@ -89,18 +89,18 @@ def test_machines_that_come_back_are_news() -> None:
     """They are there from 600 s on, which is no time at which the policy wants to look."""
     asked = []
 
-    def watches(now: Situation) -> Decision:
+    def watches(now: Situation) -> PlannedSize:
         asked.append(now.pools[0].there)
-        return Decision(Choice("a", now.pools[0].there), Reason.CHEAPEST, 1e6, kept=True)
+        return PlannedSize(Choice("a", now.pools[0].there), SizeReason.CHEAPEST, 1e6, kept=True)
 
     back = Recording.of([Trace("a", 300.0, (0, 0, *(4,) * 20))], 4, 0.25)
-    found = Replay(Plan(4 * 500.0, SPEEDS, COSTS, 1.0), back, 0, watches).run()
+    found = Replay(ReplayedJob(4 * 500.0, SPEEDS, COSTS, 1.0), back, 0, watches).run()
     assert (found.finished_s, asked[:2]) == (pytest.approx(600 + 100 + 500), [0, 4])
 
 
 def test_a_machine_that_hardly_ran_is_paid_for_its_least_time() -> None:
     steady = Recording.of([Trace("a", 300.0, (4,) * 20)], 4, 0.25)
-    found = Replay(Plan(1.0, SPEEDS, Costs(0, 0, 0, 300, 60), 1.0), steady, 0, always(Choice("a", 1))).run()
+    found = Replay(ReplayedJob(1.0, SPEEDS, Costs(0, 0, 0, 300, 60), 1.0), steady, 0, always(Choice("a", 1))).run()
     assert (found.finished_s, found.usd) == (pytest.approx(1.0), pytest.approx(0.25 / 60))
 
 

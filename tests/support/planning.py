@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from elasticctl.planning.situation import Costs, Held, Market, Pool, Situation, Speeds
+from elasticctl.planning.situation import Costs, HeldWorkers, Market, Situation, Speeds, SpotPool
 
 
 def situation(
-    *, time_left_s: float | None, there: int, money_left_usd: float | None = None, held: tuple[Held, ...] = ()
+    *, time_left_s: float | None, there: int, money_left_usd: float | None = None, held: tuple[HeldWorkers, ...] = ()
 ) -> Situation:
     """Ten hours of work on 8 workers, one spot pool at 0.3 of on demand that is there half of the time."""
     speeds = Speeds.of({1: 1.0, 2: 1.9, 4: 3.6, 8: 6.6})
@@ -19,7 +19,7 @@ def situation(
         speeds=speeds,
         costs=Costs(),
         on_demand_usd_per_h=1.0,
-        pools=(Pool("zone-a", 0.3, there),),
+        pools=(SpotPool("zone-a", 0.3, there),),
         market=Market(1.0, 1.0, 0.5, 8, 0.3),
         held=held,
     )

@@ -219,7 +219,7 @@ def goodput(status: JobStatus, now: float) -> Goodput | None:
     """The goodput of a job up to `now` (seconds since the epoch) or its end; None before the first step."""
     groups = status.generations
     end = status.completion_time if status.completion_time is not None else now
-    begin = _begin(status)
+    begin = _measured_from(status)
     if begin is None or end <= begin or not any(group.first_step_at is not None for group in groups):
         return None
     forward_s = redone_s = 0.0
@@ -231,7 +231,7 @@ def goodput(status: JobStatus, now: float) -> Goodput | None:
     return Goodput(end - begin, forward_s, redone_s, whole=groups[0].generation <= 1)
 
 
-def _begin(status: JobStatus) -> float | None:
+def _measured_from(status: JobStatus) -> float | None:
     """When the measured time begins: with the job, or with the oldest group that is still listed."""
     if not status.generations:
         return None

@@ -1,7 +1,7 @@
 """Prints lines of logs, each with its worker's name, and redraws progress bars in place.
 
 A line that ends with a carriage return is the state of a progress bar. A terminal shows the newest of each worker below
-the other lines, and draws it anew in its place; elsewhere each is a line.
+the other lines, and redraws it in its place; elsewhere each is a line.
 """
 
 from __future__ import annotations

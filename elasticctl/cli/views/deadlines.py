@@ -15,7 +15,7 @@ from elasticctl.cli.views.simulation import Basis
 from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.deadlines import Prospect, prospects
 from elasticctl.simulation.forecast import interval_s
-from elasticctl.simulation.replay import Plan
+from elasticctl.simulation.replay import ReplayedJob
 from elasticctl.simulation.traces import Recording, parse_trace
 
 STARTS, STARTS_WITH_BUDGETS = 16, 8
@@ -67,7 +67,7 @@ def prospects_of(
     budgets = [None] if budget_usd is None else [budget_usd * times for times in RICHER]
     limits = [(finish_by_s * times, budget) for times in LATER for budget in budgets]
     return prospects(
-        Plan(basis.work, speeds, costs, on_demand, blind=True),
+        ReplayedJob(basis.work, speeds, costs, on_demand, blind=True),
         recording,
         limits,
         STARTS if budget_usd is None else STARTS_WITH_BUDGETS,

@@ -60,8 +60,8 @@ def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
     plan = job.status.plan
     rows += [(step.at, "plan", step_words(step), step.message, "", "") for step in (plan.steps if plan else ())]
     rows += [(item.at, item.verb, item.words, f"{item.by}, {item.client}", "", "") for item in changes]
-    told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
-    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",), cut="CAUSE")
+    table = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
+    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), table, spare=("WHAT",), cut="CAUSE")
 
 
 def audit_table(lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -122,8 +122,8 @@ def _kind(item: Interruption) -> str:
 
 def _cause(item: Interruption) -> str:
     """The cause of an interruption, with its message if the script failed; other messages only repeat the cause."""
-    told = not item.uid or (item.cause is not None and item.cause.counted)
-    return ": ".join(filter(None, (item.cause or "", shorten(item.message) if told else "")))
+    has_own_cause = not item.uid or (item.cause is not None and item.cause.counted)
+    return ": ".join(filter(None, (item.cause or "", shorten(item.message) if has_own_cause else "")))
 
 
 def _requester(item: Scaling) -> str:

@@ -31,7 +31,7 @@ from elasticctl.cli.framework.output import Table, bar, joined, on_terminal
 from elasticctl.cli.views.history import causes, cost_text, failure_lines, interruptions, scalings
 
 if TYPE_CHECKING:
-    from elasticctl.diagnosis import Seen
+    from elasticctl.diagnosis import Observations
 
 _SHOWN_LAST = 3
 _BAR_WIDTH = 30
@@ -44,7 +44,7 @@ def status_table(
     now: float,
     *,
     bar_encoding: str | None = None,
-    seen: Seen | None = None,
+    seen: Observations | None = None,
 ) -> Table:
     """Everything about one job, one row per field, without empty fields.
 
@@ -175,7 +175,7 @@ def _at_work(status: JobStatus, desired: int) -> str:
     """`3 of 4 training, 1 waiting`: the workers that train, or run if there are no steps yet, and the others by state.
 
     Workers without a node, or that cannot even be created, are waiting; those with a node that do not run yet are
-    starting. Those that have been told to end, and still clean up, are stopping.
+    starting. Those that have been asked to end, and still clean up, are stopping.
     """
     count = count_workers(status)
     number, word = (count.training, "training") if is_training(status) else (count.running, "running")
@@ -213,16 +213,16 @@ def failures_text(job: ElasticJob) -> str:
     return f"{status.failures_since_commit} of {job.backoff_limit} allowed {since}{whole}"
 
 
-def reason(job: ElasticJob, pods: Sequence[Manifest], now: float, seen: Seen | None = None) -> str:
+def reason(job: ElasticJob, pods: Sequence[Manifest], now: float, seen: Observations | None = None) -> str:
     """Why a job does not train, or no longer trains: the first cause or, once it has ended, the controller's reason."""
     status = job.status
     if status.phase is Phase.SUCCEEDED:
         return ""
     if status.phase.terminal:
         return ": ".join(part for part in (status.reason, status.message) if part)
-    from elasticctl.diagnosis import Case, Seen, diagnose  # not for a list of jobs that train
+    from elasticctl.diagnosis import Case, Observations, diagnose  # not for a list of jobs that train
 
-    case = Case(job, tuple(pods), now, seen=seen or Seen())
+    case = Case(job, tuple(pods), now, seen=seen or Observations())
     first = diagnose(case)[0]
     return first.text if first.decisive or case.waiting else ""
 

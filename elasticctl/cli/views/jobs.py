@@ -35,7 +35,7 @@ _LOOKED_AT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ListColumns:
     """The selected columns."""
 
     wide: bool = False
@@ -48,7 +48,10 @@ class Shape:
 
 
 def job_table(
-    manifests: Sequence[Manifest], now: float, shape: Shape = Shape(), reasons: Mapping[str, str] | None = None
+    manifests: Sequence[Manifest],
+    now: float,
+    shape: ListColumns = ListColumns(),
+    reasons: Mapping[str, str] | None = None,
 ) -> Table:
     """One row per job. `reasons`: UID -> why it waits, for jobs where more is known than in their status."""
     rows = [_row(manifest, now, shape, reasons or {}) for manifest in manifests]
@@ -66,7 +69,7 @@ def why_ended(job: ElasticJob) -> str:
     return ": ".join(part for part in (status.reason, status.message) if part)
 
 
-def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str]) -> tuple[str, ...]:
+def _row(manifest: Manifest, now: float, shape: ListColumns, reasons: Mapping[str, str]) -> tuple[str, ...]:
     job = ElasticJob.from_manifest(manifest)
     status, progress, found = job.status, job.status.progress, hardware(job)
     spent, left = cost(job, now), remaining_s(status) if makes_steps(status, now) else None

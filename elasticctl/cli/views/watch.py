@@ -23,7 +23,7 @@ from elasticctl.cli.framework.output import (
 )
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.job import bar_encoding, next_line
-from elasticctl.cli.views.jobs import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
+from elasticctl.cli.views.jobs import ListColumns, job_table, next_of_list, no_jobs_line, waiting_reasons
 from elasticctl.cluster.base import Manifest
 from elasticctl.operations.selection import JobFilter
 from elasticctl.operations.target import ENDED, Poller, Target, phase_of
@@ -38,7 +38,7 @@ REDRAW_EVERY_S = 0.5
 TableOf = Callable[[list[Manifest], float], Table]
 
 
-def watch_list(target: Target, namespace: str | None, shape: Shape, chosen: JobFilter) -> None:
+def watch_list(target: Target, namespace: str | None, shape: ListColumns, chosen: JobFilter) -> None:
     """Show the chosen jobs of a namespace (None: of all) until interrupted."""
 
     def chosen_jobs() -> list[Manifest]:
@@ -50,45 +50,45 @@ def watch_list(target: Target, namespace: str | None, shape: Shape, chosen: JobF
             changes.show(jobs)
         return
 
-    def look() -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
+    def read_jobs() -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
         """All jobs, those that fit on the screen, and why some of these wait."""
         jobs = chosen_jobs()
         shown = most_relevant(jobs, console().size.height - ROOM_AROUND)
         return jobs, shown, waiting_reasons(target, shown, time.time())
 
-    answers = Poller(look, REDRAW_EVERY_S)
+    answers = Poller(read_jobs, REDRAW_EVERY_S)
     with redrawing() as draw:
         for jobs, shown, why in answers.each():
             if not jobs:
-                draw(Frame(None, no_jobs_line(target, namespace, chosen), answers.trouble))
+                draw(Screenful(None, no_jobs_line(target, namespace, chosen), answers.trouble))
                 continue
             more = f"{len(jobs) - len(shown)} more jobs; " if len(shown) < len(jobs) else ""
             table = job_table(shown, time.time(), shape, why)
-            draw(Frame(table, f"{more}{next_of_list(jobs)}", answers.trouble))
+            draw(Screenful(table, f"{more}{next_of_list(jobs)}", answers.trouble))
 
 
 def watch_job(target: Target, watched: Manifest) -> None:
     """Show one job until it has ended. Raises NotFoundError once it is deleted, even if another one has its name."""
 
-    def look() -> Manifest:
+    def read_job() -> Manifest:
         return target.reread(watched)
 
-    def look_closely() -> tuple[Manifest, list[Manifest]]:
-        manifest = look()
+    def read_job_and_pods() -> tuple[Manifest, list[Manifest]]:
+        manifest = read_job()
         job = ElasticJob.from_manifest(manifest)
         return manifest, target.cluster.pods_of([job])[job.uid]
 
     if not can_redraw():
         changes = _Changes(job_table)
-        for job in Poller(look, REDRAW_EVERY_S, observer=target.observer).each():
+        for job in Poller(read_job, REDRAW_EVERY_S, observer=target.observer).each():
             changes.show([job])
             if _has_ended(job):
                 return
-    answers = Poller(look_closely, REDRAW_EVERY_S)
+    answers = Poller(read_job_and_pods, REDRAW_EVERY_S)
     with redrawing() as draw:
         for job, pods in answers.each():
             table = views.status_table(job, pods, time.time(), bar_encoding=bar_encoding())
-            draw(Frame(table, next_line(job, live=True), answers.trouble))
+            draw(Screenful(table, next_line(job, live=True), answers.trouble))
             if _has_ended(job):
                 return
 
@@ -118,7 +118,7 @@ ROOM_AROUND = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Screenful:
     """The content of a screen: a table (None: not yet), a line about what to type next, and any connection problem."""
 
     table: Table | None
@@ -132,15 +132,15 @@ def can_redraw() -> bool:
 
 
 @contextmanager
-def redrawing() -> Iterator[Callable[[Frame], None]]:
+def redrawing() -> Iterator[Callable[[Screenful], None]]:
     """Yield a function that draws a frame over the one before; the last frame is printed at the end in any case."""
     from rich.live import Live
 
-    frames: list[Frame] = []
+    frames: list[Screenful] = []
     try:
         with Live(console=console(), screen=True, auto_refresh=False, vertical_overflow="crop") as live:
 
-            def draw(frame: Frame) -> None:
+            def draw(frame: Screenful) -> None:
                 frames[:] = [frame]
                 live.update(render_frame(frame, live.console), refresh=True)
 
@@ -152,7 +152,7 @@ def redrawing() -> Iterator[Callable[[Frame], None]]:
             (hint if last.table is not None else say)(last.next_line)
 
 
-def render_frame(frame: Frame, screen: Console) -> RenderableType:
+def render_frame(frame: Screenful, screen: Console) -> RenderableType:
     """A frame as it is drawn on a screen: no line is wider than the screen."""
     from rich.console import Group
     from rich.text import Text

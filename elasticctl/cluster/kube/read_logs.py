@@ -123,7 +123,7 @@ class PodLog:
             at, text = found
             if not self._cursor.is_new(at):
                 continue
-            self.read.note(at / 1e6, text)
+            self.read.note_line(at / 1e6, text)
             since = self._query.since
             if since is None or at >= since * 1e6:
                 yield LogLine(self.worker, at / 1e6, text)

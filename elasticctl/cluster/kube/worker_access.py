@@ -38,7 +38,7 @@ DATA, PORT_ERROR = 0, 1
 PORT_BYTES = 2
 """Each channel of a forwarded port begins with its number."""
 LINGER_S = 5.0
-"""The worker cannot be told that this side sends no more: a connection ends when it then says nothing for so long."""
+"""The worker cannot be notified that this side sends no more: a connection ends when it is then silent for so long."""
 ENTER = 'cd -P /proc/1/cwd 2>/dev/null; exec "$@"'
 """The launcher, the container's first process, is in the script's folder; in other containers nothing changes."""
 
@@ -186,9 +186,7 @@ async def _send_input(tunnel: Tunnel, stdin: int, wake: int, say: Callable[[str]
         if tunnel.protocol == CLOSES_INPUT:
             await tunnel.send(CLOSE, bytes((STDIN,)))
         else:
-            say(
-                "this cluster (Kubernetes before 1.30) cannot tell the command that its input has ended: Ctrl-C ends it"
-            )
+            say("this cluster (Kubernetes before 1.30) cannot end the input of the command: Ctrl-C ends it")
 
 
 async def _quietly(tunnel: Tunnel, channel: int, data: bytes) -> None:

@@ -132,7 +132,7 @@ class LocalCluster:
 
         def files() -> LogFiles:
             answer = self._object("GET", jobs_path(namespace, job, "logs"))
-            if answer.get("jobUid", found.uid) != found.uid:  # an older supervisor does not tell
+            if answer.get("jobUid", found.uid) != found.uid:  # an older supervisor does not say
                 raise NotFoundError(f"the job {job} was deleted, and another job now has its name")
             return LogFiles.from_json(answer)
 

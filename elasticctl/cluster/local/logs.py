@@ -179,6 +179,6 @@ class Tail:
             at = from_rfc3339(stamp)
             if at is None:
                 continue
-            self._read.note(at, text)
+            self._read.note_line(at, text)
             if since is None or at >= since:
                 yield LogLine(self._file.worker, at, text)

@@ -74,14 +74,14 @@ def connect_private(path: Path, timeout_s: float) -> socket.socket:
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user of the process at the other end of a Unix socket; None where the system does not tell."""
+    """The user of the process at the other end of a Unix socket; None where the system does not report it."""
     credentials = getattr(socket, "SO_PEERCRED", None)  # Linux
     if credentials is not None:
-        told = connection.getsockopt(socket.SOL_SOCKET, credentials, struct.calcsize("3i"))
-        return int(struct.unpack("3i", told)[1])
+        peer = connection.getsockopt(socket.SOL_SOCKET, credentials, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[1])
     if os.uname().sysname == "Darwin":
-        told = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, 128)
-        return int(struct.unpack_from(_XUCRED, told)[1])
+        peer = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, 128)
+        return int(struct.unpack_from(_XUCRED, peer)[1])
     return None
 
 

@@ -1,4 +1,4 @@
-"""`LocalWorkerAccess`: commands beside the processes of a local worker, with their environment and in their folder."""
+"""`LocalWorkerAccess`: commands next to the processes of a local worker, with their environment and in their folder."""
 
 from __future__ import annotations
 

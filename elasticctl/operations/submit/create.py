@@ -32,7 +32,7 @@ from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import LOCAL, Context, templates_folder
 
 if TYPE_CHECKING:
-    from elasticctl.operations.submit.training_command import Command
+    from elasticctl.operations.submit.training_command import TrainingCommand
     from elasticctl.operations.workspace.workspace import Workspace
     from elasticctl.templates import Template
 
@@ -160,7 +160,7 @@ Draft = CommandDraft | ManifestDraft
 
 
 def plan_command(
-    command: Command,
+    command: TrainingCommand,
     flags: JobFlags,
     context: Context,
     changes: ManifestChanges,

@@ -41,7 +41,7 @@ from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
 if TYPE_CHECKING:
     from elasticctl.api.observed.cost import Rate
-    from elasticctl.operations.submit.training_command import Command
+    from elasticctl.operations.submit.training_command import TrainingCommand
     from elasticctl.operations.workspace.workspace import Workspace
 
 _OWN_VARIABLES = {
@@ -98,7 +98,7 @@ class JobRequest:
         return dataclasses.replace(self, name=name)
 
 
-def resolve(command: Command, flags: JobFlags, context: Context, observer: Observer = SILENT) -> JobRequest:
+def resolve(command: TrainingCommand, flags: JobFlags, context: Context, observer: Observer = SILENT) -> JobRequest:
     """Resolve a job that runs a command; reports remarks about its script. Raises UsageError for what cannot run."""
     flags = _with_translated(flags, command.options, command.env)
     request = request_of(flags, context, _machine_gpus(context), name=flags.name or name_from(command.named_after))
@@ -341,7 +341,7 @@ def _check_secrets(flags: JobFlags, context: Context) -> None:
             raise UsageError(f"--secret: {lacks}. FIX: elasticctl secret set {name} {key or 'KEY'}")
 
 
-def _check_script(command: Command, flags: JobFlags, *, ranks: int) -> tuple[str, ...]:
+def _check_script(command: TrainingCommand, flags: JobFlags, *, ranks: int) -> tuple[str, ...]:
     """Warnings about a script that is to run on several ranks. Raises UsageError for one that cannot."""
     from elasticctl.operations.submit.script_checks import (
         lines_of_bad_syntax,
@@ -373,7 +373,9 @@ def _check_launcher(flags: JobFlags) -> None:
         )
 
 
-def _plan_workspace(command: Command, flags: JobFlags, context: Context, observer: Observer) -> Workspace | None:
+def _plan_workspace(
+    command: TrainingCommand, flags: JobFlags, context: Context, observer: Observer
+) -> Workspace | None:
     """The workspace of the job; None if it has none."""
     if not flags.no_workspace:
         from elasticctl.operations.workspace.workspace import (
@@ -387,7 +389,9 @@ def _plan_workspace(command: Command, flags: JobFlags, context: Context, observe
     return None
 
 
-def _check_module(command: Command, words: tuple[str, ...], request: JobRequest, workspace: Workspace | None) -> None:
+def _check_module(
+    command: TrainingCommand, words: tuple[str, ...], request: JobRequest, workspace: Workspace | None
+) -> None:
     """Raise UsageError for a module that is missing where the job runs, as far as this machine can see that."""
     from elasticctl.operations.submit.script_checks import check_module
 
@@ -397,7 +401,7 @@ def _check_module(command: Command, words: tuple[str, ...], request: JobRequest,
         check_module(words, folder, on_this_python=local and not request.flags.setup)
 
 
-def _words(command: Command, context: Context, workspace: Workspace | None) -> tuple[str, ...]:
+def _words(command: TrainingCommand, context: Context, workspace: Workspace | None) -> tuple[str, ...]:
     """The command that the launcher starts; on this machine, with this Python, and a script or program that exists."""
     from elasticctl.operations.submit.training_command import interpreter_of
 

@@ -18,7 +18,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.text import did_you_mean, quote
 
 if TYPE_CHECKING:
-    from elasticctl.operations.submit.training_command import Command
+    from elasticctl.operations.submit.training_command import TrainingCommand
 
 _TRAINS = re.compile(r"\.backward\(|optimizer\.step\(|\.training_step\(")
 _SAVES = re.compile(
@@ -41,7 +41,7 @@ _FIX = (
 )
 
 
-def lines_of_bad_syntax(command: Command) -> tuple[str, ...]:
+def lines_of_bad_syntax(command: TrainingCommand) -> tuple[str, ...]:
     """A warning about a Python script that this Python cannot compile; the job's may be another version."""
     script = _python_script(command)
     if script is None:
@@ -57,7 +57,7 @@ def lines_of_bad_syntax(command: Command) -> tuple[str, ...]:
     return ()
 
 
-def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
+def lines_without_checkpoints(command: TrainingCommand) -> tuple[str, ...]:
     """A warning about a Python script that trains, but neither saves its state nor imports code next to it that does.
 
     () if it does, or if that is unknown.
@@ -75,7 +75,7 @@ def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
     )
 
 
-def lines_of_lone_ranks(command: Command, ranks: int) -> tuple[str, ...]:
+def lines_of_lone_ranks(command: TrainingCommand, ranks: int) -> tuple[str, ...]:
     """A warning about a Python script that trains on several ranks without joining them.
 
     () if it joins them, or if that is unknown.
@@ -101,7 +101,7 @@ def _is_own_module(name: str, script: Path) -> bool:
     return any((root / name).is_dir() or (root / f"{name}.py").is_file() for root in roots)
 
 
-def _python_script(command: Command) -> Path | None:
+def _python_script(command: TrainingCommand) -> Path | None:
     if command.script:
         path = Path(command.script)
         return path if path.suffix == ".py" else None

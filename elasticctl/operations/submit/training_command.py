@@ -30,7 +30,7 @@ _MAX_SCRIPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class TrainingCommand:
     """What the ranks run: `script` (a path) with `args`; where `script` is "", the words of `args` themselves.
 
     `options`: the fields of JobFlags set by a translated line; `env`: variables; `notes`: remarks on the translation.
@@ -54,7 +54,7 @@ class Command:
         return inner
 
 
-def of_words(words: Sequence[str], *, starts_ranks: bool = False) -> Command:
+def of_words(words: Sequence[str], *, starts_ranks: bool = False) -> TrainingCommand:
     """Read a typed command. Raises UsageError for a launcher that cannot be translated.
 
     `starts_ranks`: it is run unchanged, as the job is in the launcher role.
@@ -66,11 +66,11 @@ def of_words(words: Sequence[str], *, starts_ranks: bool = False) -> Command:
         env.append((name, value))
     if not rest:
         raise UsageError("nothing to run. FIX: give a script, or a command after `--`")
-    made = Command("", tuple(rest)) if starts_ranks else _translated(rest)
-    return Command(made.script, made.args, made.options, (*env, *made.env), made.notes)
+    made = TrainingCommand("", tuple(rest)) if starts_ranks else _translated(rest)
+    return TrainingCommand(made.script, made.args, made.options, (*env, *made.env), made.notes)
 
 
-def _translated(words: list[str]) -> Command:
+def _translated(words: list[str]) -> TrainingCommand:
     program = os.path.basename(words[0])
     if program == "torchrun":
         return _from_launcher(words[1:], "torchrun", _TORCHRUN, _torchrun_sizes)
@@ -84,14 +84,14 @@ def _translated(words: list[str]) -> Command:
             " starts, and sizes with --workers or --gpus; or have it run once, over all workers, with --launcher"
         )
     if not _is_python(words[0]):
-        return Command("", tuple(words))
+        return TrainingCommand("", tuple(words))
     if words[1:2] == ["-m"] and words[2:3] and words[2] in _TORCH_MODULES:
         return _from_launcher(words[3:], f"python -m {words[2]}", _TORCHRUN, _torchrun_sizes)
     if words[1:3] == ["-m", "accelerate.commands.launch"]:
         return _from_launcher(words[3:], "accelerate launch", _ACCELERATE, _accelerate_sizes)
     if words[0] in ("python", "python3") and words[1:] and words[1].endswith(".py"):
-        return Command(words[1], tuple(words[2:]))
-    return Command("", tuple(words))
+        return TrainingCommand(words[1], tuple(words[2:]))
+    return TrainingCommand("", tuple(words))
 
 
 def _is_python(word: str) -> bool:
@@ -121,7 +121,7 @@ _OURS = ("m", "module", "nnodes", "nproc_per_node", "max_restarts", "num_process
 
 def _from_launcher(
     words: list[str], launcher: str, known: Mapping[str, bool], sizes: Callable[[dict[str, str]], dict[str, Any]]
-) -> Command:
+) -> TrainingCommand:
     given: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -146,10 +146,10 @@ def _from_launcher(
     env = tuple((variable, given[name]) for name, variable in _ACCELERATE_VARIABLES.items() if name in given)
     options = sizes(given)
     if {"m", "module"} & {*given}:
-        return Command("", ("python", "-m", *rest), options, env, (note,))
+        return TrainingCommand("", ("python", "-m", *rest), options, env, (note,))
     if "no_python" in given:
-        return Command("", tuple(rest), options, env, (note,))
-    return Command(rest[0], tuple(rest[1:]), options, env, (note,))
+        return TrainingCommand("", tuple(rest), options, env, (note,))
+    return TrainingCommand(rest[0], tuple(rest[1:]), options, env, (note,))
 
 
 _ACCELERATE_VARIABLES = {
@@ -231,7 +231,7 @@ def _is_python_text(text: str) -> bool:
     return first.startswith("#!") and "python" in first
 
 
-def refuse_notebook(command: Command) -> None:
+def refuse_notebook(command: TrainingCommand) -> None:
     """Raise UsageError for a notebook, whose cells may contain more than Python, in any order."""
     if command.script.lower().endswith(".ipynb"):
         script = f"{command.script[: -len('.ipynb')]}.py"
@@ -242,7 +242,7 @@ def refuse_notebook(command: Command) -> None:
         )
 
 
-def refuse_other_groups(command: Command) -> None:
+def refuse_other_groups(command: TrainingCommand) -> None:
     """Raise UsageError for a shell script or command line that would start a group of its own in each rank."""
     for word in [command.script] if command.script else command.args:
         if " " in word and _STARTS_RANKS.search(word):

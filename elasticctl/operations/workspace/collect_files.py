@@ -14,7 +14,12 @@ from pathlib import Path
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import join_and, quote, size_text
 from elasticctl.operations.observer import SILENT, Observer
-from elasticctl.operations.workspace.credentials import ContentScan, Finding, findings_by_name, refuse_credentials
+from elasticctl.operations.workspace.credentials import (
+    ContentScan,
+    SuspectedCredential,
+    findings_by_name,
+    refuse_credentials,
+)
 from elasticctl.operations.workspace.ignore_rules import OWN_RULES, IgnoreRules, is_environment, rules_above
 from elasticctl_store.workspace.packing import (
     MAX_ITEMS,
@@ -71,7 +76,7 @@ def collect_files(folder: Path, limit_bytes: int | None, observer: Observer = SI
     _check_size(folder, found, limit_bytes)
     leads = {path: _lead_of(path, found) for path in found.links}
     items: list[Item] = []
-    credentials: list[Finding] = []
+    credentials: list[SuspectedCredential] = []
     for path, (_, executable) in found.files.items():
         scan = ContentScan(path)
         items.append(File(path, *_digest(folder, path, scan), executable))

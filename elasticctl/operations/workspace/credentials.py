@@ -76,7 +76,7 @@ def by_name(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TokenPattern:
     """The shape of a credential: `pattern` matches from `hint` on, a fixed text that is found quickly.
 
     `folded`: the hint is in lower case and matches any case. `before` has to match up to the beginning of the hint. The
@@ -90,16 +90,18 @@ class Shape:
     folded: bool = False
 
 
-def _shape(what: str, hint: str, rest: str, before: str = "", folded: bool = False) -> Shape:
+def _shape(what: str, hint: str, rest: str, before: str = "", folded: bool = False) -> TokenPattern:
     flags = re.IGNORECASE if folded else 0
     pattern = re.compile((re.escape(hint) + rest).encode(), flags)
-    return Shape(what, hint.encode(), pattern, re.compile(f"(?:{before})$".encode(), flags) if before else None, folded)
+    return TokenPattern(
+        what, hint.encode(), pattern, re.compile(f"(?:{before})$".encode(), flags) if before else None, folded
+    )
 
 
-def _token(what: str, hint: str, rest: str) -> Shape:
+def _token(what: str, hint: str, rest: str) -> TokenPattern:
     """A word that begins with `hint` and continues with the expression `rest`."""
     pattern = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(hint)}{rest}".encode())
-    return Shape(what, hint.encode(), pattern)
+    return TokenPattern(what, hint.encode(), pattern)
 
 
 _WORD, _END = "[A-Za-z0-9_-]", "(?![A-Za-z0-9_-])"
@@ -109,7 +111,7 @@ _OWNERS = (
     "(?:api|auth|access|account|secret|client|private|signing|encryption|wandb|comet|neptune|kaggle|openai|hf)[_-]?"
     "(?:api[_-]?|access[_-]?|auth[_-]?)?"
 )
-SHAPES: tuple[Shape, ...] = (
+SHAPES: tuple[TokenPattern, ...] = (
     _shape(
         "a private key",
         "PRIVATE KEY",
@@ -209,7 +211,7 @@ def by_content(data: bytes) -> Iterator[tuple[int, str]]:
                 yield at, shape.what
 
 
-def _fits_before(shape: Shape, data: bytes, at: int) -> bool:
+def _fits_before(shape: TokenPattern, data: bytes, at: int) -> bool:
     return shape.before is None or shape.before.search(data[max(0, at - _BEFORE_BYTES) : at]) is not None
 
 
@@ -230,7 +232,7 @@ _SHOWN, _NAMED = 20, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SuspectedCredential:
     """A file of a workspace that seems to contain a credential; `line` counts from 1, None: its name suggests it."""
 
     path: str
@@ -247,7 +249,7 @@ class ContentScan:
 
     def __init__(self, path: str) -> None:
         self._path, self._tail, self._lines_before, self._wide = path, b"", 0, False
-        self._found: dict[str, Finding] = {}
+        self._found: dict[str, SuspectedCredential] = {}
         self._started = False
 
     def feed(self, chunk: bytes) -> None:
@@ -260,18 +262,18 @@ class ContentScan:
         window = self._tail + chunk
         for start, what in by_content(window):
             line = self._lines_before + window.count(b"\n", 0, start) + 1
-            self._found.setdefault(what, Finding(self._path, what, line))
+            self._found.setdefault(what, SuspectedCredential(self._path, what, line))
         cut = max(0, len(window) - _OVERLAP_BYTES)
         self._lines_before += window.count(b"\n", 0, cut)
         self._tail = window[cut:]
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[SuspectedCredential, ...]:
         """The findings so far, in the order of their lines."""
         return tuple(sorted(self._found.values(), key=lambda finding: finding.line or 0))
 
 
-def refuse_credentials(folder: str, findings: Sequence[Finding], observer: Observer) -> None:
+def refuse_credentials(folder: str, findings: Sequence[SuspectedCredential], observer: Observer) -> None:
     """Report the findings, and raise UsageError if there are any."""
     if not findings:
         return
@@ -290,10 +292,10 @@ def refuse_credentials(folder: str, findings: Sequence[Finding], observer: Obser
     )
 
 
-def findings_by_name(path: str) -> tuple[Finding, ...]:
+def findings_by_name(path: str) -> tuple[SuspectedCredential, ...]:
     """The finding from the name of a file."""
     what = by_name(path)
-    return (Finding(path, what),) if what else ()
+    return (SuspectedCredential(path, what),) if what else ()
 
 
 def rule_of(path: str) -> str:

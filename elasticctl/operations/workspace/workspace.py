@@ -36,7 +36,7 @@ from elasticctl_store.workspace import transfer
 from elasticctl_store.workspace.packing import Item, Listing
 
 FOLDER = "workspaces"
-"""What workspaces are kept under, beside the states of the jobs that share them."""
+"""What workspaces are kept under, next to the states of the jobs that share them."""
 QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
 """For a look that the job can do without."""
 
@@ -107,8 +107,8 @@ def plan_workspace(path: Path, flags: JobFlags, context: Context, observer: Obse
 
     Raises UsageError.
     """
-    beside = path if path.is_dir() else path.parent
-    folder = Path(os.path.abspath(flags.workspace)) if flags.workspace else beside
+    own = path if path.is_dir() else path.parent
+    folder = Path(os.path.abspath(flags.workspace)) if flags.workspace else own
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"--workspace {quote(flags.workspace)} {what}")
@@ -124,7 +124,7 @@ def plan_workspace(path: Path, flags: JobFlags, context: Context, observer: Obse
             " give --workspace DIR"
         )
     workspace = Workspace(folder, collect_files(folder, flags.workspace_limit, observer), _url(flags.storage, context))
-    if path != beside:
+    if path != own:
         workspace.within(path)
     return workspace
 

@@ -11,7 +11,7 @@ from elasticctl.operations.submit.script_checks import (
     lines_of_lone_ranks,
     lines_without_checkpoints,
 )
-from elasticctl.operations.submit.training_command import Command
+from elasticctl.operations.submit.training_command import TrainingCommand
 
 TRAINS = "import torch\nfor batch in range(3):\n    loss.backward()\n"
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def warned(command: Command) -> bool:
+def warned(command: TrainingCommand) -> bool:
     return bool(lines_without_checkpoints(command))
 
 
@@ -30,28 +30,28 @@ def test_a_script_that_trains_and_saves_nothing(folder: Path) -> None:
     (folder / "train.py").write_text(TRAINS)
     (folder / "pkg").mkdir()
     (folder / "pkg/__main__.py").write_text(TRAINS)
-    assert lines_without_checkpoints(Command("train.py"))[0].startswith(
+    assert lines_without_checkpoints(TrainingCommand("train.py"))[0].startswith(
         "train.py saves no checkpoints: after each loss"
     )
-    assert warned(Command(str(folder / "train.py")))
-    assert warned(Command("", ("python", "-m", "pkg")))
+    assert warned(TrainingCommand(str(folder / "train.py")))
+    assert warned(TrainingCommand("", ("python", "-m", "pkg")))
 
 
 def test_a_script_that_does_not_compile(folder: Path) -> None:
     (folder / "train.py").write_text(f"{TRAINS}\ndef train(:\n    pass\n")
     line = TRAINS.count("\n") + 2
-    assert [text.partition(", in Python 3.")[0] for text in lines_of_bad_syntax(Command("train.py"))] == [
+    assert [text.partition(", in Python 3.")[0] for text in lines_of_bad_syntax(TrainingCommand("train.py"))] == [
         f"train.py, line {line}: invalid syntax"
     ]
-    assert not lines_of_bad_syntax(Command("run.sh"))
+    assert not lines_of_bad_syntax(TrainingCommand("run.sh"))
     (folder / "train.py").write_bytes(b"\xef\xbb\xbf" + TRAINS.encode())
-    assert not lines_of_bad_syntax(Command("train.py"))
-    assert not lines_of_bad_syntax(Command("missing.py"))
+    assert not lines_of_bad_syntax(TrainingCommand("train.py"))
+    assert not lines_of_bad_syntax(TrainingCommand("missing.py"))
 
 
 def test_a_script_as_other_editors_write_it(folder: Path, recwarn: pytest.WarningsRecorder) -> None:
     (folder / "train.py").write_bytes(b"\xef\xbb\xbf" + f"import re\nre.compile('\\d')\n{TRAINS}".encode())
-    assert warned(Command("train.py"))
+    assert warned(TrainingCommand("train.py"))
     assert not recwarn, "the script's own escapes are its author's affair"
 
 
@@ -73,16 +73,18 @@ def test_others_are_left_alone(folder: Path, text: str) -> None:
     (folder / "helpers").mkdir()
     (folder / "helpers/io.py").write_text("def keep(model):\n    torch.save(model, 'x')\n")
     (folder / "train.py").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert not warned(Command("train.py"))
+    assert not warned(TrainingCommand("train.py"))
 
 
 def test_ranks_that_nobody_joins_train_alone(folder: Path) -> None:
     (folder / "helpers").mkdir()
     (folder / "helpers/io.py").write_text("import numpy\n")
     (folder / "train.py").write_text(f"import os.path\nfrom torch import nn\nfrom helpers import io\n{TRAINS}")
-    assert lines_of_lone_ranks(Command("train.py"), 3)[0].startswith("train.py does not join its ranks: each of the 3 ")
-    assert not lines_of_lone_ranks(Command("train.py"), 1)
-    assert not lines_of_lone_ranks(Command("run.sh"), 3)
+    assert lines_of_lone_ranks(TrainingCommand("train.py"), 3)[0].startswith(
+        "train.py does not join its ranks: each of the 3 "
+    )
+    assert not lines_of_lone_ranks(TrainingCommand("train.py"), 1)
+    assert not lines_of_lone_ranks(TrainingCommand("run.sh"), 3)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,14 @@ def test_ranks_that_may_be_joined_are_left_alone(folder: Path, text: str) -> Non
     (folder / "helpers").mkdir()
     (folder / "helpers/ranks.py").write_text("import torch.distributed as d\nd.init_process_group('gloo')\n")
     (folder / "train.py").write_text(text)
-    assert not lines_of_lone_ranks(Command("train.py"), 3)
+    assert not lines_of_lone_ranks(TrainingCommand("train.py"), 3)
 
 
 def test_what_is_not_there_is_for_others_to_say() -> None:
-    for command in (Command("no.py"), Command("run.sh"), Command("", ("python", "-m", "no.pkg")), Command("", ("ls",))):
+    for command in (
+        TrainingCommand("no.py"),
+        TrainingCommand("run.sh"),
+        TrainingCommand("", ("python", "-m", "no.pkg")),
+        TrainingCommand("", ("ls",)),
+    ):
         assert not warned(command)

@@ -13,7 +13,7 @@ import pytest
 from elasticctl.api.errors import UsageError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.operations.submit.training_command import Command, of_words
+from elasticctl.operations.submit.training_command import TrainingCommand, of_words
 from tests.support.cli import Run, with_programs
 
 
@@ -49,13 +49,13 @@ def words_of(run: Run, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("python train.py --x 1", Command("train.py", ("--x", "1"))),
-        ("python3 -u train.py", Command("", ("python3", "-u", "train.py"))),
-        ("python -m pkg.train --x", Command("", ("python", "-m", "pkg.train", "--x"))),
-        ("A=1 B= ./go now", Command("", ("./go", "now"), env=(("A", "1"), ("B", "")))),
+        ("python train.py --x 1", TrainingCommand("train.py", ("--x", "1"))),
+        ("python3 -u train.py", TrainingCommand("", ("python3", "-u", "train.py"))),
+        ("python -m pkg.train --x", TrainingCommand("", ("python", "-m", "pkg.train", "--x"))),
+        ("A=1 B= ./go now", TrainingCommand("", ("./go", "now"), env=(("A", "1"), ("B", "")))),
     ],
 )
-def test_what_is_no_launcher_stays(line: str, command: Command) -> None:
+def test_what_is_no_launcher_stays(line: str, command: TrainingCommand) -> None:
     assert of_words(shlex.split(line)) == command
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.kube.user import log_in
-from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
+from elasticctl.dashboard.in_cluster import AccessRules, ClusterDashboard
 from elasticctl.kubeapi import connection, credentials
 from tests.support.certificates import issue, pem, server_context
 from tests.support.dashboard.serving import App, running
@@ -95,7 +95,7 @@ def team(
 
 def dashboard(**rules: bool) -> ClusterDashboard:
     """The dashboard of many."""
-    return ClusterDashboard(log_in, Rules(**rules), poll_s=0.02)
+    return ClusterDashboard(log_in, AccessRules(**rules), poll_s=0.02)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from elasticctl.planning.expected_outcome import Expected, expect
 from elasticctl.planning.on_demand_fallback import least_usd
 from elasticctl.planning.scaling_curve import Point, ScalingCurve
 from elasticctl.planning.situation import ON_DEMAND as PLANNED_ON_DEMAND
-from elasticctl.planning.situation import Choice, Held, Pool, Reason, Situation, Speeds
+from elasticctl.planning.situation import Choice, HeldWorkers, Situation, SizeReason, Speeds, SpotPool
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.pools import (
     Present,
@@ -141,7 +141,7 @@ def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
         speeds=Speeds.of(work.rates),
         costs=costs,
         on_demand_usd_per_h=dear,
-        pools=tuple(Pool(pool.name, cheap, machines(pool, job)) for pool in pools),
+        pools=tuple(SpotPool(pool.name, cheap, machines(pool, job)) for pool in pools),
         market=market_of(pools, job, cheap, now),
         held=_held(present, costs.start_s, now),
         soon=goal.prefer is Prefer.TIME,
@@ -186,7 +186,7 @@ def _sizes(job: ElasticJob) -> list[int]:
     return sorted({round(low * ratio**i) for i in range(MAX_SIZES)})
 
 
-def _held(present: Present, start_s: float, now: float) -> tuple[Held, ...]:
+def _held(present: Present, start_s: float, now: float) -> tuple[HeldWorkers, ...]:
     """The workers that exist, and when they will be ready; spot workers count once they have a machine."""
     found: dict[tuple[str, float], int] = {}
     for pool, pods in present.pods.items():
@@ -196,7 +196,7 @@ def _held(present: Present, start_s: float, now: float) -> tuple[Held, ...]:
             if pod.uid not in present.ready:
                 ready_s = max(1.0, start_s - (now - (pod.created_at or now)))
             found[name, ready_s] = found.get((name, ready_s), 0) + 1
-    return tuple(Held(name, count, ready_s) for (name, ready_s), count in sorted(found.items()))
+    return tuple(HeldWorkers(name, count, ready_s) for (name, ready_s), count in sorted(found.items()))
 
 
 def _look_s(job: ElasticJob, time_left_s: float | None, money: float | None, usd_per_h: float) -> float:
@@ -221,15 +221,15 @@ def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatu
     situation, money = known.situation, known.situation.money_left_usd
     decision = decide(situation)
     if money is not None and money <= 0:
-        decision = replace(decision, choice=Choice(), reason=Reason.SPENT, kept=False)
-    elif decision.reason is Reason.DONE:  # the script ends by itself
+        decision = replace(decision, choice=Choice(), reason=SizeReason.SPENT, kept=False)
+    elif decision.reason is SizeReason.DONE:  # the script ends by itself
         again_at = Timestamp(now + situation.look_s)
         return replace(before, at=Timestamp(now), again_at=again_at, basis=known.basis, on_demand_at=None)
-    measures = not known.measured and goal.work_seconds is None and decision.reason is not Reason.SPENT
+    measures = not known.measured and goal.work_seconds is None and decision.reason is not SizeReason.SPENT
     choice = decision.choice
     if measures:
         choice = _to_measure(job, situation) or choice
-    probing = decision.reason is not Reason.SPENT and not any(pool.there for pool in situation.pools)
+    probing = decision.reason is not SizeReason.SPENT and not any(pool.there for pool in situation.pools)
     pool = choice.pool
     if probing:
         pool = goal.spot_pools[int(now // PROBE_S) % len(goal.spot_pools)]
@@ -286,9 +286,9 @@ def _to_measure(job: ElasticJob, situation: Situation) -> Choice | None:
     return None
 
 
-def _words(goal: Goal, situation: Situation, reason: Reason, known: _Known) -> str:
+def _words(goal: Goal, situation: Situation, reason: SizeReason, known: _Known) -> str:
     """The reason for the decision, as a sentence without a subject."""
-    if reason is Reason.SPENT and goal.budget is not None:
+    if reason is SizeReason.SPENT and goal.budget is not None:
         more = least_usd(situation) - max(0.0, situation.money_left_usd or 0.0)
         return f"the budget of ${goal.budget:,.2f} is spent; the rest needs about ${max(0.01, more):,.2f} more"
     guess = "" if known.measured else " (from the given amount of work: nothing has been measured yet)"

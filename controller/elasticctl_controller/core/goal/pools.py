@@ -18,7 +18,7 @@ from elasticctl.api.observed.workers import Pod, is_member
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus
-from elasticctl.planning.availability import Seen
+from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.situation import AGES_H, Costs, Market
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.causes import is_lost
@@ -150,14 +150,14 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(value, 6) for value in values)
 
 
-def seen_of(pool: PoolStatus) -> Seen:
+def seen_of(pool: PoolStatus) -> AvailabilityRecord:
     """The pool's history in the policy's terms; a guess if the status has none, or an invalid one."""
 
     def row(values: tuple[float, ...]) -> tuple[float, ...]:
         return values if len(values) == len(AGES_H) and min(values) >= 0 else (0.0,) * len(AGES_H)
 
     rows = ((row(pool.away_hours), row(pool.up_hours)), (row(pool.away_ends), row(pool.up_ends)))
-    return Seen(pool.up, max(0.0, pool.age_hours), *rows)
+    return AvailabilityRecord(pool.up, max(0.0, pool.age_hours), *rows)
 
 
 def machines(pool: PoolStatus, job: ElasticJob) -> int:

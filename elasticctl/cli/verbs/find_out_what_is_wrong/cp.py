@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-class Place(NamedTuple):
+class CopyPath(NamedTuple):
     """A path in a worker of `job`, or on this machine (`job` "")."""
 
     job: str
     path: str
 
 
-def read_place(text: str) -> Place:
+def read_place(text: str) -> CopyPath:
     """JOB:PATH, or a local path; one with a colon before any slash needs `./` in front of it."""
     job, colon, path = text.partition(":")
     if not colon or "/" in job or not job:
-        return Place("", text)
+        return CopyPath("", text)
     if path.startswith("//"):
         raise UsageError(f"{quote(text)} is a URL, and not a path in a worker. FIX: JOB:PATH, or a path here")
-    return Place(job, path or ".")
+    return CopyPath(job, path or ".")
 
 
 @verb(app, "cp")
@@ -100,11 +100,11 @@ class Room(NamedTuple):
         if not hasattr(tarfile, "data_filter"):
             raise UsageError("cp needs a newer Python, which unpacks safely. FIX: Python 3.11.4 or newer")
 
-        def take(stream: BinaryIO) -> None:
+        def receive(stream: BinaryIO) -> None:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 unpack(archive, name, target)
 
-        self._pipe(["tar", "-c", "-f", "-", "-C", folder, "--", name], path, take, reads=False)
+        self._pipe(["tar", "-c", "-f", "-", "-C", folder, "--", name], path, receive, reads=False)
         return target
 
     def send(self, source: Path, path: str) -> str:

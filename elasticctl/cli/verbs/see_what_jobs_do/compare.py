@@ -18,7 +18,7 @@ from elasticctl.cli.framework.place import Where, reach
 from elasticctl.terminal import say
 
 if TYPE_CHECKING:
-    from elasticctl.operations.compare import CodeChanges, Comparison
+    from elasticctl.operations.compare import CodeChanges, JobComparison
     from elasticctl.operations.metrics import Results
 
 MAX_LINES = 200
@@ -74,7 +74,7 @@ def _print_diff(code: CodeChanges, most: int) -> None:
         say(f"{plural(len(code.lines) - len(lines), 'more line')}: --all-lines")
 
 
-def _as_data(found: Comparison, now: float) -> dict[str, Any]:
+def _as_data(found: JobComparison, now: float) -> dict[str, Any]:
     from elasticctl.operations.compare import differences, settings
 
     before, after = map(settings, found.jobs)

@@ -118,14 +118,14 @@ def _serve_team(team: TeamOptions, port: int) -> None:
 
     from elasticctl.cluster.job_storages import CLOSED
     from elasticctl.cluster.kube.user import log_in
-    from elasticctl.dashboard.in_cluster import ClusterDashboard, Rules
+    from elasticctl.dashboard.in_cluster import AccessRules, ClusterDashboard
     from elasticctl.dashboard.server import serve
     from elasticctl.kubeapi.connection import in_pod
 
     if not in_pod():
         raise UsageError("--in-cluster is for a pod. FIX: elasticctl install --dashboard IMAGE starts one")
     os.environ[CLOSED] = NO_STORAGES
-    rules = Rules(allow_changes=team.allow_changes, behind_proxy=team.behind_proxy)
+    rules = AccessRules(allow_changes=team.allow_changes, behind_proxy=team.behind_proxy)
     page = ClusterDashboard(log_in, rules)
 
     async def run() -> None:

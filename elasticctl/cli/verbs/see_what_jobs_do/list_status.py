@@ -104,9 +104,9 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool, chosen: Jo
     if output in ("json", "yaml", "name"):
         print_objects(chosen.of(target.cluster.list_jobs(namespace), time.time()), output, one=False)
         return
-    from elasticctl.cli.views.jobs import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
+    from elasticctl.cli.views.jobs import ListColumns, job_table, next_of_list, no_jobs_line, waiting_reasons
 
-    shape = Shape(wide=output == "wide", namespaces=everywhere)
+    shape = ListColumns(wide=output == "wide", namespaces=everywhere)
     if watch:
         from elasticctl.cli.views.watch import watch_list
 

@@ -13,7 +13,7 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.output import Table, hint, print_data, print_table
 from elasticctl.cli.framework.place import Where, reach
 from elasticctl.cli.views.usage import usage_data, usage_of_jobs, worker_table
-from elasticctl.cli.views.watch import Frame, can_redraw, redrawing
+from elasticctl.cli.views.watch import Screenful, can_redraw, redrawing
 from elasticctl.operations.target import Poller, Target
 from elasticctl.terminal import say
 
@@ -50,26 +50,26 @@ def top(
     target = reach(where)
     name = None if job is None else str(target.find(job)["metadata"]["name"])
     if output in ("json", "yaml"):
-        print_data("Usage", usage_data(_look(target, name)), output)
+        print_data("Usage", usage_data(_read_jobs(target, name)), output)
         return
     wide = output == "wide"
     if once or not can_redraw():
-        jobs = _look(target, name)
+        jobs = _read_jobs(target, name)
         table = _table(jobs, name, wide)
         if table.rows:
             print_table(table)
         (hint if table.rows else say)(_next_line(jobs, name))
         return
-    answers = Poller(lambda: _look(target, name), EVERY_S)
+    answers = Poller(lambda: _read_jobs(target, name), EVERY_S)
     with redrawing() as draw:
         for jobs in answers.each():
             table = _table(jobs, name, wide)
-            draw(Frame(table if table.rows else None, _next_line(jobs, name), answers.trouble))
+            draw(Screenful(table if table.rows else None, _next_line(jobs, name), answers.trouble))
             if name is not None and jobs[0].status.phase.terminal:
                 return
 
 
-def _look(target: Target, name: str | None) -> list[ElasticJob]:
+def _read_jobs(target: Target, name: str | None) -> list[ElasticJob]:
     """The job, or all jobs of the namespace that have workers."""
     if name is not None:
         return [ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))]

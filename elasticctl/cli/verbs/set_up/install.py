@@ -172,7 +172,7 @@ def _current_image(running: Manifest | None) -> str:
 
 
 def _pin(image: str) -> str:
-    """The image with its digest; unchanged, with a hint, if its registry does not tell."""
+    """The image with its digest; unchanged, with a hint, if its registry does not answer."""
     from elasticctl.kubeapi.registry import RegistryError, pin
 
     try:
@@ -385,8 +385,8 @@ def _checks(context: Context, namespace: str, storage: str, system: str) -> Iter
     if storage:
         yield check_storage(storage)
     else:
-        mend = f"elasticctl config set-context {context.name} --storage URL"
-        yield Check("storage", CheckOutcome.WARNING, "none is set: every submit has to name one", mend)
+        fix = f"elasticctl config set-context {context.name} --storage URL"
+        yield Check("storage", CheckOutcome.WARNING, "none is set: every submit has to name one", fix)
 
 
 def _show(check: Check) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from elasticctl.api.errors import ForbiddenError, UsageError
-from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage
+from elasticctl.api.quota import JobSlots, PoolUsage, ProjectUsage
 from elasticctl.api.text import plural, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import add_group, new_app, verb
@@ -299,7 +299,7 @@ def free_lines(found: Iterable[PoolUsage]) -> Iterator[str]:
             yield f"{item.pool}: {item.free} of {plural(item.slots, item.unit)} free"
 
 
-def job_sentences(held: Iterable[JobUsage]) -> Iterator[str]:
+def job_sentences(held: Iterable[JobSlots]) -> Iterator[str]:
     """A sentence for each job: what it has, and why it has no more."""
     for item in held:
         last = f" Last change: {item.change}." if item.change else ""

@@ -33,7 +33,7 @@ from elasticctl.terminal import Terminal, say
 if TYPE_CHECKING:
     from elasticctl.cli.verbs.start_jobs.job_file import JobFile
     from elasticctl.operations.submit.create import Draft
-    from elasticctl.operations.submit.training_command import Command
+    from elasticctl.operations.submit.training_command import TrainingCommand
     from elasticctl.settings.contexts import Context
 
 _FILES = "Script, files and storage"
@@ -242,7 +242,7 @@ def submit(
 class _Planner:
     """Plans the job of a command line in a context; `command` None: the job of a manifest."""
 
-    command: Command | None
+    command: TrainingCommand | None
     flags: JobFlags
     source: ManifestSource
     namespace: str
@@ -311,7 +311,7 @@ def _target_in(context: Context) -> Target:
     return Target(context, context.namespace, connect(context), Terminal())
 
 
-def _check_files(line: CommandLine, command: Command | None) -> None:
+def _check_files(line: CommandLine, command: TrainingCommand | None) -> None:
     """Raise UsageError or JobStorageError if a file chooses what is sent, or the target, without being allowed to."""
     from elasticctl.cli.verbs.start_jobs import job_file
 
@@ -322,21 +322,21 @@ def _check_files(line: CommandLine, command: Command | None) -> None:
     job_file.check_reach(project, [name for name in line.from_files if name not in written.options])
 
 
-def _what_to_run(line: CommandLine, module: str, words: tuple[str, ...], *, starts_ranks: bool) -> Command:
+def _what_to_run(line: CommandLine, module: str, words: tuple[str, ...], *, starts_ranks: bool) -> TrainingCommand:
     """The command as typed or from the job file."""
-    from elasticctl.operations.submit.training_command import Command, of_words
+    from elasticctl.operations.submit.training_command import TrainingCommand, of_words
 
     written, after = line.written, line.after_dashes
     typed = words[: len(words) - len(after)]
     if module:
         if typed:
             raise UsageError(f"-m {module} and {quote(typed[0])} cannot be used together. FIX: give one of them")
-        return Command("", ("python", "-m", module, *after))
+        return TrainingCommand("", ("python", "-m", module, *after))
     if typed and typed[0]:
-        return Command(typed[0], (*typed[1:], *after))
+        return TrainingCommand(typed[0], (*typed[1:], *after))
     if written is not None and not typed:
         if written.script:
-            return Command(written.script, after or written.args)
+            return TrainingCommand(written.script, after or written.args)
         return of_words(written.command, starts_ranks=starts_ranks)
     if typed or not after:  # a variable of a shell that is not set, perhaps
         raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
@@ -365,7 +365,7 @@ def _check_alone(ctx: typer.Context, line: CommandLine, script: str | None) -> N
             )
 
 
-def _save(ctx: typer.Context, line: CommandLine, path: str, command: Command) -> None:
+def _save(ctx: typer.Context, line: CommandLine, path: str, command: TrainingCommand) -> None:
     """Write a job file with the typed options and those of the job file they were added to."""
     from elasticctl.cli.verbs.start_jobs import job_file
 

@@ -78,9 +78,9 @@ def sweep(
     elif not script:
         raise UsageError("nothing to run. FIX: give a script")
     else:
-        from elasticctl.operations.submit.training_command import Command
+        from elasticctl.operations.submit.training_command import TrainingCommand
 
-        name = sweeps.create(target, Command(script, tuple(args)), flags, plan)
+        name = sweeps.create(target, TrainingCommand(script, tuple(args)), flags, plan)
     try:
         jobs = sweeps.run(target, name, plan)
     except KeyboardInterrupt:
