@@ -11,8 +11,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.observed.ranks import rank_prefix, worker_of_rank
-from elasticctl.api.observed.workers import known_workers
+from elasticctl.api.observed.workers import known_workers, rank_prefix, worker_of_rank
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, LogLine, LogQuery

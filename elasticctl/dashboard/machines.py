@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticctl.api.observed.step_times import PARTS, part_texts, step_times_text
 from elasticctl.api.observed.usage import (
+    PARTS,
     USES,
+    fitted,
     idle_gpus,
+    part_texts,
     single_gpus,
+    step_times_text,
     total_usage,
     unshown_text,
     usage_note,
     usage_text,
     uses,
 )
-from elasticctl.api.observed.usage_history import fitted
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.usage import GpuUsage, UsageHistory, WorkerUsage

@@ -24,9 +24,8 @@ from elasticctl.api.observed.history import (
     steps_per_s,
 )
 from elasticctl.api.observed.plan_text import outlook_text
-from elasticctl.api.observed.ranks import rank_count
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
-from elasticctl.api.observed.workers import count_workers, known_workers
+from elasticctl.api.observed.workers import count_workers, known_workers, rank_count
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.quota import JobSlots, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from elasticctl.api.observed.history import is_training
-from elasticctl.api.observed.step_times import mean_times
-from elasticctl.api.observed.usage import total_usage
+from elasticctl.api.observed.usage import mean_times, total_usage
 from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity, short_worker_name
 
 MUCH_DATA, MUCH_REDUCED, MUCH_SAVED = 0.3, 0.4, 0.15

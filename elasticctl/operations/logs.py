@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
-from elasticctl.api.observed.ranks import rank_prefix, worker_of_rank
-from elasticctl.api.observed.workers import known_workers
+from elasticctl.api.observed.workers import known_workers, rank_prefix, worker_of_rank
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import join_and, quote
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.api.observed.ranks import worker_of_rank
-from elasticctl.api.observed.workers import known_workers, runs
+from elasticctl.api.observed.workers import known_workers, runs, worker_of_rank
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import join_and
 from elasticctl.cluster.base import Manifest

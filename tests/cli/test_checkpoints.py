@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 
 from elasticctl.api.text import size_text
-from elasticctl.cli.views.checkpoints import checkpoint_data, checkpoints_table
+from elasticctl.cli.verbs.checkpoints_and_plans.checkpoints import checkpoint_data, checkpoints_table
 from elasticctl.operations.checkpoints import CheckpointStorage, list_checkpoints
 from elasticctl.terminal import Terminal
 from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_commits

@@ -15,7 +15,7 @@ from referencing import Registry, Resource
 from elasticctl.api import validation
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.framework.output import DATA_VERSION
-from elasticctl.cli.views.usage import usage_data
+from elasticctl.cli.verbs.see_what_jobs_do.top import usage_data
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.cli import Run

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import NotFoundError
-from elasticctl.api.observed.step_times import step_times_text, times_text
+from elasticctl.api.observed.usage import step_times_text, times_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.framework.output import format_tabs
+from elasticctl.cli.verbs.see_what_jobs_do.top import usage_of_jobs, worker_table
 from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.usage import usage_of_jobs, worker_table
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.operations import target
 from tests.support.cli import Run

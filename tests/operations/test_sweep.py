@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.views.sweep import sweep_table
+from elasticctl.cli.verbs.start_jobs.sweep import sweep_table
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.operations import sweep

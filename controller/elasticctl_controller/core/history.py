@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.history import add_point, reports_steps
-from elasticctl.api.observed.usage_history import add_usage
+from elasticctl.api.observed.usage import add_usage
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import (
     Activity,

@@ -1,21 +1,23 @@
-"""Machines in use, in words, from `status.usage`. `now` is in seconds since the epoch."""
+"""Machines in use, step times and their history, in words, from `status.usage`. `now` is in seconds since the epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
+from elasticctl.api.observed.history import MAX_POINTS, least_point, reports_steps, rounded
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
 from elasticctl.api.text import plural, span
-from elasticctl.api.usage import GpuUsage, JobUsage, WorkerUsage
+from elasticctl.api.usage import GpuUsage, JobUsage, StepTimes, UsageHistory, WorkerUsage
 
 IDLE_S = 600.0
-"""A GPU that has done nothing for this long is told of: loading data or a checkpoint takes less, as a rule."""
+"""A GPU that has done nothing for this long is reported: loading data or a checkpoint takes less, as a rule."""
 STALE_S = 60.0
-"""What was measured longer ago is told with its age: launchers measure every 10 s."""
+"""What was measured longer ago is shown with its age: launchers measure every 10 s."""
 SPREAD = 10.0
-"""GPUs that are used less evenly than this, in percent, are told by the least and the most."""
+"""GPUs that are used less evenly than this, in percent, are shown by the least and the most."""
 MOST_IDLE = 3
 GIB, MB = 1 << 30, 1e6
 USES = ("CPU", "Memory", "GPU", "GPU memory", "Power", "Temp", "Network")
@@ -183,3 +185,109 @@ def idle_text(usage: JobUsage | None, job: str) -> str:
     idle = idle_gpus(usage.workers, job) if usage is not None else []
     more = [f"and GPUs of {plural(len(idle) - MOST_IDLE, 'more worker')}"] if len(idle) > MOST_IDLE else []
     return "; ".join([*(each.text for each in idle[:MOST_IDLE]), *more])
+
+
+PARTS = ("Data", "Compute", "All-reduce", "Save")
+"""What `part_texts` has."""
+_SOON = "not known yet"
+_UNKNOWN = "unknown: only scripts that use the training library report it"
+
+
+def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:
+    """The mean over all workers that report; a part that one of them does not know is unknown."""
+    told = [worker.step_times for worker in workers if worker.step_times.is_known]
+
+    def mean(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(values) else None
+
+    data, reduced, saved = (
+        mean([times.data for times in told]),
+        mean([times.all_reduce for times in told]),
+        mean([times.save for times in told]),
+    )
+    apart = sum(share for share in (data, reduced, saved) if share is not None)
+    return StepTimes(data, max(0.0, 1.0 - apart) if told else None, reduced, saved)
+
+
+def part_texts(times: StepTimes) -> tuple[str, ...]:
+    """`12%` and so on, in the order of `PARTS`; empty where unknown."""
+    return tuple("" if share is None else f"{100 * share:.0f}%" for share in times.shares)
+
+
+def times_text(times: StepTimes) -> str:
+    """`data 12%, compute 70%, all-reduce 15%, save 3%`; parts that are not measured separately are named together."""
+    named = dict(zip(PARTS, part_texts(times), strict=True))
+    apart = [name.lower() for name, text in named.items() if not text]
+    if "compute" in apart:
+        return ""
+    rest = " with ".join(["compute", " and ".join(apart)]) if apart else "compute"
+    return ", ".join(f"{rest if name == 'Compute' else name.lower()} {text}" for name, text in named.items() if text)
+
+
+def step_times_text(status: JobStatus) -> str:
+    """The same over all workers of a job, or why it is unknown; empty before anything has been measured."""
+    if status.usage is None or not status.usage.workers:
+        return ""
+    text = times_text(mean_times(status.usage.workers))
+    return text or (_SOON if reports_steps(status) else _UNKNOWN)
+
+
+def add_usage(history: UsageHistory, usage: JobUsage | None) -> UsageHistory:
+    """Return the history with one more moment, or the same one if nothing newer has been measured.
+
+    Beyond `MAX_POINTS`, the moment whose neighbours are closest together is removed, so that the others stay evenly
+    spread. The first and the last always stay.
+    """
+    at = None if usage is None else total_usage(usage).at
+    if usage is None or at is None:
+        return history
+    since = at if history.since is None else history.since
+    at_s = round(at - since, 1)
+    if history.at_s and at_s <= history.at_s[-1]:
+        return history
+    before, told = len(history.at_s), _together(usage)
+    columns = {
+        name: (*fitted(history.columns.get(name, ()), before), told.get(name))
+        for name in dict.fromkeys([*history.columns, *(name for name, value in told.items() if value is not None)])
+    }
+    longer = UsageHistory(since, (*history.at_s, at_s), columns)
+    return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, least_point(longer.at_s))
+
+
+def fitted(column: tuple[float | None, ...], length: int) -> tuple[float | None, ...]:
+    """The column with one value per moment; a shorter one began later."""
+    return ((None,) * length + column)[len(column) :]
+
+
+def _together(usage: JobUsage) -> dict[str, float | None]:
+    """The total usage of all workers, by the column's name in JSON."""
+    total, times = total_usage(usage), mean_times(usage.workers)
+    percent = [value for value in total.gpus.percent if value is not None]
+    found = {
+        "cpusUsed": total.cpus_used,
+        "memoryBytes": total.memory_bytes,
+        "gpuPercent": sum(percent) / len(percent) if percent else None,
+        "gpuMemoryBytes": _sum(total.gpus.memory_bytes),
+        "powerW": _sum(total.gpus.power_w),
+        "receivedBytesPerS": total.received_bytes_per_s,
+        "sentBytesPerS": total.sent_bytes_per_s,
+        "data": times.data,
+        "compute": times.compute,
+        "allReduce": times.all_reduce,
+        "save": times.save,
+    }
+    return {name: None if value is None else rounded(value) for name, value in found.items()}
+
+
+def _sum(values: tuple[float | None, ...]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _without(history: UsageHistory, point: int) -> UsageHistory:
+    def cut(column: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        return column[:point] + column[point + 1 :]
+
+    at_s = history.at_s[:point] + history.at_s[point + 1 :]
+    return UsageHistory(history.since, at_s, {name: cut(column) for name, column in history.columns.items()})

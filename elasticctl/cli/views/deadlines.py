@@ -13,9 +13,8 @@ from elasticctl.api.text import dollars, plural, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.simulation import Basis
 from elasticctl.planning.situation import Costs, Speeds
-from elasticctl.simulation.deadlines import Prospect, prospects
 from elasticctl.simulation.forecast import interval_s
-from elasticctl.simulation.replay import ReplayedJob
+from elasticctl.simulation.replay import Prospect, ReplayedJob, prospects
 from elasticctl.simulation.traces import Recording, parse_trace
 
 STARTS, STARTS_WITH_BUDGETS = 16, 8

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.observed.history import activity_text, goodput
-from elasticctl.api.observed.step_times import step_times_text
-from elasticctl.api.observed.usage import usage_text
+from elasticctl.api.observed.usage import step_times_text, usage_text
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
 from elasticctl.api.spec import ElasticJob, OnNan
 from elasticctl.api.status import JobStatus, WorkerStatus

@@ -20,8 +20,7 @@ from elasticctl.api.observed.history import (
     remaining_s,
 )
 from elasticctl.api.observed.plan_text import outlook_text, pools_text
-from elasticctl.api.observed.step_times import mean_times, times_text
-from elasticctl.api.observed.usage import idle_text, usage_text
+from elasticctl.api.observed.usage import idle_text, mean_times, times_text, usage_text
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.history import MAX_POINTS
-from elasticctl.api.observed.usage_history import add_usage, fitted
+from elasticctl.api.observed.usage import add_usage, fitted
 from elasticctl.api.usage import GpuUsage, JobUsage, StepTimes, UsageHistory, WorkerUsage
 
 AT = 1_700_000_000.0

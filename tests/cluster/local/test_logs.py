@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.log_files import BLOCK_BYTES, tail_offset, time_offset
-from elasticctl.cluster.local.logs import LogFile, LogFiles, read_logs
+from elasticctl.cluster.local.logs import BLOCK_BYTES, LogFile, LogFiles, read_logs, tail_offset, time_offset
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import shell_job
 from tests.support.local_pods import write

@@ -18,7 +18,7 @@ from elasticctl.api.observed.history import steps_per_s_by_size
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.expected_outcome import Expected, expect
+from elasticctl.planning.feasibility import Expected, expect
 from elasticctl.planning.on_demand_fallback import least_usd
 from elasticctl.planning.scaling_curve import Point, ScalingCurve
 from elasticctl.planning.situation import ON_DEMAND as PLANNED_ON_DEMAND

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import typer
 
+from elasticctl.api.codec import to_json
+from elasticctl.api.observed.usage import (
+    PARTS,
+    USES,
+    idle_text,
+    mean_times,
+    part_texts,
+    single_gpus,
+    step_times_text,
+    total_usage,
+    unshown_text,
+    usage_note,
+    uses,
+)
 from elasticctl.api.spec import ElasticJob
+from elasticctl.api.usage import JobUsage, WorkerUsage
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.output import Table, hint, print_data, print_table
 from elasticctl.cli.framework.place import Where, reach
-from elasticctl.cli.views.usage import usage_data, usage_of_jobs, worker_table
 from elasticctl.cli.views.watch import Screenful, can_redraw, redrawing
 from elasticctl.operations.target import Poller, Target
 from elasticctl.terminal import say
@@ -93,3 +108,50 @@ def _next_line(jobs: list[ElasticJob], name: str | None) -> str:
     if first.status.usage is None:
         return f"no measurements yet: workers begin to measure once they run. Next: elasticctl status {name}"
     return f"Next: what its ranks do: elasticctl stacks {name}"
+
+
+_USE = tuple(name.upper() for name in (*USES, *PARTS))
+_SPARE = (*(name.upper() for name in ("Network", "Temp", "Power", *reversed(PARTS))), "GPU MEMORY", "GPU", "NOTE")
+_NO_TIMES = ("",) * len(PARTS)
+
+
+def worker_table(job: ElasticJob, now: float, *, each_gpu: bool = False) -> Table:
+    """A row for each worker that has been measured; `each_gpu`: one for each of its GPUs."""
+    usage = job.status.usage or JobUsage()
+    rows = []
+    for worker in usage.workers:
+        name, gpus = worker.worker.removeprefix(f"{job.name}-"), worker.gpus
+        rows.append((name, *uses(worker), *part_texts(worker.step_times), usage_note(job, worker, now)))
+        if each_gpu:
+            single = (uses(WorkerUsage(gpus=gpu)) for gpu in single_gpus(gpus))
+            rows += [(f"  gpu {n}", *words, *_NO_TIMES, "") for n, words in enumerate(single)]
+    notes = (unshown_text(usage), _unknown(job))
+    return Table(("WORKER", *_USE, "NOTE"), rows, spare=_SPARE, notes=tuple(note for note in notes if note))
+
+
+def _unknown(job: ElasticJob) -> str:
+    """Why the times of the steps' parts are unknown; empty if they are known."""
+    usage = job.status.usage
+    if usage is None or mean_times(usage.workers).is_known:
+        return ""
+    return f"Where the time of the steps goes is {step_times_text(job.status)}."
+
+
+def usage_of_jobs(jobs: Sequence[ElasticJob]) -> Table:
+    """A row for each job with the total usage of its workers."""
+    rows = []
+    for job in jobs:
+        usage = job.status.usage or JobUsage()
+        note = idle_text(usage, job.name) if usage.measured else "nothing measured yet"
+        parts = part_texts(mean_times(usage.workers))
+        rows.append((job.name, str(usage.measured), *uses(total_usage(usage)), *parts, note))
+    return Table(("NAME", "WORKERS", *_USE, "NOTE"), rows, spare=_SPARE)
+
+
+def usage_data(jobs: Sequence[ElasticJob]) -> dict[str, Any]:
+    """The same as data."""
+    return {"jobs": [{"name": job.name, "namespace": job.namespace, **_data(job.status.usage)} for job in jobs]}
+
+
+def _data(usage: JobUsage | None) -> dict[str, Any]:
+    return {"measured": 0, "workers": [], **to_json(usage or JobUsage())}
