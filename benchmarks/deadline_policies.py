@@ -21,12 +21,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, Decision, Reason, Situation, Speeds
+from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, PlannedSize, Situation, SizeReason, Speeds
 from elasticctl.simulation.replay import Policy
 
 
-def _as_decision(now: Situation, choice: Choice) -> Decision:
-    return Decision(choice, Reason.CHEAPEST, now.look_s, kept=True)
+def _as_decision(now: Situation, choice: Choice) -> PlannedSize:
+    return PlannedSize(choice, SizeReason.CHEAPEST, now.look_s, kept=True)
 
 
 def spot_pool(now: Situation, workers: int) -> str:
@@ -41,7 +41,7 @@ class OnDemandOnly:
 
     workers: int
 
-    def __call__(self, now: Situation) -> Decision:
+    def __call__(self, now: Situation) -> PlannedSize:
         return _as_decision(now, Choice(on_demand=self.workers))
 
 
@@ -51,7 +51,7 @@ class SpotOnly:
 
     workers: int
 
-    def __call__(self, now: Situation) -> Decision:
+    def __call__(self, now: Situation) -> PlannedSize:
         pool = spot_pool(now, self.workers)
         return _as_decision(now, Choice(pool, self.workers) if pool else Choice())
 
@@ -72,7 +72,7 @@ class UniformProgress:
     _on_demand: bool = False
     _to_the_end: bool = False
 
-    def __call__(self, now: Situation) -> Decision:
+    def __call__(self, now: Situation) -> PlannedSize:
         time_s = now.time_left_s or 0.0
         if not self._time_s:
             self._total, self._time_s = now.work_left, time_s
@@ -103,7 +103,7 @@ class TimeSliced:
     _total: float = 0.0
     _time_s: float = 0.0
 
-    def __call__(self, now: Situation) -> Decision:
+    def __call__(self, now: Situation) -> PlannedSize:
         time_s = now.time_left_s or 0.0
         if not self._time_s:
             self._total, self._time_s = now.work_left, time_s

@@ -122,7 +122,9 @@ def _run_case(job: tuple[tuple[Trace, ...], Case, int]) -> list[CaseRun]:
     return found
 
 
-def _run(case: Case, plan: ReplayedJob, recording: Recording, start: int, name: str, workers: int, policy: Policy) -> CaseRun:
+def _run(
+    case: Case, plan: ReplayedJob, recording: Recording, start: int, name: str, workers: int, policy: Policy
+) -> CaseRun:
     outcome = Replay(plan, recording, start, policy).run()
     late = outcome.finished_s is None or outcome.finished_s > (plan.deadline_s or 0.0)
     return CaseRun(case, start, name, workers, outcome.usd, late)
