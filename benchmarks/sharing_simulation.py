@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from benchmarks.sharing_trace import HOUR_S, Job, Outage, Settings, Trace
-from elasticctl_controller.core.group.growth import GrowthOption, decide_growth
+from elasticctl_controller.core.group.newcomers import GrowthOption, decide_growth
 from elasticctl_controller.core.sharing.claims import Claim, Node, Worker
 
 POOL = "gpu"

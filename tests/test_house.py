@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import importlib.util
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -99,3 +100,52 @@ def test_operations_use_no_terminal() -> None:
         or (isinstance(node, ast.Name) and node.id in ("print", "input"))
     ]
     assert used == []
+
+
+MUTATORS = re.compile(r"(add|append|clear|discard|extend|insert|pop|popitem|remove|setdefault|(\w+_)?update)$")
+"""Methods that change a set, a list or a dict; methods of our own have longer names."""
+
+
+def test_each_field_of_the_controllers_core_is_assigned_by_the_class_that_declares_it_alone() -> None:
+    """So whoever wants to know what a field can be has one class to read."""
+    core = Path(importlib.util.find_spec("elasticctl_controller.core").origin or "").parent  # type: ignore[union-attr]
+    found = {str(path.relative_to(core)): [*foreign_writes(path)] for path in sorted(core.rglob("*.py"))}
+    assert {path: writes for path, writes in found.items() if writes} == {}
+
+
+def foreign_writes(path: Path) -> Iterator[str]:
+    """`line: target` for what is assigned to, or changed in, a field of another object or of a base class."""
+    tree = ast.parse(path.read_text("utf-8"))
+    own = {node: declared(each) for each in ast.walk(tree) if isinstance(each, ast.ClassDef) for node in ast.walk(each)}
+    for node in ast.walk(tree):
+        for target in written(node):
+            while isinstance(target, ast.Subscript | ast.Starred):
+                target = target.value
+            match target:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name) if name in own.get(node, ()):
+                    continue
+                case ast.Attribute():
+                    yield f"{node.lineno}: {ast.unparse(target)}"  # type: ignore[attr-defined]
+
+
+def declared(owner: ast.ClassDef) -> set[str]:
+    """The fields of a class: those in its body, and those that its constructor assigns."""
+    fields = {
+        each.target.id for each in owner.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    for method in owner.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            fields |= {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+    return fields
+
+
+def written(node: ast.AST) -> list[ast.expr]:
+    """What a node assigns to, deletes, or changes by a method of a container."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            return [target]
+        case ast.Call(func=ast.Attribute(value=ast.Attribute() as changed, attr=name)) if MUTATORS.match(name):
+            return [changed]
+    return []

@@ -176,7 +176,7 @@ BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
 @pytest.mark.parametrize(
     ("story", "name", "wrong", "failure"),
     [
-        (LOSS, "core.group.silent_workers.SILENT_S", 0.5, "replaced as unresponsive, but it called all the time"),
+        (LOSS, "core.group.signs_of_life.SILENT_S", 0.5, "replaced as unresponsive, but it called all the time"),
         (
             LOSS,
             "core.group.membership.Group.join",

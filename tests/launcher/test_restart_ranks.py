@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import JobStatus, RankFailure
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from tests.support.launcher_lab import JOB_UID, RANK, Lab
 from tests.support.processes import has_ended
 

@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.interruption_notices import Leaving
 from elasticctl_controller.rendezvous.listener import Listener
 from elasticctl_controller.rendezvous.service import RendezvousService

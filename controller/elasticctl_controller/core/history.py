@@ -74,7 +74,7 @@ class TrainingHistory:
         """The newest generation; None before the first."""
         return self.generations[-1] if self.generations else None
 
-    def add(self, generation: GroupGeneration) -> None:
+    def add_generation(self, generation: GroupGeneration) -> None:
         """Add a generation that has formed."""
         self.generations.append(generation)
         del self.generations[:-MAX_GENERATIONS]

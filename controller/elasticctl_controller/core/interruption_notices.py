@@ -82,9 +82,9 @@ def _conditions(node: Manifest) -> Iterable[Mapping[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The uids of the workers that have been `told` to stop, and the cluster's notices for others, by uid."""
+    """The uids of the workers that are `stopping`, and the cluster's notices for others, by uid."""
 
-    told: frozenset[str] = frozenset()
+    stopping: frozenset[str] = frozenset()
     notices: Mapping[str, Notice] = field(default_factory=dict)
 
 
@@ -92,11 +92,11 @@ class Leaving:
 class Notices:
     """The notices for the workers of one group, by uid.
 
-    Their launchers have `told` some, and the controller has `given` others. `departing` are the workers that have been
-    told to leave. `replaced` is how many of the workers with notice have been replaced already.
+    Their launchers have `reported` some, and the controller has `given` others. `departing` are the workers that have
+    been asked to leave. `replaced` is how many of the workers with notice have been replaced already.
     """
 
-    told: dict[str, Notice] = field(default_factory=dict)
+    reported: dict[str, Notice] = field(default_factory=dict)
     given: Mapping[str, Notice] = field(default_factory=dict)
     departing: set[str] = field(default_factory=set)
     replaced: int = 0
@@ -108,26 +108,34 @@ class Notices:
 
     def of(self, uid: str) -> Notice | None:
         """The notice that counts, the one with the earliest deadline; None for a worker that may stay."""
-        found = [notice for notice in (self.told.get(uid), self.given.get(uid)) if notice is not None]
+        found = [notice for notice in (self.reported.get(uid), self.given.get(uid)) if notice is not None]
         return min(found, key=lambda notice: notice.leave_at(0.0), default=None)
 
-    def keep(self, alive: Collection[str]) -> None:
-        """Forget the workers that are not alive."""
+    def report(self, uid: str, notice: Notice) -> None:
+        """A launcher reports a notice."""
+        self.reported[uid] = notice
+
+    def give(self, notices: Mapping[str, Notice]) -> None:
+        """Set the notices that the controller gives."""
+        self.given = notices
+
+    def drop_dead(self, alive: Collection[str]) -> None:
+        """Drop the workers that are not alive."""
         self.departing.intersection_update(alive)
-        for uid in self.told.keys() - alive:
-            del self.told[uid]
+        for uid in self.reported.keys() - alive:
+            del self.reported[uid]
 
     def held(self, members: Iterable[str]) -> dict[str, Notice]:
-        """The members that have to leave and have not been told to yet."""
+        """The members that have to leave and have not been asked to yet."""
         found = ((uid, self.of(uid)) for uid in members if uid not in self.departing)
         return {uid: notice for uid, notice in found if notice is not None}
 
-    def note_formed(self, newcomers: int, members: Collection[str]) -> None:
+    def count_newcomers(self, newcomers: int, members: Collection[str]) -> None:
         """A generation has formed: its newcomers replace members that have to leave."""
         self.replaced = min(self.replaced + newcomers, len(self.held(members)))
 
     def depart(self, uids: Collection[str]) -> None:
-        """These workers are being told to leave."""
+        """These workers are being asked to leave."""
         self.departing.update(uids)
         self.replaced = max(0, self.replaced - len(uids))
 

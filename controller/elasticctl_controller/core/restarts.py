@@ -29,7 +29,7 @@ from elasticctl.api.status import (
 )
 from elasticctl.api.text import shorten, span
 from elasticctl_controller.core.causes import APPLICATION, COLLATERAL
-from elasticctl_controller.core.group.group_rules import PERMANENT_EXIT_CODES
+from elasticctl_controller.core.group.failures import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
 BY_SHARING, BY_PLAN = "sharing", "plan"

@@ -20,7 +20,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.actions import Allotment, Decision, Observed
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.interruption_notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile

@@ -30,14 +30,18 @@ def _of_training(group: Group) -> Activity:
     for said in (HUNG, EXPORTING):
         since = _first_to_say(group, said)
         if since is not None:
-            return Activity(said, Timestamp(since), describe_hang(group.places) if said == HUNG else "")
-    if group.obstacle:
-        return Activity("waiting", detail=f"for {group.obstacle}")
+            return Activity(said, Timestamp(since), describe_hang(group.reports.places) if said == HUNG else "")
+    if group.reports.obstacle:
+        return Activity("waiting", detail=f"for {group.reports.obstacle}")
     newest = group.history.newest
     if newest is None:
         return Activity("running")
     if newest.first_step_at is not None:
-        return Activity("training", newest.first_step_at, f"nothing is saved: {group.unsaved}" if group.unsaved else "")
+        return Activity(
+            "training",
+            newest.first_step_at,
+            f"nothing is saved: {group.reports.unsaved}" if group.reports.unsaved else "",
+        )
     if newest.resumed_step is not None:
         return Activity("first step", newest.formed_at)
     if not group.history.reports or newest.formed_at is None:  # a restarted service does not know about steps
@@ -47,12 +51,12 @@ def _of_training(group: Group) -> Activity:
 
 
 def _of_waiting(group: Group) -> Activity | None:
-    if not group.signs:
+    if not group.signs.newest:
         return None
     stopping = _first_to_say(group, STOPPING)
     if stopping is not None:
         return Activity(STOPPING, Timestamp(stopping))
-    missing = group.minimum - len(group.joined)
+    missing = group.members.minimum - len(group.next_generation.joined)
     if missing > 0:
         return Activity("waiting", _waits_since(group), f"for {plural(missing, 'worker')} to join")
     preparing = _first_to_say(group, PREPARING)
@@ -63,12 +67,12 @@ def _of_waiting(group: Group) -> Activity | None:
 
 def _waits_since(group: Group) -> Timestamp | None:
     """Since when the group forms; in a job that was suspended, not before there were workers again."""
-    since = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
+    since = group.situation.since if isinstance(group.situation, FormingGroup) else group.next_generation.first_join_at
     if since is None:
         return None
-    return Timestamp(max(since, min((sign.since for sign in group.signs.values()), default=since)))
+    return Timestamp(max(since, min((sign.since for sign in group.signs.newest.values()), default=since)))
 
 
 def _first_to_say(group: Group, doing: str) -> float | None:
     """Since when (seconds since the epoch) one of the live workers has been doing this; None if none is."""
-    return min((sign.since for sign in group.signs.values() if sign.doing == doing), default=None)
+    return min((sign.since for sign in group.signs.newest.values() if sign.doing == doing), default=None)

@@ -70,9 +70,9 @@ class Groups:
             timer.cancel()
         with self.lock:
             group = self.by_key.get(key)
-            before, silent = (group.situation, len(group.silent)) if group else (None, 0)
+            before, silent = (group.situation, len(group.signs.silent)) if group else (None, 0)
             wait_s = group.settle(self.clock()) if group else None
-            is_news = group is not None and len(group.silent) > silent
+            is_news = group is not None and len(group.signs.silent) > silent
         if is_news:
             self.note_change(key)
         if moved or (group is not None and group.situation is not before):

@@ -69,7 +69,7 @@ class Handlers:
         with self._groups.changing(caller) as (group, now):
             if group.state is GroupState.OVER:
                 return {"state": "over"}
-            if member.uid not in group.alive:
+            if member.uid not in group.members.alive:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
             recall_failures(group, body, member.uid, generation, now)
             if unprepared and group.has_to_prepare(member, generation, now):
@@ -81,7 +81,7 @@ class Handlers:
         def world(group: Group) -> GroupWorld | str | None:
             if group.state is GroupState.OVER:
                 return "over"
-            if member.uid not in group.alive:
+            if member.uid not in group.members.alive:
                 raise Refused(409, f"worker {member.name} is no longer one of the live workers of {caller.key}")
             if unprepared and group.has_to_prepare(member, generation, self._groups.clock()):
                 return "prepare"  # it has turned out that the ranks of the others stay
@@ -116,7 +116,7 @@ class Handlers:
         world = await self.bodies.work(lambda: read_world(body, uid, generation)) if "members" in body else None
         with self._groups.changing(caller) as (group, now):
             is_news = note_sign(group, body, now)
-            if uid in group.alive and group.adopts(generation):
+            if uid in group.members.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
                 serves_commands = body.get("serves_commands") is True
@@ -145,7 +145,7 @@ class Handlers:
             if group.world is None or group.world.generation != generation:
                 return "rejoin"  # a member was lost that had not finished: the work is repeated
             # A restarted service did not know the generation yet, so this has to be reported once more.
-            return "waiting" if uid in group.members and uid not in group.finished else None
+            return "waiting" if uid in group.members.ranked and uid not in group.members.finished else None
 
         return {"state": await self._groups.poll(caller, state_of) or "waiting"}
 
@@ -158,16 +158,16 @@ class Handlers:
         uid, reason = read_text(body, "uid"), read_text(body, "reason")
         if body.get("stays") is not True:
             with self._groups.changing(caller) as (group, now):
-                group.notice(uid, f"{group.alive.get(uid, 'a worker')} has to stop: {reason}", now)
+                group.stop_member(uid, f"{group.members.alive.get(uid, 'a worker')} has to stop: {reason}", now)
             return {}
         if "in_s" in body:
             in_s = read_seconds(body, "in_s")
             with self._groups.changing(caller) as (group, now):
-                group.warn(uid, Notice(reason, None if in_s is None else now + in_s), now)
+                group.add_notice(uid, Notice(reason, None if in_s is None else now + in_s), now)
             self._groups.note_change(caller.key)
         else:
             await self._groups.poll(
-                caller, lambda group: uid in group.leaving | group.notices.given.keys() or None, SEEN_S
+                caller, lambda group: uid in group.members.leaving | group.notices.given.keys() or None, SEEN_S
             )
         with self._groups.lock:
             group, now = self._groups.of(caller), self._groups.clock()
@@ -178,7 +178,7 @@ class Handlers:
     async def _leave(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, reason = read_text(body, "uid"), read_text(body, "reason")
         with self._groups.changing(caller) as (group, now):
-            group.leave(uid, f"{group.alive.get(uid, 'a worker')} leaves: {reason}", now)
+            group.leave(uid, f"{group.members.alive.get(uid, 'a worker')} leaves: {reason}", now)
         return {}
 
     async def _fail(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,12 +186,12 @@ class Handlers:
         with self._groups.changing(caller) as (group, now):
             note_sign(group, body, now)
             recall_failures(group, body, uid, generation, now)
-            group.fail(read_end(body, uid, group.alive.get(uid, uid), now), generation, now)
+            group.fail(read_end(body, uid, group.members.alive.get(uid, uid), now), generation, now)
 
         def answer(group: Group) -> dict[str, Any] | None:
             verdict = group.verdict(uid, generation)
             excused = verdict == "rejoin" and group.is_excused(uid, generation)
-            found = {"error": group.error_of(uid, generation)} if verdict == "exit" else {}
+            found = {"error": group.failures.error_of(uid, generation)} if verdict == "exit" else {}
             return {"verdict": verdict, **({"excused": True} if excused else {}), **found} if verdict else None
 
         return await self._groups.poll(caller, answer) or {"verdict": "pending"}
@@ -216,15 +216,15 @@ class Handlers:
             if group.adopts(newest_generation(messages)):
                 raise Refused(429, "this service was restarted, and no worker has reported the running group yet")
             settled = group.history.newest is not None and group.history.newest.first_step_at is not None
-            stayed = group.stays
-            every_s = len(group.members) / REPORTS_PER_S
+            stayed = group.reports.stays
+            every_s = len(group.members.ranked) / REPORTS_PER_S
             for message in messages:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
         if changed:
-            if not settled or group.unreachable or group.places:
+            if not settled or group.signs.unreachable or group.reports.places:
                 self._groups.settle(
-                    caller.key, moved=group.stays and not stayed
+                    caller.key, moved=group.reports.stays and not stayed
                 )  # newcomers wait for a first step; ranks that stand still, for a lost one
             self._groups.note_change(caller.key)
         return {"every_s": every_s}
@@ -232,15 +232,15 @@ class Handlers:
 
 def _prepare(group: Group, member: Member) -> dict[str, Any]:
     """The answer for an agent that has to start its ranks before it joins."""
-    return {"state": "prepare", "ranks": group.ranks_of_others(member), "examples": group.examples}
+    return {"state": "prepare", "ranks": group.ranks_of_others(member), "examples": group.reports.examples}
 
 
 def _watch_answer(group: Group, uid: str, generation: int, *, draining: bool) -> dict[str, Any] | None:
     """The answer for a member of that generation; None while there is nothing new. `draining`: it drains already."""
-    if uid not in group.alive:
+    if uid not in group.members.alive:
         return {"state": "stale", "reason": "removed"}
     if group.state is GroupState.OVER:
-        return {"state": "stale", "reason": "the job is done"} if group.serves_commands else None
+        return {"state": "stale", "reason": "the job is done"} if group.reports.serves_commands else None
     if group.world is None:
         return {"state": "stale", "reason": group.reason}
     if group.world.generation != generation or not group.is_member(uid):

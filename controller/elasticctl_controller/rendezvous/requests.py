@@ -19,9 +19,9 @@ from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, RankFailure
 from elasticctl.api.usage import WorkerUsage
 from elasticctl_controller.core.causes import parse_failure
+from elasticctl_controller.core.group.failures import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.root_cause import RanksEnd
 from elasticctl_controller.core.history import COPIES, MAX_METRICS, MEMORY, STORAGE
 
 MAX_TEXT = 512
@@ -171,7 +171,7 @@ def recall_failures(group: Group, body: Mapping[str, Any], uid: str, generation:
             continue
         of = _whole(told.get("generation"))
         if of is not None and of <= generation:
-            group.recall(read_end(told, uid, group.alive.get(uid, uid), now), of, now, newest=generation)
+            group.recall(read_end(told, uid, group.members.alive.get(uid, uid), now), of, now, newest=generation)
 
 
 def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:
@@ -192,7 +192,7 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))
     if kind in ("waiting", "unsaved"):
         reason = _clean(str(message.get("reason") or "")[:MAX_TEXT])
-        group.obstacle, group.unsaved = (reason, "") if kind == "waiting" else ("", reason)
+        group.reports.set_obstacle(*((reason, "") if kind == "waiting" else ("", reason)))
         return True
     if kind == "usage":
         return _note_usage(group, message, now)
@@ -200,7 +200,7 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         return False
     if kind == "hang":
         return _note_places(group, generation, message.get("ranks"))
-    group.obstacle = ""
+    group.reports.clear_obstacle()
     if kind == "progress":
         group.note_step(generation, _progress(message), now)
     elif kind == "resumed":
@@ -209,7 +209,7 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         lack = _clean(str(message.get("lack") or "")[:MAX_TEXT])
         group.history.note_copied(generation, _whole(message.get("every_steps")) or 0, lack)
     elif kind == "inputs":
-        group.examples = _examples(message.get("examples"))
+        group.reports.set_examples(_examples(message.get("examples")))
         return False
     elif kind == "committed":
         return _note_commit(group, generation, step, message, now)
@@ -231,7 +231,7 @@ def _note_commit(group: Group, generation: int, step: int, message: Mapping[str,
 def _note_resumed(group: Group, generation: int, step: int, message: Mapping[str, Any]) -> None:
     source, stays = message.get("source"), message.get("stays")
     why_not = _clean(str(message.get("restarts_because") or "")[:MAX_TEXT])
-    group.stays = stays is True
+    group.reports.set_stays(stays is True)
     known = isinstance(source, str) and source in (MEMORY, COPIES, STORAGE)
     group.history.note_resumed(
         generation,
@@ -257,19 +257,19 @@ def _examples(told: object) -> str:
 def _note_usage(group: Group, message: Mapping[str, Any], now: float) -> bool:
     """Record what a worker uses of its machine."""
     uid = str(message.get("uid"))
-    if uid not in group.alive:
+    if uid not in group.members.alive:
         return False
     gpus, times = message.get("gpus"), message.get("step_times")
     shares = times.items() if isinstance(times, Mapping) else ()
     columns = gpus.items() if isinstance(gpus, Mapping) else ()
     told = {camel(str(name)): value for name, value in message.items()} | {
-        "worker": group.alive[uid],
+        "worker": group.members.alive[uid],
         "at": to_rfc3339(now),
         "noGpus": _clean(str(message.get("no_gpus") or "")[:MAX_TEXT]),
         "stepTimes": {camel(str(name)): _share(value) for name, value in shares},
         "gpus": {camel(str(name)): column[:MAX_GPUS] for name, column in columns if isinstance(column, list)},
     }
-    return group.usage.note(uid, from_json(WorkerUsage, told), now)
+    return group.usage.add_usage(uid, from_json(WorkerUsage, told), now)
 
 
 def _share(value: object) -> float | None:
@@ -287,9 +287,7 @@ def _note_places(group: Group, generation: int, ranks: object) -> bool:
         if rank is None or rank >= MAX_RANKS:
             continue
         where = _clean(str(item.get("where") or "")[:MAX_PLACE])
-        group.places.pop(rank, None)
-        if where:
-            group.places[rank] = RankPlace(where, item.get("waits") is True)
+        group.reports.set_place(rank, RankPlace(where, item.get("waits") is True) if where else None)
     return True
 
 

@@ -34,7 +34,7 @@ from elasticctl.api.status import (
     ProgressStatus,
 )
 from elasticctl.api.usage import JobUsage
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from elasticctl_controller.core.interruption_notices import Leaving, Notice
@@ -148,22 +148,24 @@ class RendezvousService:
                 self.groups.begun_anew.discard(key)
                 group = self.groups.by_key[key] = Group.restored(job_uid, status)
             self.authorization.tokens[key] = status.token
-            known = (group.alive, group.minimum, group.leaving, group.notices.given, group.rules)
-            told = leaving.told | group.notices.departing
-            if known == (alive, minimum, told, leaving.notices, rules) and not replaced:
+            members, notices = group.members, group.notices
+            known = (members.alive, members.minimum, members.leaving, notices.given, group.rules)
+            stopping = leaving.stopping | notices.departing
+            if known == (alive, minimum, stopping, leaving.notices, rules) and not replaced:
                 return
-            group.rules, group.notices.given = rules, leaving.notices
-            group.set_alive(alive, minimum, self.groups.clock(), leaving.told)
+            group.set_rules(rules)
+            notices.give(leaving.notices)
+            group.set_alive(alive, minimum, self.groups.clock(), leaving.stopping)
         self.groups.wake(key)
 
     def report_loss(self, key: str, uid: str) -> None:
         """A worker has just ended: update its group at once, before the controller's next pass."""
         with self.groups.lock:
             group = self.groups.by_key.get(key)
-            if group is None or uid not in group.alive:
+            if group is None or uid not in group.members.alive:
                 return
-            others = {other: name for other, name in group.alive.items() if other != uid}
-            group.set_alive(others, group.minimum, self.groups.clock(), group.leaving)
+            others = {other: name for other, name in group.members.alive.items() if other != uid}
+            group.set_alive(others, group.members.minimum, self.groups.clock(), group.members.leaving)
         self.groups.wake(key)
 
     def lose_touch(self, key: str, uid: str, *, hung_up: bool) -> None:
@@ -171,7 +173,7 @@ class RendezvousService:
         with self.groups.lock:
             group = self.groups.by_key.get(key)
             if group is not None:
-                group.lose_touch(uid, self.groups.clock(), hung_up=hung_up)
+                group.lose_contact(uid, self.groups.clock(), hung_up=hung_up)
         self.groups.settle(key, moved=True)
 
     def view(self, key: str, job_uid: str) -> GroupView:
@@ -180,16 +182,16 @@ class RendezvousService:
             group = self.groups.by_key.get(key)
             if group is None or group.job_uid != job_uid:
                 return GroupView()
-            known, silent = group.history, frozenset(group.silent)
+            known, silent = group.history, frozenset(group.signs.silent)
             return GroupView(
                 known.progress,
                 known.checkpoint,
                 tuple(known.generations),
                 silent,
-                group.growth,
+                group.next_generation.growth,
                 describe_activity(group),
-                group.usage.of_group(group.alive),
-                dict(group.notices.told),
+                group.usage.of_group(group.members.alive),
+                dict(group.notices.reported),
             )
 
     def drop(self, key: str) -> None:
@@ -254,7 +256,7 @@ class RendezvousService:
             raise _away()
         caller = self.authorization.identify(path, authorization)
         with self.groups.lock:
-            return caller, most_connections(len(self.groups.of(caller).alive))
+            return caller, most_connections(len(self.groups.of(caller).members.alive))
 
 
 def _away() -> Refused:

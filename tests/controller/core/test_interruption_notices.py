@@ -67,9 +67,9 @@ def test_a_kubelet_that_shuts_down_leaves_no_time() -> None:
 
 
 def test_the_earliest_deadline_counts() -> None:
-    notices = Notices(told={"u": Notice("rebalance")}, given={"u": Notice("drained", 130.0)})
+    notices = Notices(reported={"u": Notice("rebalance")}, given={"u": Notice("drained", 130.0)})
     assert notices.of("u") == Notice("drained", 130.0)
-    notices.told["u"] = Notice("reclaimed", 120.0)
+    notices.reported["u"] = Notice("reclaimed", 120.0)
     assert notices.of("u") == Notice("reclaimed", 120.0)
     assert notices.of("v") is None
 
@@ -77,7 +77,7 @@ def test_the_earliest_deadline_counts() -> None:
 def test_a_restarted_service_knows_who_has_to_go() -> None:
     workers = [WorkerStatus("a", "u"), WorkerStatus("b", "v", notice="AWS"), WorkerStatus("c", "w", notice="AWS")]
     workers[2] = WorkerStatus("c", "w", notice="AWS", cause=Cause.PREEMPTED)
-    assert Notices.restored(workers).told == {"v": Notice("AWS")}
+    assert Notices.restored(workers).reported == {"v": Notice("AWS")}
 
 
 def test_a_worker_leaves_earlier_where_steps_and_saves_take_long() -> None:

@@ -136,11 +136,11 @@ class Bench:
         self.store.update_pod(self.pods()[index]["metadata"]["uid"], lambda p: objects.mark_ended(p, how))
 
     def alive(self) -> set[str]:
-        return set(self.rendezvous.groups.by_key[KEY].alive.values())
+        return set(self.rendezvous.groups.by_key[KEY].members.alive.values())
 
     def leaving(self) -> set[str]:
         group = self.rendezvous.groups.by_key[KEY]
-        return {group.alive[uid] for uid in group.leaving}
+        return {group.members.alive[uid] for uid in group.members.leaving}
 
 
 @pytest.fixture
@@ -436,7 +436,7 @@ def test_peers_may_miss_a_worker_before_its_node_is_found_dead(bench: Bench) -> 
     bench.settle()
     bench.clock.now += 60
     lost = bench.pods()[1]["metadata"]["uid"]
-    bench.rendezvous.groups.by_key[KEY].silent.add(lost)
+    bench.rendezvous.groups.by_key[KEY].signs.silent.add(lost)
     bench.settle()
     gone = bench.pods()[1]["metadata"]
     # Nobody ends a pod on a dead node: it keeps its name, and another comes for it.

@@ -161,7 +161,7 @@ class RecreatedJob(RuleBasedStateMachine):
             uid = pod["metadata"]["uid"]
             if pod["status"]["phase"] == "Pending":
                 self.store.update_pod(uid, lambda p: objects.mark_running(p, 1, self.now))
-            if self.group is not None and uid in self.group.alive and not self.group.is_member(uid):
+            if self.group is not None and uid in self.group.members.alive and not self.group.is_member(uid):
                 self.now += 0.1
                 self.group.join(Member(uid, pod["metadata"]["name"], "127.0.0.1", 1, 1), 0, self.now)
 

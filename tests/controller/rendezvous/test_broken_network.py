@@ -81,7 +81,7 @@ class Training:
 
     @property
     def failures(self) -> int:
-        return self._lab.site.service.groups.by_key[KEY].failures
+        return self._lab.site.service.groups.by_key[KEY].failures.count
 
     @property
     def silent(self) -> frozenset[str]:

@@ -125,13 +125,13 @@ async def main():
         await asyncio.sleep(0.01)
     closed.close()
     await asyncio.sleep(3.0)
-    while not group.unreachable:
+    while not group.signs.unreachable:
         await asyncio.sleep(0.01)
-    print(json.dumps(sorted(group.unreachable)), flush=True)  # one that is idle, and one whose process has hung up
+    print(json.dumps(sorted(group.signs.unreachable)), flush=True)  # one is idle, the process of one has hung up
     drop_all(left.get_extra_info('socket'))
     if sys.argv[1] == "answered":  # the answer never arrives
         service.set_group("ns/job", status=JobStatus(), job_uid="j", alive={"u0": "w0"}, minimum=1)
-    while "u0" not in group.unreachable:
+    while "u0" not in group.signs.unreachable:
         await asyncio.sleep(0.05)
     await listener.cleanup()
 

@@ -16,7 +16,9 @@ from elasticctl.api.observed.hang_description import describe_hang
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.group.members import Members
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.reports import RankReports
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
 from tests.support.anything import HUGE, JSON
@@ -151,22 +153,22 @@ def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any])
 
 
 def test_where_ranks_stand_is_known_until_they_move() -> None:
-    group = Group("j", generation=2, obstacle="the storage")
+    group = Group("j", generation=2, reports=RankReports(obstacle="the storage"))
     ranks = [{"rank": 0, "where": "all_reduce", "for_s": 61.0, "waits": True}, {"rank": 1, "where": "load (data.py:9)"}]
     assert note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": ranks}, NOW)
-    assert describe_hang(group.places) == "rank 1 stands in load (data.py:9); rank 0 waits for it in all_reduce"
-    assert group.obstacle == "the storage", "only a rank says that this is over"
+    assert describe_hang(group.reports.places) == "rank 1 stands in load (data.py:9); rank 0 waits for it in all_reduce"
+    assert group.reports.obstacle == "the storage", "only a rank says that this is over"
     assert not note_report(group, {"kind": "hang", "generation": 1, "step": 7, "ranks": ranks}, NOW)
     moved = [{"rank": 0, "where": ""}, {"rank": 1, "where": ""}]
     note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": moved}, NOW)
-    assert group.places == {}
+    assert group.reports.places == {}
 
 
 @given(JSON)
 def test_any_places_can_be_stored(ranks: Any) -> None:
     group = Group("j", generation=2)
     note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": [ranks, {"rank": 1, "where": ranks}]}, NOW)
-    check_storable(JobStatus(activity=Activity("hung", None, describe_hang(group.places))))
+    check_storable(JobStatus(activity=Activity("hung", None, describe_hang(group.reports.places))))
 
 
 def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> None:
@@ -182,27 +184,27 @@ def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> 
 
 @given(JSON)
 def test_newcomers_are_told_what_the_others_call_their_model_with_if_it_is_a_list(told: Any) -> None:
-    group = Group("j", generation=2, examples="[1]")
+    group = Group("j", generation=2, reports=RankReports(examples="[1]"))
     note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
-    assert group.examples == ""
+    assert group.reports.examples == ""
     text = json.dumps([told, "\0\ud800"])
     note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": text}, NOW)
-    assert group.examples == (text if len(text) <= 8000 else "")
-    assert group.examples.isascii()
-    assert group.examples.isprintable()
+    assert group.reports.examples == (text if len(text) <= 8000 else "")
+    assert group.reports.examples.isascii()
+    assert group.reports.examples.isprintable()
 
 
 @pytest.mark.parametrize("told", ["[" * 7000, "[NaN", "{}", "1", "[" + " " * 8000 + "]"])
 def test_what_is_no_short_list_is_not_told_to_newcomers(told: str) -> None:
-    group = Group("j", generation=2, examples="[1]")
+    group = Group("j", generation=2, reports=RankReports(examples="[1]"))
     note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
-    assert group.examples == ""
+    assert group.reports.examples == ""
 
 
 def usage_of(message: Any) -> JobUsage | None:
-    group = Group("j", alive={"u0": "digits-worker-0"})
+    group = Group("j", members=Members({"u0": "digits-worker-0"}))
     note_report(group, {"kind": "usage", "uid": "u0", **message}, NOW)
-    return group.usage.of_group(group.alive)
+    return group.usage.of_group(group.members.alive)
 
 
 def test_what_a_worker_uses_is_taken_over() -> None:

@@ -392,7 +392,7 @@ def test_who_has_finished_before_a_restarted_service_knows_the_group_is_asked_on
         watch = {"uid": "uid-a-1", "generation": 1, "members": world["members"]}
         pool.submit(client.call, "watch", watch)
         assert early.result()["state"] == "waiting"
-        assert not lab.site.service.groups.by_key[KEY].finished
+        assert not lab.site.service.groups.by_key[KEY].members.finished
         again = pool.submit(client.call, "finish", finished)
         assert client.call("finish", {"uid": "uid-a-1", "generation": 1})["state"] == "done"
         assert again.result()["state"] == "done"
@@ -526,13 +526,13 @@ def test_a_worker_that_starts_its_ranks_first_has_told_of_its_failure_before_the
     failed = {"generation": 1, "ended_s_ago": 1.0, "failure": {"error": "the bug", "signal": "SIGKILL"}}
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(client.call, "join", {**agent("a-1", 1), "stays": True})
-        wait_until(lambda: "uid-a-1" in group.joined)
+        wait_until(lambda: "uid-a-1" in group.next_generation.joined)
         own = {**agent("a-0", 1), "prepared": False, "failed": [failed]}
         assert client.call("join", own)["state"] == "prepare"
         assert other.result()["generation"] == 2
     failure = group.history.generations[0].failure
     assert failure is not None
-    assert (failure.error, group.failures) == ("the bug", 1)
+    assert (failure.error, group.failures.count) == ("the bug", 1)
 
 
 def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_stay(
@@ -543,10 +543,10 @@ def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_
     group = lab.site.service.groups.by_key[KEY]
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.call, "join", {**agent("b-0"), "prepared": False})
-        wait_until(lambda: "uid-b-0" in group.joined)
+        wait_until(lambda: "uid-b-0" in group.next_generation.joined)
         client.call("report", {"messages": [{"kind": "resumed", "generation": 1, "step": 0, "stays": True}]})
         assert answer.result() == {"state": "prepare", "ranks": 2, "examples": ""}
-    assert not group.joined
+    assert not group.next_generation.joined
     assert group.world is not None, "the others train on"
 
 
@@ -570,7 +570,7 @@ def test_a_report_wakes_nobody_who_has_nothing_to_do(lab: Lab, client: ServiceCl
             asked += uid == "uid-a-0"
             return super().__contains__(uid)
 
-    group.alive = Counted(group.alive)
+    group.members.alive = Counted(group.members.alive)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(client.call, "watch", {"uid": "uid-a-0", "generation": 1})
         wait_until(lambda: asked >= 1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_launcher.hangs.process_activity import read_activity
 from elasticctl_launcher.hangs.rank_activity import Sighting, moves
 from elasticctl_launcher.hangs.rank_location import NOWHERE

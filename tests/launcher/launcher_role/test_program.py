@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.mpi import SUM_OF_RANKS
 from tests.support.processes import has_ended

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_controller.core.group.silent_workers import SILENT_S
+from elasticctl_controller.core.group.signs_of_life import SILENT_S
 from elasticctl_launcher.service import client as client_module
 from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError, ServiceRefused
 from tests.support.raw_http import read_request

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import ProgressStatus, RankFailure
+from elasticctl_controller.core.group.failures import RanksEnd
 from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.root_cause import RanksEnd
 
 
 def member(index: int) -> Member:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from tests.support.launcher_lab import Lab
 from tests.support.processes import has_ended
 from tests.support.train.ledger import Ledger

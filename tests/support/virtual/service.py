@@ -17,8 +17,8 @@ from unittest import mock
 from yarl import URL
 
 from elasticctl.api.errors import ConflictError, ElasticctlError
-from elasticctl_controller.core.group.group_record import Sign
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_controller.core.group.signs_of_life import Sign
 from elasticctl_controller.loop import controller as loop_module
 from elasticctl_controller.loop.apply_actions import Workload
 from elasticctl_controller.loop.controller import Controller
@@ -239,8 +239,8 @@ class ControlPlane:
             self._queue.forget(key)
             self._queue.add_after(key, REFRESH_S)
         group = self.group(key)
-        if group is not None and not isinstance(group.signs, _LazySigns):
-            group.signs = _LazySigns(group.signs, self._heard)
+        if group is not None and not isinstance(group.signs.newest, _LazySigns):
+            group.signs.newest = _LazySigns(group.signs.newest, self._heard)
 
     def _heard(self, uid: str) -> float | None:
         at = self._heard_at(uid, self._began)

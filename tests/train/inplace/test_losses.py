@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from elasticctl_controller.core.group.group_rules import GroupRules
+from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.launcher_lab import Lab

@@ -1,20 +1,17 @@
 """When a generation ends and when the next one forms.
 
-A formed generation drains for members that have to leave and for newcomers, and ends once ranks have failed or a member
-cannot be reached. The next one forms as soon as no more workers are worth waiting for.
+A formed generation ends as `endings` says, and drains for newcomers as `newcomers` says. The next one forms as soon as
+no more workers are worth waiting for.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Collection
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration
-from elasticctl.api.text import join_some
-from elasticctl_controller.core.group.failures import awaits_exit, excuse_failure, judge_failure, wait_for_ends_s
-from elasticctl_controller.core.group.group_record import ADOPT_S, GroupRecord
+from elasticctl_controller.core.group.endings import drain_for_notices, end_broken, end_unreachable
+from elasticctl_controller.core.group.group_record import GroupRecord
 from elasticctl_controller.core.group.group_states import (
     BreakingGroup,
     FormingGroup,
@@ -23,19 +20,11 @@ from elasticctl_controller.core.group.group_states import (
     GroupWorld,
 )
 from elasticctl_controller.core.group.newcomers import admit_newcomers
-from elasticctl_controller.core.group.silent_workers import (
-    end_for_silent,
-    end_unreachable,
-    mark_overdue,
-    silent_at,
-)
-from elasticctl_controller.core.interruption_notices import Replacements, lead_s, who_leaves
+from elasticctl_controller.core.group.signs_of_life import ADOPT_S
 
 FIRST_SETTLE_S = 30.0
 """How long the first generation, or the first after the loss of all members, waits for workers that are alive but have
 not joined, once the minimum has joined."""
-STARTED_S = 30.0
-"""After this time, ranks that report nothing are assumed to have started; others have started with their first step."""
 
 
 def settle_generation(group: GroupRecord, now: float) -> float | None:
@@ -45,10 +34,11 @@ def settle_generation(group: GroupRecord, now: float) -> float | None:
         again_s = _settle_formed(group, now)
         if group.world is not None:
             return again_s
-    if group.state is GroupState.OVER or not group.joined or awaits_exit(group):
+    joined = group.next_generation.joined
+    if group.state is GroupState.OVER or not joined or _awaits_exit(group):
         return None
-    if len(group.joined) < group.minimum:
-        return mark_overdue(group, now)
+    if len(joined) < group.members.minimum:
+        return _mark_overdue(group, now)
     wait_s = _wait_for_missing_s(group, now)
     if wait_s > 0:
         return wait_s
@@ -60,124 +50,100 @@ def _settle_formed(group: GroupRecord, now: float) -> float | None:
     """End the formed generation if it is time; returns seconds until it should be asked again."""
     waits = [end_unreachable(group, now)]
     if group.state is GroupState.TRAINING:
-        waits.append(_settle_notices(group, now))
+        waits.append(drain_for_notices(group, now))
     if group.state is GroupState.TRAINING:
         waits.append(admit_newcomers(group, now))
     elif isinstance(group.situation, BreakingGroup):
-        wait_s = wait_for_ends_s(group, group.situation, now)
-        if wait_s <= 0 and not end_for_silent(group, now):
-            judge_failure(group, now)
-        waits.append(wait_s)
+        waits.append(end_broken(group, group.situation, now))
     return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
 
-def _settle_notices(group: GroupRecord, now: float) -> float | None:
-    """Drain the group once members that have to leave can be replaced, or their time is up; returns seconds until this
-    should be asked again.
+def _awaits_exit(group: GroupRecord) -> bool:
+    """True while the worker that is to blame ends, and the job with it, unless the controller replaces the worker.
+
+    It does not replace the worker if there are enough others.
     """
-    held = group.notices.held(uid for uid in group.members if group.is_awaited(uid))
-    if not held:
+    members, judged = group.members, group.failures.judged
+    if judged is None or not judged.exits or group.next_generation.newcomers(members):
+        return False
+    stay = members.alive.keys() - members.leaving
+    return judged.end.uid in members.alive or len(stay) < group.rules.desired or not stay <= members.ranked.keys()
+
+
+def _absent(group: GroupRecord) -> set[str]:
+    """The live members that should have joined and have not."""
+    members, ready = group.members, group.next_generation
+    return members.ranked.keys() & members.alive.keys() - ready.joined.keys() - members.leaving - ready.preparing
+
+
+def _mark_overdue(group: GroupRecord, now: float) -> float | None:
+    """Mark silent members for replacement, because the group is too small without them; returns seconds until this
+    should be asked again."""
+    if not isinstance(group.situation, FormingGroup):
         return None
-    others, started_at = Replacements(), _started_at(group)
-    if started_at <= now and not (group.obstacle or group.unsaved or group.trained):
-        ready = sum(uid not in group.members for uid in group.joined) + group.notices.replaced
-        known = group.joined.keys() | group.members.keys() | group.leaving
-        others = Replacements(ready, any(uid not in known for uid in group.alive), group.first_join_at)
-    leaving, again_at = who_leaves(held, others, leaving_lead_s(group), now)
-    if leaving:
-        reasons = join_some(sorted({held[uid].reason for uid in leaving}), "reason")
-        let_go(group, leaving, f"{who_stops(group, leaving)}: {reasons}", now)
-    again_at = min(again_at, started_at if started_at > now else math.inf)
-    return None if again_at == math.inf else max(0.0, again_at - now)
-
-
-def who_stops(group: GroupRecord, uids: Collection[str]) -> str:
-    """Which members have to stop, in words."""
-    names = join_some([group.members[uid].name for uid in uids], "worker")
-    return f"{names} {'has' if len(uids) == 1 else 'have'} to stop"
-
-
-def let_go(group: GroupRecord, uids: Collection[str], reason: str, now: float) -> None:
-    """Tell members to stop, and drain the group."""
-    group.notices.depart(uids)
-    group.leaving |= group.notices.departing
-    group.advance(GroupEvent.REMOVAL_ANNOUNCED, now, reason)
-
-
-def leaving_lead_s(group: GroupRecord) -> float:
-    """How many seconds before its deadline a member of this group begins to leave."""
-    return lead_s(group.history.longest_step_s, group.history.checkpoint.duration_s or 0.0)
-
-
-def _started_at(group: GroupRecord) -> float:
-    """When the ranks of this generation have started (seconds since the epoch): with their first step, if they report
-    steps; infinite: not yet. Stopping them earlier gains nothing.
-    """
-    newest = group.history.newest
-    if newest is None or newest.formed_at is None or newest.first_step_at is not None:
-        return 0.0
-    return math.inf if group.history.reports else newest.formed_at + STARTED_S
+    absent = _absent(group) - group.signs.overdue
+    return group.signs.mark_silent_members_overdue(absent, group.situation.since, now)
 
 
 def _wait_for_missing_s(group: GroupRecord, now: float) -> float:
     """How many more seconds to wait for workers that are alive but have not joined; <= 0: none."""
+    members, ready, remembered = group.members, group.next_generation, group.restored_service.remembered
     pause_s = group.situation.not_before - now if isinstance(group.situation, FormingGroup) else 0.0
-    absent = group.leaving | group.preparing
-    missing = (uid for uid in group.alive if uid not in group.joined and uid not in absent)
+    excused = members.leaving | ready.preparing
+    missing = (uid for uid in members.alive if uid not in ready.joined and uid not in excused)
     first = next(missing, None)  # in a large group almost every join ends here: build no list of all the others
     if first is None:
         return pause_s
-    joined_at = now if group.first_join_at is None else group.first_join_at
-    if group.generation == 0 or (group.members and not any(uid in group.alive for uid in group.members)):
+    joined_at = now if ready.first_join_at is None else ready.first_join_at
+    # Before the first generation, and after the loss of all members, nothing is lost by waiting for workers that start.
+    if group.generation == 0 or (members.ranked and not any(uid in members.alive for uid in members.ranked)):
         return max(pause_s, joined_at + FIRST_SETTLE_S - now)
-    if (
-        group.state is GroupState.RESTORED
-        and group.remembered & group.alive.keys() - group.joined.keys() - group.leaving
-    ):
+    if group.state is GroupState.RESTORED and remembered & members.alive.keys() - ready.joined.keys() - members.leaving:
         return joined_at + ADOPT_S - now  # only newcomers have called, and the last generation may be training
+    # Otherwise only former members are waited for, each until it counts as silent or unreachable.
     since = group.situation.since if isinstance(group.situation, FormingGroup) else joined_at
     for uid in itertools.chain((first,), missing):
-        if uid in group.members or not group.members:
-            until = silent_at(group, uid, since)
-            if uid in group.unreachable:
-                until = min(until, group.unreachable[uid])
+        if uid in members.ranked or not members.ranked:
+            until = group.signs.silent_at(uid, since)
+            if uid in group.signs.unreachable:
+                until = min(until, group.signs.unreachable[uid])
             if until > now:
                 return max(pause_s, until - now)
     return pause_s
 
 
 def _form_generation(group: GroupRecord, now: float) -> None:
-    """Rank the members (survivors keep their order, newcomers follow by name), and start the generation.
+    """Start the next generation.
 
-    Members of the last generation that are alive and have not joined become overdue.
+    Members of the last one that are alive and have not joined become overdue.
     """
-    overdue = group.members.keys() & group.alive.keys() - group.joined.keys() - group.leaving - group.preparing
+    members, ready, failures = group.members, group.next_generation, group.failures
+    overdue = _absent(group)
     if overdue:
-        excuse_failure(group)
-    if group.judged is not None:
-        group.history.note_failure(group.judged.explains or group.judged.generation, group.judged.end.failure)
-    group.unexplained = group.judged.generation if group.judged is not None and group.judged.end.of_peers else 0
-    ranks = {uid: rank for rank, uid in enumerate(group.members)}
-    newcomers = sum(uid not in group.members for uid in group.joined)
-    members = sorted(group.joined.values(), key=lambda m: (ranks.get(m.uid, len(ranks)), len(m.name), m.name))
-    opened_at = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
-    group.generation += 1
-    group.begun = group.begun or group.generation
-    group.history.add(
+        group.excuse_failure()
+    judged = failures.judged
+    if judged is not None:
+        group.history.note_failure(judged.explains or judged.generation, judged.end.failure)
+    ranked, newcomers = ready.rank(members), len(ready.newcomers(members))
+    opened_at = group.situation.since if isinstance(group.situation, FormingGroup) else ready.first_join_at
+    group.know_generation(group.generation + 1)
+    group.restored_service.hear_of(group.generation)
+    group.history.add_generation(
         GroupGeneration(
             generation=group.generation,
-            workers=tuple(m.name for m in members),
+            workers=tuple(m.name for m in ranked),
             reason=group.reason,
             opened_at=Timestamp(now if opened_at is None else opened_at),
             formed_at=Timestamp(now),
         )
     )
     group.advance(
-        GroupEvent.QUORUM_REACHED, now, world=GroupWorld(group.generation, tuple(members), group.is_deadlocked)
+        GroupEvent.QUORUM_REACHED, now, world=GroupWorld(group.generation, tuple(ranked), group.is_deadlocked)
     )
-    group.judged, group.unseen, group.first_join_at, group.obstacle, group.unsaved = None, 0, None, "", ""
-    group.notices.note_formed(newcomers, group.members)
-    group.places.clear()
-    for left in (group.joined, group.ends, group.finished, group.terminated, group.trained):
-        left.clear()
-    group.overdue |= overdue
+    group.notices.count_newcomers(newcomers, members.ranked)
+    group.restored_service.explain_unseen()
+    failures.start_generation()
+    ready.start_generation()
+    members.start_generation()
+    group.reports.start_generation()
+    group.signs.mark_overdue(overdue)

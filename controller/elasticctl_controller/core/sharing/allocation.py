@@ -54,6 +54,29 @@ class ProjectAccount:
         """True if its limit allows `slots` more."""
         return self.limit is None or self.used + slots <= self.limit
 
+    def start_over(self) -> None:
+        """Nothing of the pool is used."""
+        self.used = 0
+
+    def use(self, slots: int) -> int:
+        """Use more slots; returns how many of these had been reserved."""
+        before, self.used = self.used, self.used + slots
+        return min(slots, self.reserved - before) if before < self.reserved else 0
+
+    def give_back(self, slots: int) -> None:
+        """Use fewer slots."""
+        self.used -= slots
+
+    def reserve(self, slots: int) -> None:
+        """Set slots aside."""
+        self.reserved = slots
+
+    def release_idle(self, usable: int) -> int:
+        """Release the reserved slots beyond those that its claims can use; returns how many there were."""
+        idle = max(0, self.aside - usable)
+        self.reserved -= idle
+        return idle
+
     def share(self, within: bool) -> float:
         """How much it has relative to what it is due: of its guarantee, or beyond that by weight."""
         if within:
@@ -80,6 +103,29 @@ class Allocation:
     borrowed: int = 0
     limited: bool = False
 
+    def start_over(self) -> None:
+        """Nothing has been given."""
+        self.given = self.borrowed = 0
+
+    def give(self, workers: int, borrowed: int) -> None:
+        """Give more workers, some of them from beyond the project's guarantee."""
+        self.given += workers
+        self.borrowed += borrowed
+
+    def give_back(self, workers: int) -> None:
+        """Take workers away again."""
+        self.given -= workers
+        self.borrowed = min(self.borrowed, self.given)
+
+    def check_limit(self, slots: int) -> bool:
+        """True if its project's limit does not allow `slots` more."""
+        self.limited = not self.account.allows(slots)
+        return self.limited
+
+    def set_claim(self, claim: Claim) -> None:
+        """Replace the claim, after the division."""
+        self.claim = claim
+
     @property
     def need(self) -> int:
         """The slots that its least number of workers takes."""
@@ -105,7 +151,7 @@ class Division:
     def start(cls, slots: int, accounts: Sequence[ProjectAccount]) -> Division:
         """A pool that has not been divided yet."""
         for account in accounts:
-            account.used = 0
+            account.start_over()
         guarantees = any(account.guaranteed > 0 for account in accounts)
         return cls(slots, accounts, guarantees, aside=sum(account.reserved for account in accounts))
 
@@ -113,36 +159,31 @@ class Division:
         """The slots that this project can take without using what is reserved for others."""
         return self.free - (self.aside - account.aside)
 
-    def take(self, seeker: Allocation, workers: int) -> None:
+    def give(self, seeker: Allocation, workers: int) -> None:
         """Give `workers` more workers to a claim."""
         account, each = seeker.account, seeker.claim.slots_per_worker
-        slots, used = workers * each, account.used
-        account.used += slots
-        seeker.given += workers
+        slots = workers * each
         self.free -= slots
-        if used < account.reserved:
-            self.aside -= min(slots, account.reserved - used)
-        if self.guarantees and account.used > account.guaranteed:
-            seeker.borrowed += -(-min(slots, account.used - account.guaranteed) // each)
+        self.aside -= account.use(slots)
+        seeker.give(workers, -(-min(slots, account.over) // each) if self.guarantees else 0)
+
+    def admit(self, seeker: Allocation) -> None:
+        """Give a claim its least."""
+        self.give(seeker, seeker.claim.least)
+        self.admitted.append(seeker)
 
     def take_back(self, seeker: Allocation, workers: int) -> None:
-        """Undo `take`, after the division."""
+        """Take workers away from a claim, after the division."""
         slots = workers * seeker.claim.slots_per_worker
-        seeker.given -= workers
-        seeker.borrowed = min(seeker.borrowed, seeker.given)
-        seeker.account.used -= slots
+        seeker.give_back(workers)
+        seeker.account.give_back(slots)
         self.free += slots
 
     def release(self, usable: Mapping[str, int]) -> bool:
         """Release reserved slots that their projects cannot use; True if there were any."""
-        released = False
-        for account in self.accounts:
-            idle = account.aside - min(account.aside, usable.get(account.project.name, 0))
-            if idle > 0:
-                account.reserved -= idle
-                self.aside -= idle
-                released = True
-        return released
+        released = sum(account.release_idle(usable.get(account.project.name, 0)) for account in self.accounts)
+        self.aside -= released
+        return released > 0
 
 
 def build_allocations(
@@ -171,7 +212,7 @@ def divide(slots: int, accounts: Sequence[ProjectAccount], allocations: Sequence
     """Fill in `given` of all allocations. The division lists those that have some in the order they got it."""
     queues = _queues(allocations)
     for account in accounts:
-        account.reserved = _reserve(account, queues.get(account.project.name, ()))
+        account.reserve(_usable_guarantee(account, queues.get(account.project.name, ())))
     for _ in range(RELEASES):
         division = _admit(slots, accounts, queues)
         if not division.release(_usable_slots(division)):
@@ -199,7 +240,7 @@ def _queues(allocations: Sequence[Allocation]) -> dict[str, list[Allocation]]:
     return queues
 
 
-def _reserve(account: ProjectAccount, queue: Iterable[Allocation]) -> int:
+def _usable_guarantee(account: ProjectAccount, queue: Iterable[Allocation]) -> int:
     """How much of its guarantee a project's claims can use without exceeding it."""
     most = account.guaranteed if account.limit is None else min(account.guaranteed, max(0, account.limit))
     used = more = 0
@@ -218,12 +259,10 @@ def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, 
     heapify(heads)
     while heads:
         *_, name, one = turn = heads[0]
-        one.given = one.borrowed = 0
-        one.limited = not one.account.allows(one.need)
+        one.start_over()
         room = division.free if turn[0] == 0 else division.room(one.account)
-        if not one.limited and one.need <= room and one.most >= one.claim.least:
-            division.take(one, one.claim.least)
-            division.admitted.append(one)
+        if not one.check_limit(one.need) and one.need <= room and one.most >= one.claim.least:
+            division.admit(one)
         following = next(next_of[name], None)
         if following is None:
             heappop(heads)
@@ -275,11 +314,10 @@ def _grow(division: Division) -> None:
         tier, *_, name, one = heads[0]
         queues, each = wanting[name], one.claim.slots_per_worker
         queue = queues[each]
-        one.limited = not one.account.allows(each)
-        if one.limited or each > (division.free if tier == 0 else division.room(one.account)):
+        if one.check_limit(each) or each > (division.free if tier == 0 else division.room(one.account)):
             heappop(queue)
         else:
-            division.take(one, 1)
+            division.give(one, 1)
             if one.given < one.most:
                 heapreplace(queue, _precedence_in_project(one))
             else:

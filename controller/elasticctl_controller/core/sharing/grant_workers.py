@@ -88,7 +88,7 @@ def _decide_pool(
             outcome = replace(outcome, packed=Packing(kept, {}, {}))
             break
     for one in outcome.allocations:
-        one.claim = asked[one.claim.key]
+        one.set_claim(asked[one.claim.key])
     return outcome
 
 

@@ -68,13 +68,25 @@ def _pack(pool: Pool, admitted: Sequence[Allocation], order: Sequence[int]) -> P
 
 @dataclass(slots=True, eq=False)
 class _Placed:
-    """The placement of one claim: how many workers have a node, those that keep theirs, and the nodes of new ones."""
+    """The placement of one claim: the workers that keep their nodes, and the nodes of new ones."""
 
     slots_per_worker: int
     least: int
-    count: int = 0
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[Worker]
     new: list[int] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many workers have a node."""
+        return len(self.workers) + len(self.new)
+
+    def evict(self, worker: Worker) -> None:
+        """A worker has to leave its node."""
+        self.workers.remove(worker)
+
+    def add_node(self, number: int) -> None:
+        """There is room for a new worker on this node."""
+        self.new.append(number)
 
 
 @dataclass(slots=True, eq=False)
@@ -128,8 +140,7 @@ class _Slots:
         _, _, number, evicted = best
         for resident in evicted:
             self.residents[number].remove(resident)
-            resident.claim.workers.remove(resident.worker)
-            resident.claim.count -= 1
+            resident.claim.evict(resident.worker)
             self.change(number, resident.claim.slots_per_worker)
         return number
 
@@ -179,14 +190,13 @@ def _residents(placed: Sequence[_Placed], numbers: Mapping[str, int]) -> dict[in
 def _keep_in_place(free: list[int], numbers: Mapping[str, int], one: Allocation) -> _Placed:
     """Keep a claim's workers on their nodes: as many as it was given, if their nodes are in the pool."""
     each = one.claim.slots_per_worker
-    placed = _Placed(each, one.claim.least)
+    kept: list[Worker] = []
     for worker in select_remaining(one.claim, one.given):
         number = numbers.get(worker.node)
         if number is not None and free[number] >= each:
             free[number] -= each
-            placed.workers.append(worker)
-    placed.count = len(placed.workers)
-    return placed
+            kept.append(worker)
+    return _Placed(each, one.claim.least, kept)
 
 
 def _place(slots: _Slots, placed: _Placed, wanted: int, turn: int | None) -> None:
@@ -198,8 +208,7 @@ def _place(slots: _Slots, placed: _Placed, wanted: int, turn: int | None) -> Non
         if number is None:
             break
         slots.change(number, -placed.slots_per_worker)
-        placed.new.append(number)
-        placed.count += 1
+        placed.add_node(number)
 
 
 def _kept(one: Allocation, placed: _Placed, numbers: Mapping[str, int]) -> tuple[Worker, ...]:

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
-from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, excuse_failure
+from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, GroupRules, RanksEnd
 from elasticctl_controller.core.group.generations import FIRST_SETTLE_S
-from elasticctl_controller.core.group.group_record import ADOPT_S
-from elasticctl_controller.core.group.group_rules import GroupRules
 from elasticctl_controller.core.group.group_states import (
     FormingGroup,
     GroupEvent,
@@ -25,14 +23,13 @@ from elasticctl_controller.core.group.group_states import (
 )
 from elasticctl_controller.core.group.membership import MAX_RECALLED, Group
 from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
-from elasticctl_controller.core.group.root_cause import RanksEnd
-from elasticctl_controller.core.group.silent_workers import SILENT_S
+from elasticctl_controller.core.group.signs_of_life import ADOPT_S, SILENT_S
 from tests.support.controller.groups import alive, fail, formed, join_all, member
 
 
 def all_fail(group: Group, now: float, **how: bool) -> None:
     """The ranks of all members end like that, one after the other, and all join again."""
-    generation, indexes = group.generation, [int(uid[1:]) for uid in group.members]
+    generation, indexes = group.generation, [int(uid[1:]) for uid in group.members.ranked]
     for index in indexes:
         fail(group, index, now, **how)
     for index in indexes:
@@ -95,7 +92,7 @@ def test_a_survivor_without_a_sign_of_life_is_left_out_and_replaced() -> None:
     assert group.settle(5.0) == pytest.approx(SILENT_S)
     group.settle(5.0 + SILENT_S)
     assert names(group) == ["job-worker-0"]
-    assert group.silent == {"u1"}
+    assert group.signs.silent == {"u1"}
 
 
 def test_who_takes_long_to_stop_is_in_the_next_generation() -> None:
@@ -109,7 +106,7 @@ def test_who_takes_long_to_stop_is_in_the_next_generation() -> None:
     for i in range(1, 64):
         group.join(member(i), 1, 160.0)
     assert len(names(group)) == 63
-    assert not group.silent
+    assert not group.signs.silent
 
 
 def test_few_are_given_up_at_once_when_many_fall_silent() -> None:
@@ -119,16 +116,16 @@ def test_few_are_given_up_at_once_when_many_fall_silent() -> None:
         group.join(member(i), 1, 100.0)
     group.settle(100.0 + SILENT_S)
     assert len(names(group)) == 19, "the others train on"
-    assert len(group.silent) == 3, "a tenth of 39 in the first minute"
+    assert len(group.signs.silent) == 3, "a tenth of 39 in the first minute"
     group.settle(130.0)
-    assert len(group.silent) == 3
+    assert len(group.signs.silent) == 3
     group.settle(171.0)
-    assert len(group.silent) == 6
-    silent = set(group.silent)
+    assert len(group.signs.silent) == 6
+    silent = set(group.signs.silent)
     back = next(i for i in range(20, 40) if f"u{i}" not in silent)
     group.join(member(back), 1, 180.0)
     group.settle(1000.0)
-    assert f"u{back}" not in group.silent
+    assert f"u{back}" not in group.signs.silent
 
 
 def test_newcomers_are_let_in_together() -> None:
@@ -188,17 +185,17 @@ def test_a_newcomer_each_minute_does_not_keep_a_group_with_long_first_steps_from
             group.set_alive(alive(*workers), 1, now)
             group.join(member(workers[-1]), 0, now)
         if now - generation_at >= first_step_s:
-            trained += 5 * len(group.members) ** 0.8
+            trained += 5 * len(group.members.ranked) ** 0.8
             group.note_step(group.generation, ProgressStatus(step=int(now)), now)
         group.settle(now)
         if group.drain is not None:
-            generation, members = group.generation, list(group.members)
+            generation, members = group.generation, list(group.members.ranked)
             for uid in members:
                 group.join(member(int(uid[1:])), generation, now)
             assert group.world is not None
             generation_at = now
             group.history.note_resumed(group.generation, int(now))
-    assert len(group.members) == 32, "all of them are taken in"
+    assert len(group.members.ranked) == 32, "all of them are taken in"
     assert trained >= 0.9 * (12 * 3600 - first_step_s), "as much as without newcomers"
 
 
@@ -235,12 +232,12 @@ def test_hours_of_a_script_that_keeps_nothing_are_not_lost_for_a_newcomer(
     assert (group.drain is not None) == taken_in
     if not taken_in:
         assert wait_s is None
-        assert group.growth.startswith("newcomers wait: the script reports no steps")
+        assert group.next_generation.growth.startswith("newcomers wait: the script reports no steps")
 
 
 def test_unless_somebody_asks_for_them() -> None:
     group = formed(0, 1, steps=False)
-    group.rules = GroupRules(asked=True)
+    group.set_rules(GroupRules(asked=True))
     group.set_alive(alive(0, 1, 2), 1, 1e5)
     group.join(member(2), 0, 1e5)
     group.settle(1e5)
@@ -254,17 +251,17 @@ def test_or_the_group_begins_again_in_any_case() -> None:
     group.settle(1e5)
     group.set_alive(alive(0, 2), 1, 1e5 + 1)
     group.join(member(0), 1, 1e5 + 2)
-    assert group.members.keys() == {"u0", "u2"}
+    assert group.members.ranked.keys() == {"u0", "u2"}
 
 
 @pytest.mark.parametrize("name", ["obstacle", "unsaved"])
 def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> None:
     group = formed(0, 1)
-    setattr(group, name, "s3://b: 503 for 4m")
+    group.reports.set_obstacle(**{"obstacle": "", name: "s3://b: 503 for 4m"})
     group.set_alive(alive(0, 1, 2), 1, 101.0)
     group.join(member(2), 0, 101.0)
     assert group.settle(10_000.0) is None
-    setattr(group, name, "")
+    group.reports.set_obstacle("")
     group.settle(10_001.0)
     assert group.drain is not None
 
@@ -321,7 +318,7 @@ def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
 
 def test_draining_takes_as_long_as_a_step_takes() -> None:
     group = formed(0, 1)
-    group.notice("u1", "spot notice", 5.0)
+    group.stop_member("u1", "spot notice", 5.0)
     assert group.settle(10_000.0) is None
     assert group.world is not None
     group.set_alive(alive(0), 1, 10_001.0)
@@ -373,8 +370,8 @@ def test_the_first_error_of_ones_own_is_to_blame_whoever_tells_of_it_first() -> 
     end = RanksEnd("u1", "job-worker-1", 1.0, RankFailure("application", error="ValueError: first"))
     group.fail(end, 1, 1.3)
     assert (group.state, group.reason) == (GroupState.FORMING, "job-worker-1 failed")
-    assert group.judged is not None
-    assert group.judged.end == end
+    assert group.failures.judged is not None
+    assert group.failures.judged.end == end
     assert {group.verdict(f"u{i}", 1) for i in range(3)} == {"rejoin"}, "all are started again where they are"
 
 
@@ -387,7 +384,7 @@ def test_a_failed_generation_forms_again_at_the_same_size_and_says_why_it_ended(
     group.join(member(1), 1, 3.0)
     assert names(group) == ["job-worker-0", "job-worker-1"]
     assert failure_of(group, -2).error == "ValueError: no"
-    assert group.failures == 1
+    assert group.failures.count == 1
 
 
 def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
@@ -403,13 +400,13 @@ def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
     fail(group, 1, 60.0, error="ValueError: cleaned up for a minute")
     group.join(member(1), 1, 61.0)
     assert failure_of(group, -2).worker == "job-worker-1"
-    assert group.failures == 1
+    assert group.failures.count == 1
 
 
 def test_who_is_silent_explains_the_lost_connections_of_the_others() -> None:
     """Its machine is gone, and the API server that would say so cannot be reached."""
     group = formed(0, 1, 2)
-    group.rules = GroupRules(limit=0)
+    group.set_rules(GroupRules(limit=0))
     group.note_sign("u1", 99.0, "running")
     for index in (0, 2):
         fail(group, index, 100.0, of_peers=True)
@@ -418,7 +415,7 @@ def test_who_is_silent_explains_the_lost_connections_of_the_others() -> None:
         now += wait_s
         for uid in ("u0", "u2"):
             group.note_sign(uid, now, "stopping")
-    assert (group.state, group.failures) == (GroupState.FORMING, 0)
+    assert (group.state, group.failures.count) == (GroupState.FORMING, 0)
     assert group.reason == "nothing is heard from job-worker-1"
     assert group.verdict("u0", 1) == "rejoin"
 
@@ -445,7 +442,7 @@ def test_each_broken_connection_that_nobody_explains_is_looked_into_for_longer()
 
 def test_broken_connections_end_no_job_while_the_report_of_who_broke_them_may_have_been_lost() -> None:
     group = formed(0, 1)
-    group.rules = GroupRules(limit=0)
+    group.set_rules(GroupRules(limit=0))
     fail(group, 0, 1.0, of_peers=True)
     group.settle(41.0)
     fail(group, 1, 41.0, error="ValueError: the bug")
@@ -455,18 +452,18 @@ def test_broken_connections_end_no_job_while_the_report_of_who_broke_them_may_ha
 @pytest.mark.parametrize("of_peers", [False, True])
 def test_who_has_not_heard_of_a_drain_and_loses_those_who_stop_for_it_has_not_failed(of_peers: bool) -> None:
     group = formed(0, 1)
-    group.notice("u1", "spot notice", 5.0)
+    group.stop_member("u1", "spot notice", 5.0)
     fail(group, 0, 6.0, of_peers=of_peers)
     group.settle(6.0 + VICTIMS_S)
     assert group.reason == ("spot notice" if of_peers else "job-worker-0 failed")
     join_all(group, 0, 1, now=20.0)
-    assert group.failures == (not of_peers)
+    assert group.failures.count == (not of_peers)
 
 
 @pytest.mark.parametrize("of_peers", [False, True])
 def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
     group = formed(0, 1)
-    group.rules = GroupRules(limit=3)
+    group.set_rules(GroupRules(limit=3))
     for attempt in range(3):
         all_fail(group, 10.0 * attempt, of_peers=of_peers)
         group.note_step(group.generation, ProgressStatus(step=attempt), 10.0 * attempt + 1)
@@ -483,21 +480,21 @@ def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
 
 def test_nobody_waits_for_another_in_the_place_of_the_one_to_blame_where_none_is_wanted() -> None:
     group = formed(0, 1, 2)
-    group.rules = GroupRules(desired=3, limit=0)
+    group.set_rules(GroupRules(desired=3, limit=0))
     all_fail(group, 10.0)
     group.leave("u0", "blamed", 11.0)
     group.set_alive(alive(1, 2, 3), 1, 12.0)
     join_all(group, 1, 2, now=13.0)
     group.settle(100.0)
     assert group.world is None, "worker 3 comes in its place"
-    group.rules = GroupRules(desired=2, limit=0)
+    group.set_rules(GroupRules(desired=2, limit=0))
     group.set_alive(alive(1, 2), 1, 101.0)
     assert names(group) == ["job-worker-1", "job-worker-2"]
 
 
 def test_a_new_checkpoint_refills_the_budget() -> None:
     group = formed(0, 1)
-    group.rules = GroupRules(limit=1)
+    group.set_rules(GroupRules(limit=1))
     for attempt in range(5):
         all_fail(group, 10.0 * attempt)
         assert group.world is not None
@@ -513,8 +510,8 @@ def test_a_worker_may_find_a_better_explanation_than_its_first() -> None:
     fail(group, 0, 1.0, of_peers=True)
     fail(group, 0, 2.0, error="ValueError: its other rank")
     fail(group, 1, 2.5, of_peers=True)
-    assert group.judged is not None
-    assert group.judged.end.failure.error == "ValueError: its other rank"
+    assert group.failures.judged is not None
+    assert group.failures.judged.end.failure.error == "ValueError: its other rank"
 
 
 def test_ranks_that_somebody_told_to_end_are_to_blame_for_the_broken_connections_of_others() -> None:
@@ -522,8 +519,8 @@ def test_ranks_that_somebody_told_to_end_are_to_blame_for_the_broken_connections
     group.finish("u1", 1, 5.0, terminated=True)
     group.finish("u2", 1, 5.0)
     fail(group, 0, 5.1, of_peers=True, error="Connection closed by peer")
-    assert group.judged is not None
-    found = group.judged.end.failure
+    assert group.failures.judged is not None
+    found = group.failures.judged.end.failure
     assert (found.worker, found.signal, found.verdict, found.exit_code) == (
         "job-worker-1", "SIGTERM", "application", None,
     )  # fmt: skip
@@ -535,30 +532,34 @@ def test_ranks_that_somebody_told_to_end_are_to_blame_for_the_broken_connections
 
 def test_ranks_that_end_with_0_while_others_train_are_named_by_the_failure_of_those() -> None:
     group = formed(0, 1, 2)
-    group.rules = GroupRules(limit=0)
+    group.set_rules(GroupRules(limit=0))
     group.finish("u1", 1, 5.0)
     fail(group, 0, 5.1, of_peers=True, error="Connection closed by peer")
     fail(group, 2, 5.2, of_peers=True, error="Connection closed by peer")
-    assert group.judged is not None
-    assert group.judged.end.failure.verdict == "application", "no machine was lost"
+    assert group.failures.judged is not None
+    assert group.failures.judged.end.failure.verdict == "application", "no machine was lost"
     text = "the ranks of job-worker-1 had ended with exit code 0 by then: Connection closed by peer"
-    assert (group.verdict("u0", 1), group.error_of("u0", 1), group.error_of("u2", 1)) == ("exit", text, "")
+    assert (group.verdict("u0", 1), group.failures.error_of("u0", 1), group.failures.error_of("u2", 1)) == (
+        "exit",
+        text,
+        "",
+    )
 
 
 def test_a_hang_is_told_with_where_the_ranks_of_other_workers_wait() -> None:
     group = formed(0, 1, 2)
-    group.places = {rank: RankPlace("all_reduce no. 6", waits=True) for rank in (0, 2)}
-    group.places[1] = RankPlace("load (data.py:40)")
+    group.reports.places = {rank: RankPlace("all_reduce no. 6", waits=True) for rank in (0, 2)}
+    group.reports.places[1] = RankPlace("load (data.py:40)")
     fail(group, 1, 9.0, error="the group hangs: rank 1 has been in load (data.py:40) for 5m00s")
     group.settle(11.0)
-    assert group.error_of("u1", 1) == (
+    assert group.failures.error_of("u1", 1) == (
         "the group hangs: rank 1 has been in load (data.py:40) for 5m00s; ranks 0, 2 wait in all_reduce no. 6"
     )
 
 
 def test_the_pause_before_another_try_grows() -> None:
     group = formed(0)
-    group.rules = GroupRules(limit=9, pause_s=1.0, longest_pause_s=3.0)
+    group.set_rules(GroupRules(limit=9, pause_s=1.0, longest_pause_s=3.0))
     now, pauses = 0.0, []
     for _ in range(5):
         all_fail(group, now)
@@ -583,7 +584,7 @@ def test_a_loss_explains_the_failures_of_the_others() -> None:
     group = formed(0, 1, 2)
     fail(group, 0, 1.0, of_peers=True)
     group.set_alive(alive(0, 1), 1, 1.5)
-    assert (group.state, group.reason, group.failures) == (GroupState.FORMING, "lost job-worker-2", 0)
+    assert (group.state, group.reason, group.failures.count) == (GroupState.FORMING, "lost job-worker-2", 0)
     assert group.verdict("u0", 1) == "rejoin"
 
 
@@ -593,7 +594,7 @@ def test_a_loss_that_is_known_later_takes_the_failure_back(lost: str) -> None:
     fail(group, 0, 1.0)
     fail(group, 1, 1.0)
     group.settle(1.0 + CULPRIT_S)
-    assert group.failures == 1
+    assert group.failures.count == 1
     join_all(group, 0, 1, now=3.0)
     if lost == "by the controller":
         group.set_alive(alive(0, 1), 1, 4.0)
@@ -602,14 +603,14 @@ def test_a_loss_that_is_known_later_takes_the_failure_back(lost: str) -> None:
     else:
         group.settle(2.0 + SILENT_S)
     assert names(group) == ["job-worker-0", "job-worker-1"]
-    assert (group.failures, group.history.generations[-2].failure) == (0, None)
+    assert (group.failures.count, group.history.generations[-2].failure) == (0, None)
 
 
 def test_a_late_failure_of_a_generation_that_ended_otherwise_counts_nothing() -> None:
     group = formed(0, 1, 2)
     group.set_alive(alive(0, 1), 1, 5.0)
     fail(group, 0, 5.1, of_peers=True)
-    assert (group.verdict("u0", 1), group.failures) == ("rejoin", 0)
+    assert (group.verdict("u0", 1), group.failures.count) == ("rejoin", 0)
     join_all(group, 0, 1, now=6.0)
     group.fail(RanksEnd("u0", "job-worker-0", 6.0), 1, 7.0)
     assert group.state is GroupState.TRAINING
@@ -663,7 +664,7 @@ def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
     workers = tuple(WorkerStatus(name=f"job-worker-{i}", uid=f"u{i}") for i in (0, 1))
     newest = GroupGeneration(1, tuple(worker.name for worker in workers))
     group = Group.restored("j", JobStatus(generation=1, generations=(newest,), workers=workers))
-    group.rules = GroupRules(limit=0)
+    group.set_rules(GroupRules(limit=0))
     group.set_alive(alive(0, 1), 1, 50.0)
     if heard:
         group.note_sign("u1", 55.0, "running")
@@ -671,7 +672,7 @@ def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
         group.adopt(GroupWorld(1, (member(0), member(1))), 56.0)
     group.fail(RanksEnd("u0", "job-worker-0", found_at, HANG), 1, 61.0)
     group.settle(61.0 + CULPRIT_S)
-    assert group.failures == failures
+    assert group.failures.count == failures
     assert group.verdict("u0", 1) == ("exit" if failures else "rejoin")
 
 
@@ -681,20 +682,20 @@ def test_a_failure_that_is_told_before_and_after_the_group_is_known_counts_once(
     fail(group, 0, 50.1, error="ValueError: the bug")
     group.adopt(GroupWorld(1, (member(0),)), 50.2)
     fail(group, 0, 50.3, error="ValueError: the bug")
-    assert group.judged is not None
-    assert group.failures == 1
+    assert group.failures.judged is not None
+    assert group.failures.count == 1
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(0, "exit"), (1, "rejoin")])
 def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None:
     group = Group.restored("j", JobStatus(generation=4, generations=(GroupGeneration(4, ("job-worker-0",)),)))
-    group.rules = GroupRules(limit=limit)
+    group.set_rules(GroupRules(limit=limit))
     group.set_alive(alive(0, 1), 1, 50.0)
     fail(group, 1, 50.5, of_peers=True)
-    assert (group.verdict("u1", 4), group.failures) == ("rejoin", 0)
+    assert (group.verdict("u1", 4), group.failures.count) == ("rejoin", 0)
     fail(group, 0, 51.0, error="ValueError: the bug")
     fail(group, 0, 51.0, error="ValueError: the bug")
-    assert (group.verdict("u0", 4), group.failures) == (verdict, 1)
+    assert (group.verdict("u0", 4), group.failures.count) == (verdict, 1)
     group.join(member(0), 4, 52.0)
     group.join(member(1), 4, 52.0)
     assert failure_of(group, 0).error == "ValueError: the bug"
@@ -714,7 +715,7 @@ def test_a_failure_while_no_service_ran_counts_whoever_of_its_peers_calls_first(
     fail(group, 0, 50.7, error="ValueError: the bug")
     group.join(member(0), 4, 51.0)
     group.join(member(2), 4, 51.0)
-    assert (failure_of(group, 0).error, group.failures) == ("ValueError: the bug", 1)
+    assert (failure_of(group, 0).error, group.failures.count) == ("ValueError: the bug", 1)
 
 
 @pytest.mark.parametrize("limit", [0, 3])
@@ -723,12 +724,12 @@ def test_a_failure_that_was_judged_but_not_stored_counts_when_its_worker_joins_a
     bug = RankFailure("application", "job-worker-0", 0, 1, error="ValueError: the bug", at=Timestamp(40.0))
     victim = RanksEnd("u1", "job-worker-1", 39.0, RankFailure(error="Connection closed"), of_peers=True)
     group = restored(0, 1)
-    group.rules = GroupRules(limit=limit)
+    group.set_rules(GroupRules(limit=limit))
     group.set_alive(alive(0, 1), 1, 50.0)
     for index, end in ((1, victim), (0, RanksEnd("u0", "job-worker-0", 40.0, bug))):
         group.recall(end, 4, 51.0)
         group.join(member(index), 4, 51.0)
-    assert (group.generation, group.failures) == (5, 1), "it was told to go on, so it does"
+    assert (group.generation, group.failures.count) == (5, 1), "it was told to go on, so it does"
     assert failure_of(group, 0).error == "ValueError: the bug"
 
 
@@ -769,7 +770,7 @@ def test_failures_that_an_earlier_service_judged_and_did_not_store_count_whateve
     assert [item.generation for item in group.history.generations if item.failure is not None] == (
         [4, 5, 6] if calls == "fails" else [4, 5]
     ), "the failure of the third was stored, or excused"
-    assert group.failures == (3 if calls == "fails" else 2)
+    assert group.failures.count == (3 if calls == "fails" else 2)
 
 
 def test_a_failure_that_a_loss_has_excused_is_not_counted_when_it_is_told_again() -> None:
@@ -777,10 +778,10 @@ def test_a_failure_that_a_loss_has_excused_is_not_counted_when_it_is_told_again(
     group.set_alive(alive(0, 1), 1, 50.0)
     group.join(member(1), 4, 50.5)
     group.recall(RanksEnd("u0", "job-worker-0", 45.0, BUG), 4, 51.0)
-    assert group.failures == 1
-    excuse_failure(group)
+    assert group.failures.count == 1
+    group.excuse_failure()
     group.recall(RanksEnd("u0", "job-worker-0", 45.0, BUG), 4, 52.0)
-    assert group.failures == 0
+    assert group.failures.count == 0
 
 
 def test_a_worker_cannot_fill_the_history_with_failures_of_generations_that_never_were() -> None:
@@ -788,18 +789,18 @@ def test_a_worker_cannot_fill_the_history_with_failures_of_generations_that_neve
     group.set_alive(alive(0, 1), 1, 50.0)
     for generation in range(1000, 2000):
         group.recall(RanksEnd("u0", "job-worker-0", 45.0, BUG), generation, 51.0, newest=3000)
-    assert len(group.recalled) == len(group.history.generations) == MAX_RECALLED
+    assert len(group.restored_service.recalled) == len(group.history.generations) == MAX_RECALLED
 
 
 def test_a_service_that_knows_the_failure_does_not_count_it_again() -> None:
     group = formed(0, 1)
     fail(group, 0, 5.0, error="ValueError: the bug")
     fail(group, 1, 5.1, of_peers=True)
-    assert group.judged is not None
-    group.recall(group.judged.end, 1, 6.0)
+    assert group.failures.judged is not None
+    group.recall(group.failures.judged.end, 1, 6.0)
     join_all(group, 0, 1, now=6.0)
     group.recall(RanksEnd("u0", "job-worker-0", 5.0), 1, 7.0)
-    assert group.failures == 1
+    assert group.failures.count == 1
 
 
 def restored(*indexes: int) -> Group:
@@ -840,10 +841,10 @@ def test_a_worker_that_a_restarted_service_has_not_heard_of_is_left_out_before_i
     group.join(member(0), 4, 52.5)
     group.settle(52.0 + SILENT_S)
     assert names(group) == ["job-worker-0"]
-    assert not group.silent
+    assert not group.signs.silent
     assert group.settle(63.0) == pytest.approx(50.0 + ADOPT_S - 63.0), "it comes again by itself"
     group.settle(50.0 + ADOPT_S)
-    assert group.silent == {"u1"}
+    assert group.signs.silent == {"u1"}
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -865,7 +866,7 @@ def test_a_newcomer_prepares_beside_ranks_that_a_restarted_service_has_only_hear
 def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
     group = restored(0, 1)
     group.set_alive(alive(2), 1, 50.0)  # nor would the one be that has taken over a member's name
-    assert (group.state, group.remembered) == (GroupState.RESTORED, {"u0", "u1"})
+    assert (group.state, group.restored_service.remembered) == (GroupState.RESTORED, {"u0", "u1"})
     group.join(member(2), 0, 50.0)
     assert names(group) == ["job-worker-2"]
 
@@ -890,7 +891,7 @@ def test_one_that_is_lost_before_it_has_finished_is_not_counted_as_finished() ->
     assert (group.state, group.reason) == (GroupState.FORMING, "lost job-worker-2")
     join_all(group, 0, 1, now=10.0)
     assert group.state is GroupState.TRAINING
-    assert not group.finished
+    assert not group.members.finished
 
 
 def test_a_restarted_service_hears_that_the_group_has_finished() -> None:
@@ -907,7 +908,7 @@ def test_strangers_that_finish_or_leave_are_not_remembered() -> None:
     for number in range(1000):
         group.finish(f"stranger-{number}", 1, 1.0)
         group.leave(f"stranger-{number}", "goes", 1.0)
-    assert (group.finished, group.gone, group.world is None) == (set(), set(), False)
+    assert (group.members.finished, group.members.gone, group.world is None) == (set(), set(), False)
 
 
 def test_steps_and_commits_are_recorded_by_generation() -> None:
@@ -961,7 +962,7 @@ def group_in(state: GroupState) -> Group:
     if state is GroupState.FORMING:
         fail(group, 1, 100.0, of_peers=True)
     elif state is GroupState.DRAINING:
-        group.notice("u0", "spot notice", 100.0)
+        group.stop_member("u0", "spot notice", 100.0)
     elif state is GroupState.OVER:
         for uid in ("u0", "u1"):
             group.finish(uid, 1, 100.0)
@@ -995,7 +996,7 @@ CAUSES: dict[GroupEvent, Callable[[Group], object]] = {
     GroupEvent.MEMBER_FAILED: lambda group: fail(group, 0, 101.0, of_peers=True),
     GroupEvent.MEMBER_FINISHED: lambda group: group.finish("u0", group.generation, 101.0),
     GroupEvent.ALL_FINISHED: lambda group: [group.finish(uid, group.generation, 101.0) for uid in ("u0", "u1")],
-    GroupEvent.REMOVAL_ANNOUNCED: lambda group: group.notice("u0", "scaled in", 101.0),
+    GroupEvent.REMOVAL_ANNOUNCED: lambda group: group.stop_member("u0", "scaled in", 101.0),
     GroupEvent.NEWCOMERS_DUE: lambda group: newcomer_joins(group, alive(0, 1, 2)),
     GroupEvent.FAILURE_JUDGED: lambda group: group.settle(100.0 + VICTIMS_S),
     GroupEvent.QUORUM_REACHED: last_members_join,
@@ -1050,7 +1051,7 @@ def test_who_joins_completes_a_group_that_waits_for_nobody_else() -> None:
 
 def test_a_drain_keeps_its_first_reason() -> None:
     group = group_in(GroupState.DRAINING)
-    group.notice("u1", "scaled in", 105.0)
+    group.stop_member("u1", "scaled in", 105.0)
     assert group.drain is not None
     assert group.drain.reason == "spot notice"
     group.leave("u0", "SIGTERM", 106.0)
@@ -1077,7 +1078,7 @@ class Story:
             self.living.add(i)
         elif kind == "die" and i in self.living:
             self.go(slot)
-        elif i in self.living and f"u{i}" in self.group.alive:
+        elif i in self.living and f"u{i}" in self.group.members.alive:
             self.speak(kind, i)
             if kind == "leave":
                 self.go(slot)
@@ -1095,7 +1096,7 @@ class Story:
         elif kind == "fail":
             fail(self.group, i, self.now, of_peers=i % 2 == 0)
         elif kind == "notice":
-            self.group.notice(f"u{i}", "has to go", self.now)
+            self.group.stop_member(f"u{i}", "has to go", self.now)
         elif kind == "leave":
             self.group.leave(f"u{i}", "goes", self.now)
 
@@ -1106,7 +1107,7 @@ class Story:
             return
         members = {m.uid for m in self.group.world.members}
         assert len(members) == len(self.group.world.members) >= self.minimum
-        assert members <= set(self.group.alive)
+        assert members <= set(self.group.members.alive)
         for uid in members:
             self.last_seen[int(uid[1:])] = self.group.generation
 

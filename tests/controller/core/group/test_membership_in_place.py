@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
+from elasticctl_controller.core.group.failures import RanksEnd
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.root_cause import RanksEnd
-from elasticctl_controller.core.group.silent_workers import SILENT_S
+from elasticctl_controller.core.group.signs_of_life import SILENT_S
 from tests.support.controller.groups import fail, formed, join_all, member
 
 
 def staying(*indexes: int) -> Group:
     """A group that has formed at 0 s, has made a step, and whose ranks stay."""
     group = formed(*indexes)
-    group.stays = True
+    group.reports.set_stays(True)
     return group
 
 
@@ -33,8 +33,8 @@ def test_nobody_waits_for_a_worker_whose_ranks_were_killed() -> None:
     group = killed("SIGKILL")
     assert group.state is GroupState.FORMING, "it may join at any moment"
     assert group.has_to_prepare(member(1), 1, 10.1)
-    assert (group.generation, list(group.members)) == (2, ["u0", "u2"])
-    assert not group.overdue
+    assert (group.generation, list(group.members.ranked)) == (2, ["u0", "u2"])
+    assert not group.signs.overdue
     group.note_step(2, ProgressStatus(step=2), 10.2)
     group.join(member(1), 1, 20.0)
     assert group.drain is not None, "it is ready, and taken in at the end of a step"
@@ -50,26 +50,26 @@ def test_a_script_that_fails_by_itself_is_waited_for_at_its_size() -> None:
         group.settle(float(second))
     assert group.state is GroupState.FORMING, "it gives signs of life"
     group.join(member(1), 1, 60.0)
-    assert list(group.members) == ["u0", "u1", "u2"]
+    assert list(group.members.ranked) == ["u0", "u1", "u2"]
 
 
 def test_a_worker_that_gets_ready_is_not_taken_for_a_silent_one() -> None:
     group = killed("SIGKILL")
     group.has_to_prepare(member(1), 1, 10.1)
     group.settle(10.1 + 5 * SILENT_S)
-    assert not group.silent
+    assert not group.signs.silent
 
 
 def test_a_member_that_has_to_start_anew_ends_the_generation() -> None:
     group = staying(0, 1)
     assert group.has_to_prepare(member(1), 1, 5.0)
     assert (group.state, group.reason) == (GroupState.FORMING, "job-worker-1 starts again")
-    assert group.failures == 0
+    assert group.failures.count == 0
 
 
 def test_a_newcomer_gets_ready_first_and_one_that_is_in_already_hears_so() -> None:
     group = staying(0, 1)
-    group.set_alive({**group.alive, "u2": "job-worker-2"}, 1, 5.0)
+    group.set_alive({**group.members.alive, "u2": "job-worker-2"}, 1, 5.0)
     assert group.has_to_prepare(member(2), 0, 5.0)
     assert group.state is GroupState.TRAINING
     assert not group.has_to_prepare(member(1), 0, 5.0), "the answer to its join has been lost: it is a member"
@@ -79,7 +79,7 @@ def test_where_nobody_is_left_or_ranks_do_not_stay_ranks_start_in_the_group() ->
     group = staying(0)
     assert not group.has_to_prepare(member(0), 1, 5.0)
     group = staying(0, 1)
-    group.stays = False
+    group.reports.set_stays(False)
     assert not group.has_to_prepare(member(1), 1, 5.0)
 
 
@@ -113,7 +113,7 @@ def test_a_rank_that_is_still_cleaning_up_when_it_gets_a_place_is_counted_once()
     for index in (0, 2):
         fail(group, index, 1030.0, of_peers=True)
     join_all(group, 0, 1, 2, now=1031.0)
-    assert (group.generation, group.failures) == (3, 1)
+    assert (group.generation, group.failures.count) == (3, 1)
     failures = [item.failure for item in group.history.generations]
     assert failures[0] is not None
     assert (failures[0].verdict, failures[1:]) == ("killed", [None, None])
@@ -127,14 +127,14 @@ def test_once_the_ranks_have_begun_a_failure_explains_none_before() -> None:
     for index in (0, 2):
         fail(group, index, 1030.0, of_peers=True)
     join_all(group, 0, 1, 2, now=1031.0)
-    assert group.failures == 2
+    assert group.failures.count == 2
 
 
 def hang(group: Group, now: float) -> None:
     """The ranks of all members wait for each other."""
     failure = RankFailure("collateral", error="the group hangs: rank 0 waits in all_reduce", at=Timestamp(now))
     generation = group.generation
-    for uid, each in list(group.members.items()):
+    for uid, each in list(group.members.ranked.items()):
         group.fail(RanksEnd(uid, each.name, now, failure, of_peers=True), generation, now)
     assert group.verdict("u0", generation) == "rejoin"
 

@@ -17,12 +17,12 @@ def warned(*indexes: int, deadline: float | None = 130.0) -> Group:
     """A group of three that has formed at 0 s; those members have to go, as their launchers say at 10 s."""
     group = formed(0, 1, 2)
     for index in indexes:
-        group.warn(f"u{index}", Notice(WORDS, deadline), 10.0)
+        group.add_notice(f"u{index}", Notice(WORDS, deadline), 10.0)
     return group
 
 
 def come(group: Group, *indexes: int, now: float) -> None:
-    group.set_alive({**group.alive, **alive(*indexes)}, 1, now)
+    group.set_alive({**group.members.alive, **alive(*indexes)}, 1, now)
     for index in indexes:
         group.join(member(index), 0, now)
 
@@ -72,7 +72,7 @@ def test_what_the_cluster_says_can_be_taken_back() -> None:
     assert group.stay_s("u1", 10.0) > 1e9
     group.notices.given = {}
     assert group.stay_s("u1", 11.0) == 0.0
-    group.growth = ""
+    group.next_generation.growth = ""
     come(group, 2, now=20.0)
     assert group.drain is not None
     assert group.drain.reason == "job-worker-2 joined", "it is an ordinary newcomer"
@@ -98,7 +98,7 @@ def test_who_is_in_the_group_already_has_taken_a_place() -> None:
 def test_it_may_not_stay_where_there_is_nothing_to_stay_in(state: str) -> None:
     group = formed(0, 1) if state == "no notice" else warned(1)
     if state == "draining":
-        group.notice("u0", "scaled in", 20.0)
+        group.stop_member("u0", "scaled in", 20.0)
     elif state == "forming":
         group.leave("u0", "goes", 20.0)
     elif state == "told to stop":
@@ -108,7 +108,7 @@ def test_it_may_not_stay_where_there_is_nothing_to_stay_in(state: str) -> None:
 
 def test_a_group_is_not_stopped_for_it_before_its_first_step() -> None:
     group = formed(0, 1, steps=False)
-    group.warn("u1", Notice(WORDS, 500.0), 1.0)
+    group.add_notice("u1", Notice(WORDS, 500.0), 1.0)
     come(group, 2, now=2.0)
     assert group.state is GroupState.TRAINING
     assert group.settle(2.0) is not None, "ranks that report nothing are asked later"
@@ -120,13 +120,13 @@ def test_a_group_is_not_stopped_for_it_before_its_first_step() -> None:
 def test_a_service_that_restarts_has_not_forgotten_it() -> None:
     workers = tuple(WorkerStatus(f"job-worker-{i}", f"u{i}", i, notice=WORDS if i else "") for i in (0, 1))
     group = Group.restored("j", JobStatus(workers=workers))
-    assert group.notices.told == {"u1": Notice(WORDS)}
+    assert group.notices.reported == {"u1": Notice(WORDS)}
 
 
 def test_what_is_known_of_workers_that_are_gone_is_forgotten() -> None:
     group = warned(1)
     group.settle(120.0)
     group.set_alive(alive(0, 2), 1, 121.0)
-    assert (group.notices.told, group.notices.departing) == ({}, set())
-    group.warn("stranger", Notice(WORDS), 122.0)
-    assert group.notices.told == {}
+    assert (group.notices.reported, group.notices.departing) == ({}, set())
+    group.add_notice("stranger", Notice(WORDS), 122.0)
+    assert group.notices.reported == {}

@@ -6,10 +6,10 @@ import pytest
 
 from elasticctl.api.observed.hang_description import RankPlace
 from elasticctl.api.status import ProgressStatus
-from elasticctl_controller.core.group.group_record import ADOPT_S
+from elasticctl_controller.core.group.endings import STILL_S
 from elasticctl_controller.core.group.group_states import GroupState
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.silent_workers import HUNG_UP_S, SILENT_S, STILL_S, UNREACHABLE_S
+from elasticctl_controller.core.group.signs_of_life import ADOPT_S, HUNG_UP_S, SILENT_S, UNREACHABLE_S
 from tests.support.controller.groups import fail, formed, join_all, member
 
 
@@ -34,32 +34,32 @@ def next_event(group: Group, now: float) -> float:
 
 def test_a_group_that_stands_still_leaves_out_the_member_whose_host_does_not_answer() -> None:
     group = training(0, 1, 2)
-    group.lose_touch("u1", 11.0)
+    group.lose_contact("u1", 11.0)
     assert group.state is GroupState.TRAINING, "the last step was a second ago"
     assert next_event(group, 11.0) == 10.0 + STILL_S, "it comes again by itself"
     assert (group.state, group.reason) == (GroupState.FORMING, "cannot reach job-worker-1")
     join_all(group, 0, 2, now=12.1)
-    assert list(group.members) == ["u0", "u2"], "nobody waits for it"
-    assert group.failures == 0
-    assert not group.silent, "it has called 2 s ago: it is left out, not deleted"
+    assert list(group.members.ranked) == ["u0", "u2"], "nobody waits for it"
+    assert group.failures.count == 0
+    assert not group.signs.silent, "it has called 2 s ago: it is left out, not deleted"
 
 
 def test_one_that_turns_out_to_be_alive_comes_back_as_a_newcomer() -> None:
     group = training(0, 1, 2)
-    group.lose_touch("u1", 11.0)
+    group.lose_contact("u1", 11.0)
     next_event(group, 11.0)
     join_all(group, 0, 2, now=12.1)
     group.note_step(2, ProgressStatus(step=11), 12.2)
     group.join(member(1), 1, 13.0)
-    assert not group.overdue
-    assert not group.unreachable
-    assert group.failures == 0
+    assert not group.signs.overdue
+    assert not group.signs.unreachable
+    assert group.failures.count == 0
     assert group.drain is not None, "it is taken in"
 
 
 def test_ranks_that_reach_each_other_train_on_without_the_service() -> None:
     group = training(0, 1, 2)
-    group.lose_touch("u1", 10.5)
+    group.lose_contact("u1", 10.5)
     for second in range(11, 200):
         group.note_step(1, ProgressStatus(step=second), float(second))
         group.settle(second + 0.5)
@@ -69,7 +69,7 @@ def test_ranks_that_reach_each_other_train_on_without_the_service() -> None:
 def test_long_steps_are_not_taken_for_a_standstill() -> None:
     group = training(0, 1, 2)
     group.note_step(1, ProgressStatus(step=11), 110.0)  # an evaluation, say
-    group.lose_touch("u1", 150.0)
+    group.lose_contact("u1", 150.0)
     group.settle(250.0)
     assert group.state is GroupState.TRAINING
     group.settle(310.0)
@@ -79,29 +79,29 @@ def test_long_steps_are_not_taken_for_a_standstill() -> None:
 def test_nothing_is_concluded_while_nobody_can_be_reached_or_ranks_wait_for_the_storage() -> None:
     group = training(0, 1)
     for uid in ("u0", "u1"):
-        group.lose_touch(uid, 11.0)
+        group.lose_contact(uid, 11.0)
     assert group.settle(500.0) is None
     assert group.state is GroupState.TRAINING, "their steps cannot be reported"
     group = training(0, 1)
-    group.obstacle = "the storage does not answer"
-    group.lose_touch("u1", 11.0)
+    group.reports.obstacle = "the storage does not answer"
+    group.lose_contact("u1", 11.0)
     group.settle(500.0)
     assert group.state is GroupState.TRAINING
 
 
 def test_a_first_step_may_take_as_long_as_it_likes_unless_its_ranks_are_seen_not_to_move() -> None:
     group = formed(0, 1, steps=False)
-    group.lose_touch("u1", 1.0)
+    group.lose_contact("u1", 1.0)
     assert group.settle(2000.0) is None
     assert group.state is GroupState.TRAINING
-    group.places[0] = RankPlace("all_reduce", waits=True)
+    group.reports.places[0] = RankPlace("all_reduce", waits=True)
     group.settle(2001.0)
     assert group.state is GroupState.FORMING
 
 
 def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
     group = training(0, 1)
-    group.lose_touch("u1", 11.0)
+    group.lose_contact("u1", 11.0)
     group.note_sign("u1", 11.0 + UNREACHABLE_S / 2)
     group.settle(500.0)
     assert group.state is GroupState.TRAINING
@@ -110,28 +110,28 @@ def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
 def test_one_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
     """All processes of its machine have ended, and its kernel has closed their connections."""
     group = training(0, 1, 2)
-    group.lose_touch("u1", 11.0, hung_up=True)
+    group.lose_contact("u1", 11.0, hung_up=True)
     assert next_event(group, 11.0) == 11.0 + HUNG_UP_S
-    assert (group.state, group.failures) == (GroupState.FORMING, 0)
+    assert (group.state, group.failures.count) == (GroupState.FORMING, 0)
     join_all(group, 0, 2, now=13.1)
-    assert list(group.members) == ["u0", "u2"], "nobody waits for it"
+    assert list(group.members.ranked) == ["u0", "u2"], "nobody waits for it"
 
 
 def test_several_that_hang_up_at_once_say_something_of_the_network() -> None:
     group = training(0, 1, 2, 3)
     for index in (0, 1, 2):
-        group.lose_touch(f"u{index}", 11.0 + index / 10, hung_up=True)
+        group.lose_contact(f"u{index}", 11.0 + index / 10, hung_up=True)
     group.settle(30.0)
     assert group.state is GroupState.TRAINING
     group.note_sign("u0", 40.0)
-    group.lose_touch("u0", 40.0, hung_up=True)
+    group.lose_contact("u0", 40.0, hung_up=True)
     group.settle(40.0 + HUNG_UP_S)
     assert group.reason == "cannot reach job-worker-0", "it has been alone"
 
 
 def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> None:
     group = training(0, 1, 2)
-    group.lose_touch("u1", 11.0, hung_up=True)
+    group.lose_contact("u1", 11.0, hung_up=True)
     group.note_sign("u1", 11.0 + HUNG_UP_S / 2)
     group.settle(500.0)
     assert group.state is GroupState.TRAINING
@@ -142,9 +142,9 @@ def test_broken_connections_are_explained_by_a_member_that_cannot_be_reached() -
     for index in (0, 2):
         fail(group, index, 11.0, of_peers=True)
     assert group.state is GroupState.BREAKING
-    group.lose_touch("u1", 11.2)
+    group.lose_contact("u1", 11.2)
     assert next_event(group, 11.2) == pytest.approx(11.2 + UNREACHABLE_S)
-    assert (group.state, group.failures) == (GroupState.FORMING, 0)
+    assert (group.state, group.failures.count) == (GroupState.FORMING, 0)
 
 
 def test_a_member_that_is_stopping_its_ranks_is_still_waited_for() -> None:
@@ -158,14 +158,14 @@ def test_a_member_that_is_stopping_its_ranks_is_still_waited_for() -> None:
 
 def test_a_group_that_is_too_small_without_a_silent_member_has_it_replaced() -> None:
     group = training(0, 1, minimum=2)
-    group.lose_touch("u1", 11.0)
+    group.lose_contact("u1", 11.0)
     next_event(group, 11.0)
     group.join(member(0), 1, 12.0)
     assert group.state is GroupState.FORMING
-    assert not group.silent
+    assert not group.signs.silent
     again_at = next_event(group, 12.0)
     assert again_at == 12.0 + SILENT_S, "from the end of the generation on"
-    assert group.silent == {"u1"}
+    assert group.signs.silent == {"u1"}
 
 
 def test_a_group_that_is_too_small_waits_for_a_member_that_gives_signs_of_life() -> None:
@@ -174,8 +174,8 @@ def test_a_group_that_is_too_small_waits_for_a_member_that_gives_signs_of_life()
     for second in range(11, 300, 3):
         group.note_sign("u1", float(second), "stopping")
         group.settle(second + 1.0)
-    assert not group.silent
-    assert not group.overdue
+    assert not group.signs.silent
+    assert not group.signs.overdue
 
 
 def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -> None:
@@ -184,7 +184,7 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
     for index in (0, 2):
         group.note_sign(f"u{index}", 15.0)
     assert group.settle(15.0) is None
-    group.places = {0: RankPlace("all_reduce", waits=True)}
+    group.reports.places = {0: RankPlace("all_reduce", waits=True)}
     assert group.settle(15.0) == pytest.approx(10.0 + ADOPT_S - 15.0)
     for index in (0, 2):
         group.note_sign(f"u{index}", 54.0)
@@ -195,6 +195,6 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
 
 def test_if_nobody_is_heard_it_is_the_service_that_is_cut_off() -> None:
     group = training(0, 1)
-    group.places = {0: RankPlace("all_reduce", waits=True)}
+    group.reports.places = {0: RankPlace("all_reduce", waits=True)}
     assert group.settle(100.0) is None
     assert group.state is GroupState.TRAINING

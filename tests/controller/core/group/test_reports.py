@@ -7,7 +7,7 @@ import json
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.status import JobStatus
 from elasticctl.api.usage import MOST_WORKERS, GpuUsage, JobUsage, StepTimes, WorkerUsage
-from elasticctl_controller.core.group.group_record import SHOW_EVERY_S, UsageReports
+from elasticctl_controller.core.group.reports import SHOW_EVERY_S, UsageReports
 
 
 def of_worker(index: int, percent: float) -> WorkerUsage:
@@ -32,9 +32,9 @@ def test_of_many_workers_a_status_keeps_the_least_used_in_their_order() -> None:
 def test_each_new_worker_is_shown_at_once_and_then_all_of_them_together() -> None:
     reports, alive = UsageReports(), {"b": "j-worker-1", "a": "j-worker-0"}
     assert reports.of_group(alive) is None
-    told = [reports.note(uid, of_worker(0, 50.0), now) for now, uid in ((0, "a"), (1, "b"), (5, "a"), (9, "b"))]
-    assert told == [True, True, False, False]
-    assert reports.note("a", of_worker(0, 20.0), 1 + SHOW_EVERY_S)
+    shown = [reports.add_usage(uid, of_worker(0, 50.0), now) for now, uid in ((0, "a"), (1, "b"), (5, "a"), (9, "b"))]
+    assert shown == [True, True, False, False]
+    assert reports.add_usage("a", of_worker(0, 20.0), 1 + SHOW_EVERY_S)
     assert [worker.at_work for worker in reports.of_group(alive).workers] == [50.0, 20.0]  # type: ignore[union-attr]
-    reports.keep({"b"})
+    reports.drop_dead({"b"})
     assert reports.newest.keys() == {"b"}
