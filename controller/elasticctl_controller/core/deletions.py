@@ -12,8 +12,9 @@ from dataclasses import replace
 from elasticctl.api.observed.workers import is_member
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, GroupGeneration, Phase, WorkerStatus
-from elasticctl_controller.core.actions import DeleteWorker, Observed
+from elasticctl_controller.core.actions import DeleteWorker
 from elasticctl_controller.core.causes import is_lost
+from elasticctl_controller.core.observed import ClusterView, WorkerMoves
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED, FINISHING, PhaseDecision
 from elasticctl_controller.core.workers import FINISHED, SCALED_IN, SUSPENDED, Roster, is_active, stays
 
@@ -22,12 +23,11 @@ def mark_removals(
     job: ElasticJob,
     roster: Roster,
     decision: PhaseDecision,
-    leave: Collection[str] = (),
-    moves: Collection[str] = (),
+    moves: WorkerMoves,
 ) -> tuple[WorkerStatus, ...]:
     """Return the workers, with a mark on each one that has to go. Marks stay, because the deletion may be under way.
 
-    When there are too many workers, the uids in `leave` go first; the uids in `moves` go and are replaced.
+    When there are too many workers, those that `moves` names to leave go first; those that move go and are replaced.
     """
     if decision.phase.terminal:
         return _mark(roster.workers, FINISHED, lambda worker: _is_cleaned_up(job, roster, decision, worker))
@@ -37,12 +37,12 @@ def mark_removals(
     workers = _mark(roster.workers, SCALED_IN, lambda worker: is_active(worker) and (worker.name, worker.uid) in named)
     if decision.reason == FINISHING:
         return workers
-    workers = _mark(workers, SCALED_IN, lambda worker: is_active(worker) and worker.uid in moves)
-    surplus = _surplus(workers, job.desired, job.status.generations[-1:], leave)
+    workers = _mark(workers, SCALED_IN, lambda worker: is_active(worker) and worker.uid in moves.moves)
+    surplus = _surplus(workers, job.desired, job.status.generations[-1:], moves.leave)
     return _mark(workers, SCALED_IN, lambda worker: worker.uid in surplus)
 
 
-def list_deletions(job: ElasticJob, roster: Roster, observed: Observed, terminal: bool) -> tuple[DeleteWorker, ...]:
+def list_deletions(job: ElasticJob, roster: Roster, cluster: ClusterView, terminal: bool) -> tuple[DeleteWorker, ...]:
     """List the pods to delete: of workers that the *stored* status marks for removal, or has as failed or lost.
 
     A pod that is already terminating is left alone unless its node is lost, because then it never finishes. After the
@@ -55,7 +55,7 @@ def list_deletions(job: ElasticJob, roster: Roster, observed: Observed, terminal
     ]
     found = [
         DeleteWorker(pod.name, pod.uid, force=lost or pod.ended)
-        for pod, lost in ((pod, is_lost(pod, observed.lost_nodes)) for pod in pods)
+        for pod, lost in ((pod, is_lost(pod, cluster.lost_nodes)) for pod in pods)
         if lost or not pod.deleting
     ]
     return tuple(sorted(found, key=lambda item: (item.name, item.uid)))

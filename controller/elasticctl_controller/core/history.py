@@ -29,7 +29,7 @@ from elasticctl.api.status import (
     ScalingPhase,
 )
 from elasticctl.api.usage import UsageHistory
-from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.observed import GroupView
 
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
@@ -192,12 +192,12 @@ class TrainingHistory:
         )
 
 
-def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
-    """Merge what was observed into the status, and count the steps that each new generation has repeated."""
-    generations = _merge_generations(status.generations, observed.generations, status.generation)
+def fold_reports(status: JobStatus, group: GroupView) -> JobStatus:
+    """Merge what the group has reported into the status, and count the steps that each new generation has repeated."""
+    generations = _merge_generations(status.generations, group.generations, status.generation)
     stepped = {item.generation for item in status.generations if _has_stepped(item)}
     redone = (steps_redone(generations, item) or 0 for item in generations if item.generation not in stepped)
-    progress = _merge_progress(status.progress, observed.progress)
+    progress = _merge_progress(status.progress, group.progress)
     reports = reports_steps(replace(status, generations=generations, progress=progress))
     return replace(
         status,
@@ -213,11 +213,11 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
             progress.metrics,
             progress.not_finite.keys(),
         ),
-        checkpoint=_merge_checkpoint(status.checkpoint, observed.checkpoint),
-        growth=observed.growth,
-        activity=None if observed.activity is None else _as_stored(observed.activity),
-        usage=observed.usage,
-        usage_history=add_usage(status.usage_history, observed.usage),
+        checkpoint=_merge_checkpoint(status.checkpoint, group.checkpoint),
+        growth=group.growth,
+        activity=None if group.activity is None else _as_stored(group.activity),
+        usage=group.usage,
+        usage_history=add_usage(status.usage_history, group.usage),
     )
 
 

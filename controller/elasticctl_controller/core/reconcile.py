@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.goal import PlanStatus, PoolsStatus
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
-from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
+from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob
 from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.goal.goals import plan_workers
@@ -23,6 +24,7 @@ from elasticctl_controller.core.goal.pool_order import follow_order
 from elasticctl_controller.core.group.worker_tokens import due_times, keep_newest, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
+from elasticctl_controller.core.observed import Observed, WorkerMoves
 from elasticctl_controller.core.phase import (
     FINISHING,
     QUEUED,
@@ -70,11 +72,9 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         return Decision(job.status)  # its workers are to stay
     if job.deleting:  # and somebody's finalizer still keeps its object: until then the cluster removes nothing of it
         job = replace(job, cancel=True, ttl_s=None)
-    reported = fold_reports(job.status, observed)
-    job, observed, plan = plan_workers(job, observed, reported, now)
-    job = apply_share(job, observed.share)
-    observed, pools = follow_order(job, observed, reported, now)
-    roster = update_roster(job, observed, now)
+    reported = fold_reports(job.status, observed.group)
+    job, moves, plan, pools = _decide_size(job, observed, reported, now)
+    roster = update_roster(job, observed, moves.moves_to, now)
     status = add_worker_seconds(job, reported, roster.ends)
     status = attribute_to_nodes(replace(status, share=observed.share, plan=plan, pools=pools), roster.explained, now)
     if status.phase.terminal:
@@ -85,23 +85,23 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         status = count_ends(job, status, roster.ends, finishing)
         decision = decide_phase(job, status, roster, now)
         status = _set_start_time(status, decision, now)
-    workers = mark_removals(job, roster, decision, observed.leave, observed.moves)
+    workers = mark_removals(job, roster, decision, moves)
     wants = not decision.phase.terminal and decision.phase is not Phase.SUSPENDED and decision.reason != FINISHING
     if pools is not None and pools.trying is not None:
         wants = False  # replacements for workers that may stay
-    wait = decide_wait(job, roster, observed, workers, now) if wants else None
+    wait = decide_wait(job, roster, observed.cluster, workers, now) if wants else None
     unexplained = find_unexplained(roster, workers) if wants else None
     status = replace(status, conditions=update_waiting(status.conditions, wait, now))
     if not decision.phase.terminal:
         status = replace(status, conditions=update_limit(status.conditions, job.over_limit, now))
     status = _fill_status(job, close_recovered(status), decision, workers, now)
-    status = keep_newest(status, observed.known_token)
-    status = rotate(job, status, observed.delivered_token, bool(observed.pods), observed.token_every_s, now)
+    status = keep_newest(status, observed.token.known)
+    status = rotate(job, status, observed.token.delivered, bool(observed.cluster.pods), observed.token.every_s, now)
     if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
         status = job.status  # the stored one itself: a job at rest is never written
     else:
         status = replace(status, last_reconcile_time=Timestamp(now))
-    actions = _list_actions(job, roster, observed, status, now)
+    actions = _list_actions(job, roster, observed, moves, status, now)
     due = list(_due_times(job, roster, observed, status, actions, now))
     if unexplained is not None and unexplained_at(unexplained) > now:
         due.append(unexplained_at(unexplained))
@@ -113,6 +113,22 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         requeue_s=min((max(0.0, at - now) for at in due), default=None),
         unexplained=unexplained,
     )
+
+
+def _decide_size(
+    job: ElasticJob, observed: Observed, reported: JobStatus, now: float
+) -> tuple[ElasticJob, WorkerMoves, PlanStatus | None, PoolsStatus | None]:
+    """The job with its number of workers, which workers leave or move for that, and its plan and pools.
+
+    Nothing else asks for goals and orders of pools, and jobs without them have neither a plan nor pools.
+    """
+    moves, plan, pools = WorkerMoves.of(observed.allotment), None, None
+    if job.goal is not None:
+        job, moves, plan = plan_workers(job, job.goal, observed, moves, reported, now)
+    job = apply_share(job, observed.share)
+    if job.pools is not None:
+        moves, pools = follow_order(job, job.pools, observed, moves, reported, now)
+    return job, moves, plan, pools
 
 
 def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
@@ -178,17 +194,17 @@ def _fill_status(
 
 
 def _list_actions(
-    job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float
+    job: ElasticJob, roster: Roster, observed: Observed, moves: WorkerMoves, status: JobStatus, now: float
 ) -> tuple[Action, ...]:
     expires_at = _expires_at(job, status)
     if expires_at is not None and now >= expires_at:
         return (DeleteJob(),)
-    deletes = list_deletions(job, roster, observed, status.phase.terminal)
-    return (*deletes, *_list_creations(job, roster, observed, status, now))
+    deletes = list_deletions(job, roster, observed.cluster, status.phase.terminal)
+    return (*deletes, *_list_creations(job, roster, observed, moves, status, now))
 
 
 def _list_creations(
-    job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float
+    job: ElasticJob, roster: Roster, observed: Observed, moves: WorkerMoves, status: JobStatus, now: float
 ) -> tuple[CreateWorker, ...]:
     """Create missing workers at the lowest free indices.
 
@@ -204,31 +220,32 @@ def _list_creations(
     replaced = sum(
         needs_replacing(w) and w.uid in roster.pods and not roster.pods[w.uid].deleting for w in status.workers
     )
-    beside = 0 if observed.share is not None else _count_going(roster, observed, status)
-    wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + beside - live, MAX_CREATES)
+    cluster = observed.cluster
+    extra = 0 if observed.share is not None else _count_going(roster, observed, moves, status)
+    wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + extra - live, MAX_CREATES)
     if wanted <= 0:
         return ()
-    kept = sum(pod.ended and pod.deleting and bool(pod.finalizer) for pod in observed.pods)
-    most, present = job.max + beside + kept, {pod.name for pod in observed.pods}
-    again = (worker_index(job.name, name) for name, is_due in observed.taken.items() if is_due and name not in present)
-    candidates = (*free_indices(job, observed, most), *sorted(i for i in again if i is not None and i < most))
+    kept = sum(pod.ended and pod.deleting and bool(pod.finalizer) for pod in cluster.pods)
+    most, present = job.max + extra + kept, {pod.name for pod in cluster.pods}
+    again = (worker_index(job.name, name) for name, is_due in cluster.taken.items() if is_due and name not in present)
+    candidates = (*free_indices(job, cluster, most), *sorted(i for i in again if i is not None and i < most))
     indices = candidates[:wanted]
     if job.goal is not None or job.pools is not None:
-        pairs = zip(indices, observed.pools, strict=False)  # the others have another place to come from: look again
-        return tuple(CreateWorker(index, avoid=observed.avoid, pool=pool) for index, pool in pairs)
+        pairs = zip(indices, moves.pools, strict=False)  # the others have another place to come from: look again
+        return tuple(CreateWorker(index, avoid=cluster.avoid, pool=pool) for index, pool in pairs)
     # Workers that are already waiting were created for the first of the nodes.
-    nodes = (("",) * len(indices) + observed.nodes)[len(observed.nodes) :]
-    return tuple(CreateWorker(index, node, observed.avoid) for index, node in zip(indices, nodes, strict=True))
+    nodes = (("",) * len(indices) + moves.nodes)[len(moves.nodes) :]
+    return tuple(CreateWorker(index, node, cluster.avoid) for index, node in zip(indices, nodes, strict=True))
 
 
-def _count_going(roster: Roster, observed: Observed, status: JobStatus) -> int:
+def _count_going(roster: Roster, observed: Observed, moves: WorkerMoves, status: JobStatus) -> int:
     """How many running workers have to go, because somebody else deletes their pods or takes their nodes away, or will
     make room for others.
     """
     ours = {worker.uid for worker in status.workers if worker.removal}
     pods = (pod for uid, pod in roster.pods.items() if uid not in ours and not pod.ended)
-    going = {*observed.notices, *observed.moves_to}
-    return sum(not is_lost(pod, observed.lost_nodes) and (pod.deleting or pod.uid in going) for pod in pods)
+    going, lost_nodes = {*observed.cluster.notices, *moves.moves_to}, observed.cluster.lost_nodes
+    return sum(not is_lost(pod, lost_nodes) and (pod.deleting or pod.uid in going) for pod in pods)
 
 
 def _due_times(
@@ -240,7 +257,7 @@ def _due_times(
     now: float,
 ) -> Iterable[float]:
     """When to reconcile again (seconds since the epoch), because something is due that no watch event announces."""
-    if set(list_deletions(replace(job, status=status), roster, observed, status.phase.terminal)) - set(actions):
+    if set(list_deletions(replace(job, status=status), roster, observed.cluster, status.phase.terminal)) - set(actions):
         yield now  # marked in this pass, deleted in the next
     if status.phase.terminal:
         expires_at = _expires_at(job, status)
@@ -259,7 +276,7 @@ def _due_times(
     elif status.phase is not Phase.SUSPENDED and sum(map(stays, status.workers)) < job.desired:
         until = paused_until(job, status, now)
         yield now + RETRY_S if until is None else until
-    yield from due_times(status, observed.token_every_s)
+    yield from due_times(status, observed.token.every_s)
     ignored_at = next_ignored_at(roster, now)
     if ignored_at is not None:
         yield ignored_at

@@ -23,7 +23,7 @@ from elasticctl.api.observed.workers import (
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, WorkerStatus
 from elasticctl.api.text import plural, shorten
-from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.observed import ClusterView
 from elasticctl_controller.core.phase import find_condition, put_condition
 from elasticctl_controller.core.workers import Roster, free_indices, is_active, worker_index
 
@@ -39,7 +39,7 @@ UNEXPLAINED_S = 5.0
 
 
 def decide_wait(
-    job: ElasticJob, roster: Roster, observed: Observed, workers: Collection[WorkerStatus], now: float
+    job: ElasticJob, roster: Roster, cluster: ClusterView, workers: Collection[WorkerStatus], now: float
 ) -> PodWait | None:
     """What the first wanted worker that does not run is waiting for; None if there is nothing to report.
 
@@ -48,16 +48,16 @@ def decide_wait(
     active = [worker for worker in workers if is_active(worker)]
     if len(active) < job.desired:
         missing = job.desired - len(active)
-        wait = _refused(job, observed) or _taken(job, roster, observed, missing)
-        wait = wait or _still_ending(job, roster, observed, workers, missing)
+        wait = _refused(job, cluster) or _taken(job, roster, cluster, missing)
+        wait = wait or _still_ending(job, roster, cluster, workers, missing)
         if wait is not None:
             return PodWait(wait.reason, wait.message[:MAX_MESSAGE_CHARS])
     pending = _pending(roster, workers)
     for pod in pending:
         if pod.wait is not None:
-            return PodWait(pod.wait.reason, _with_autoscaler(job, observed, pod, pod.wait)[:MAX_MESSAGE_CHARS])
+            return PodWait(pod.wait.reason, _with_autoscaler(job, cluster, pod, pod.wait)[:MAX_MESSAGE_CHARS])
     for pod in pending:
-        told = _told(job, observed, pod)
+        told = _told(job, cluster, pod)
         if told is not None:
             return PodWait(told.reason, told.message[:MAX_MESSAGE_CHARS])
     ignored = next((pod for pod in pending if _ignored_at(pod) <= now), None)
@@ -98,42 +98,42 @@ def next_ignored_at(roster: Roster, now: float) -> float | None:
     return min((at for at in times if now < at < float("inf")), default=None)
 
 
-def _refused(job: ElasticJob, observed: Observed) -> PodWait | None:
+def _refused(job: ElasticJob, cluster: ClusterView) -> PodWait | None:
     stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
-    if observed.refused:
-        return PodWait(FAILED_CREATE, observed.refused)
-    if observed.refused is None and stored is not None and (stored.status, stored.reason) == ("True", FAILED_CREATE):
+    if cluster.refused:
+        return PodWait(FAILED_CREATE, cluster.refused)
+    if cluster.refused is None and stored is not None and (stored.status, stored.reason) == ("True", FAILED_CREATE):
         return PodWait(FAILED_CREATE, stored.message)
     return None
 
 
-def _taken(job: ElasticJob, roster: Roster, observed: Observed, missing: int) -> PodWait | None:
+def _taken(job: ElasticJob, roster: Roster, cluster: ClusterView, missing: int) -> PodWait | None:
     """A stranger's pod that has a worker's name, if too few names are left for the missing workers.
 
     Pods of an earlier job of this name are about to go, and are not reported.
     """
-    strangers = [pod for pod in observed.pods if pod.uid not in roster.pods and _is_stranger(job, pod)]
-    names = {*observed.taken, *(pod.name for pod in strangers)}
+    strangers = [pod for pod in cluster.pods if pod.uid not in roster.pods and _is_stranger(job, pod)]
+    names = {*cluster.taken, *(pod.name for pod in strangers)}
     if not names:
         return None
-    if sum(1 for _ in free_indices(job, observed, job.max)) >= missing:
+    if sum(1 for _ in free_indices(job, cluster, job.max)) >= missing:
         return None
     first = min(names, key=lambda name: (worker_index(job.name, name) or 0, name))
     return PodWait(NAME_TAKEN, f"pod {first} has a worker's name and does not belong to this job")
 
 
 def _still_ending(
-    job: ElasticJob, roster: Roster, observed: Observed, workers: Collection[WorkerStatus], missing: int
+    job: ElasticJob, roster: Roster, cluster: ClusterView, workers: Collection[WorkerStatus], missing: int
 ) -> PodWait | None:
     """Former workers of this job, or of an earlier job of its name, that are still ending and leave no room for new
     ones."""
     ending = [
-        pod for pod in observed.pods if pod.deleting and not pod.ended and worker_index(job.name, pod.name) is not None
+        pod for pod in cluster.pods if pod.deleting and not pod.ended and worker_index(job.name, pod.name) is not None
     ]
     removed = {worker.uid for worker in workers if worker.removal}
     going = sum(pod.uid in roster.pods and pod.uid not in removed for pod in ending)  # they are replaced at once
     live = sum(not pod.ended for pod in roster.pods.values()) - going
-    free = sum(1 for _ in free_indices(job, observed, job.max + going))
+    free = sum(1 for _ in free_indices(job, cluster, job.max + going))
     if not ending or missing <= min(free, job.max - live):
         return None
     last = max(pod.deadline or 0.0 for pod in ending)
@@ -148,28 +148,28 @@ def _pending(roster: Roster, workers: Collection[WorkerStatus]) -> list[Pod]:
     return [roster.pods[worker.uid] for worker in waiting]
 
 
-def _with_autoscaler(job: ElasticJob, observed: Observed, pod: Pod, wait: PodWait) -> str:
+def _with_autoscaler(job: ElasticJob, cluster: ClusterView, pod: Pod, wait: PodWait) -> str:
     """The pod and what it waits for, with what an autoscaler says about it."""
     words = f"{pod.name}: {wait.message}" if wait.message else pod.name
     if wait.reason != UNSCHEDULABLE:
         return words
     before = f"{shorten(words, MAX_SCHEDULER_CHARS).removesuffix('.')}; "
-    if pod.uid not in observed.told:  # not asked yet, by this controller
+    if pod.uid not in cluster.events:  # not asked yet, by this controller
         stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
         return stored.message if stored is not None and stored.message.startswith(before) else words
-    told = observed.told[pod.uid]
+    told = cluster.events[pod.uid]
     return words if told is None else f"{before}{told.message}"
 
 
-def _told(job: ElasticJob, observed: Observed, pod: Pod) -> PodWait | None:
+def _told(job: ElasticJob, cluster: ClusterView, pod: Pod) -> PodWait | None:
     """What events say about a waiting pod that has its node."""
     if not pod.node:
         return None
-    told = observed.told.get(pod.uid)
+    told = cluster.events.get(pod.uid)
     if told is not None:
         return PodWait(told.reason, f"{pod.name}: {told.message}")
     stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
-    if pod.uid in observed.told or stored is None or stored.status != "True" or stored.reason not in MOUNTS:
+    if pod.uid in cluster.events or stored is None or stored.status != "True" or stored.reason not in MOUNTS:
         return None
     return PodWait(stored.reason, stored.message) if stored.message.startswith(f"{pod.name}: ") else None
 

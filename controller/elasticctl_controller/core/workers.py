@@ -14,8 +14,9 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.observed.workers import TERMINATING, Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, RankFailure, WorkerStatus
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.causes import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
+from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.observed import ClusterView, Observed
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
 SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'
@@ -49,17 +50,25 @@ class Roster:
     explained: frozenset[str]
 
 
-def update_roster(job: ElasticJob, observed: Observed, now: float) -> Roster:
-    """Compare the stored workers with the observed pods; the order of pods makes no difference."""
+def update_roster(job: ElasticJob, observed: Observed, moves_to: Mapping[str, str], now: float) -> Roster:
+    """Compare the stored workers with the observed pods; the order of pods makes no difference.
+
+    `moves_to` is the better pool that a worker will make room for, by uid.
+    """
+    lost_nodes = observed.cluster.lost_nodes
     known = {worker.uid: worker for worker in job.status.workers if worker.uid}
-    explained = frozenset(uid for uid, worker in known.items() if is_explained(worker, observed.lost_nodes))
+    explained = frozenset(uid for uid, worker in known.items() if is_explained(worker, lost_nodes))
     known |= {uid: replace(known[uid], cause=Cause.NODE_LOST) for uid in explained}
-    own = own_pods(job, observed.pods)
-    unresponsive = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
+    own = own_pods(job, observed.cluster.pods)
+    unresponsive = {uid for uid, pod in own.items() if uid in observed.group.silent and not pod.ended}
     pods = {uid: _as_ended(pod) if uid in unresponsive else pod for uid, pod in own.items()}
-    present = {uid: _update_worker(known.get(uid), pod, job, observed) for uid, pod in pods.items()}
-    ends = _ends_of_vanished(known, pods, observed.lost_nodes, now)
-    ends += _ends_of_pods(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
+    notices = observed.cluster.notices
+    present = {
+        uid: _update_worker(known.get(uid), pod, job, notices.get(uid), moves_to.get(uid, ""))
+        for uid, pod in pods.items()
+    }
+    ends = _ends_of_vanished(known, pods, lost_nodes, now)
+    ends += _ends_of_pods(present, pods, lost_nodes, _past_losses(job.status) + _losses(ends), now)
     ends = [_as_unresponsive(end) if end.worker.uid in unresponsive else end for end in ends]
     closed = {end.worker.uid: replace(end.worker, cause=end.cause, ended_at=end.at) for end in ends}
     # A completed worker stays listed when its pod is gone: it is why the job is about to succeed.
@@ -91,12 +100,12 @@ def worker_index(job: str, pod: str) -> int | None:
     return int(tail) if worker_name(job, int(tail)) == pod else None
 
 
-def free_indices(job: ElasticJob, observed: Observed, most: int) -> Iterator[int]:
+def free_indices(job: ElasticJob, cluster: ClusterView, most: int) -> Iterator[int]:
     """The indices below `most` whose worker's name no pod has, lowest first.
 
     Terminating pods have their names, and so have pods of others, whether they are observed or only known to exist.
     """
-    taken = {pod.name for pod in observed.pods} | observed.taken.keys()
+    taken = {pod.name for pod in cluster.pods} | cluster.taken.keys()
     return (index for index in range(most) if worker_name(job.name, index) not in taken)
 
 
@@ -121,13 +130,14 @@ def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
     return min((w.ended_at for w in workers if w.cause is Cause.COMPLETED and w.ended_at is not None), default=None)
 
 
-def _update_worker(worker: WorkerStatus | None, pod: Pod, job: ElasticJob, observed: Observed) -> WorkerStatus:
+def _update_worker(
+    worker: WorkerStatus | None, pod: Pod, job: ElasticJob, notice: Notice | None, moves_to: str
+) -> WorkerStatus:
     known = worker or WorkerStatus(name=pod.name, uid=pod.uid, index=worker_index(job.name, pod.name) or 0)
-    notice = observed.notices.get(pod.uid)
     return replace(
         known,
         notice=notice.reason if notice is not None else "",
-        moves_to=observed.moves_to.get(pod.uid, ""),
+        moves_to=moves_to,
         phase=TERMINATING if pod.deleting and not pod.ended else pod.phase.value,
         node=pod.node or known.node,
         pool=pod.pool or known.pool,

@@ -18,7 +18,7 @@ from elasticctl.api.codec import Manifest, Timestamp, from_rfc3339, to_rfc3339
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ShareStatus
-from elasticctl_controller.core.actions import Allotment
+from elasticctl_controller.core.observed import Allotment
 from elasticctl_controller.core.sharing.claims import (
     TO_COME,
     Claim,
@@ -112,7 +112,8 @@ class Allocator:
         """End the thread."""
         self._stopping.set()
         self._woken.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def alive(self) -> bool:

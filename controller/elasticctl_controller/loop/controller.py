@@ -19,10 +19,11 @@ from elasticctl.api.errors import ConflictError, ElasticctlError
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus, TokenStatus
-from elasticctl_controller.core.actions import Allotment, Decision, Observed
+from elasticctl_controller.core.actions import Decision
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.interruption_notices import Leaving, Notice
+from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed, TokenView
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
@@ -30,7 +31,6 @@ from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, a
 from elasticctl_controller.loop.pod_events import LONGEST_PAUSE_S, PodEvents
 from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
-from elasticctl_controller.rendezvous.service import GroupView
 
 PROGRESS_WRITE_S = 1.0
 """Progress alone is written to a job's status at most this often."""
@@ -161,7 +161,7 @@ class Controller:
     def stop(self) -> None:
         """Finish the current passes, and end the threads."""
         self._queue.shut_down()
-        for thread in self._threads:
+        for thread in filter(threading.Thread.is_alive, self._threads):
             thread.join()
         self._calls.shutdown()
 
@@ -221,7 +221,7 @@ class Controller:
         queued = self._check_admission(job, observed)
         job = queued.job
         decision = reconcile(job, observed, self._clock())
-        self._evidence.note(job, decision.status)
+        self._evidence.record(job, decision.status)
         self._write(job, decision)
         self._memory(job).token = decision.status.token
         self._update_group(job, observed, decision.status)
@@ -275,7 +275,7 @@ class Controller:
             return QueuedJob(job)
         if job.over_limit and not job.admitted:
             return QueuedJob(job)  # it must not even wait in the queue
-        return queueing.check_admission(job, observed.pods)
+        return queueing.check_admission(job, observed.cluster.pods)
 
     def _carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
         if self._scheduling.queueing is None or (queued.step is None and not queued.growth.is_due):
@@ -289,38 +289,35 @@ class Controller:
             raise
 
     def _observe(self, job: ElasticJob) -> Observed:
+        memory, rendezvous = self._memory(job), self._rendezvous_of(job)
+        allotment = self._scheduling.allotment(job)
+        cluster, group, token = self._observe_cluster(job), GroupView(), TokenView(memory.token, memory.delivered_token)
+        if rendezvous is not None:
+            group = rendezvous.view(job.key, job.uid)
+            cluster = self._add_notices(job, cluster, group.notices, is_shared=allotment is not None)
+            token = replace(token, every_s=rendezvous.token_every_s)
+        return Observed(cluster, group, allotment, self._evidence.of(job), token)
+
+    def _observe_cluster(self, job: ElasticJob) -> ClusterView:
         now, memory = self._clock(), self._memory(job)
-        observed = Observed(
+        return ClusterView(
             pods=self._explain_ends(job, self._pods(job)),
             lost_nodes=self._workload.lost_nodes(),
             refused=memory.refused,
             taken={name: at <= now for name, at in memory.taken.items()},
-            told=self._events.of(job.key),
-            evidence=self._evidence.of(job),
-            costs=self._evidence.costs(job),
-            known_token=memory.token,
-            delivered_token=memory.delivered_token,
+            events=self._events.of(job.key),
         )
-        given = self._scheduling.allotment(job)
-        if given is not None:
-            observed = replace(observed, share=given.share, leave=given.leave, moves=given.moves, nodes=given.nodes)
-        rendezvous = self._rendezvous_of(job)
-        if rendezvous is None:
-            return observed
-        view, nodes = rendezvous.view(job.key, job.uid), self._workload.node_notices()
-        notices = {**_notices_of(observed.pods, nodes), **view.notices}
-        avoid = self._nodes_to_avoid(job, observed, notices, nodes)
+
+    def _add_notices(
+        self, job: ElasticJob, cluster: ClusterView, reported: Mapping[str, Notice], *, is_shared: bool
+    ) -> ClusterView:
+        """What the cluster shows, with the workers that will have to leave, as far as they may be replaced."""
+        nodes = self._workload.node_notices()
+        notices = {**_notices_of(cluster.pods, nodes), **reported}
+        avoid = self._nodes_to_avoid(job, cluster, notices, nodes)
         return replace(
-            observed,
-            progress=view.progress,
-            checkpoint=view.checkpoint,
-            generations=view.generations,
-            silent=view.silent,
-            growth=view.growth,
-            activity=view.activity,
-            usage=view.usage,
-            notices=notices if given is None else {},
-            token_every_s=rendezvous.token_every_s,
+            cluster,
+            notices={} if is_shared else notices,  # there is no room for replacements
             avoid=avoid if self._workload.nodes_may_be_named() else (),
         )
 
@@ -329,13 +326,13 @@ class Controller:
         return None if job.rdzv_endpoint else self._rendezvous
 
     def _nodes_to_avoid(
-        self, job: ElasticJob, observed: Observed, notices: Mapping[str, Notice], nodes: Mapping[str, Notice]
+        self, job: ElasticJob, cluster: ClusterView, notices: Mapping[str, Notice], nodes: Mapping[str, Notice]
     ) -> tuple[str, ...]:
         """The nodes that workers of the job have to leave, now or until a while ago, and that still accept pods."""
         now, memory = self._clock(), self._memory(job)
-        closed = observed.lost_nodes | {node for node, notice in nodes.items() if notice.closed}
+        closed = cluster.lost_nodes | {node for node, notice in nodes.items() if notice.closed}
         left = {node: until for node, until in memory.left.items() if until > now}
-        left |= {pod.node: now + AVOID_S for pod in observed.pods if pod.node and pod.uid in notices}
+        left |= {pod.node: now + AVOID_S for pod in cluster.pods if pod.node and pod.uid in notices}
         memory.left = {node: until for node, until in left.items() if node not in closed}
         return tuple(sorted(memory.left))
 
@@ -386,18 +383,18 @@ class Controller:
         if rendezvous is None:
             return
         over = job.deleting or status.phase.terminal
-        lost = observed.lost_nodes
-        stopped = {pod.uid for pod in observed.pods if pod.ended or pod.node in lost or pod.uid in observed.silent}
-        terminating = {pod.uid for pod in observed.pods if pod.deleting} - stopped
+        pods, lost, silent = observed.cluster.pods, observed.cluster.lost_nodes, observed.group.silent
+        stopped = {pod.uid for pod in pods if pod.ended or pod.node in lost or pod.uid in silent}
+        terminating = {pod.uid for pod in pods if pod.deleting} - stopped
         present = [w for w in status.workers if not over and (w.cause is None or w.uid in terminating)]
         if job.sharing.automatic:  # a worker without a node may never start: the others do not wait for it
             present = [w for w in present if w.node or w.phase != PodPhase.PENDING]
         alive = {worker.uid: worker.name for worker in present}
-        told = {w.uid for w in present if w.removal or job.suspend}
-        notices = _notices_of(observed.pods, self._workload.node_notices())
-        notices |= {pod.uid: _deletion(pod) for pod in observed.pods if pod.deleting}
-        unasked = {uid: notice for uid, notice in notices.items() if uid in alive and uid not in told}
-        if over and all(pod.ended for pod in observed.pods):
+        stopping = {w.uid for w in present if w.removal or job.suspend}
+        notices = _notices_of(pods, self._workload.node_notices())
+        notices |= {pod.uid: _deletion(pod) for pod in pods if pod.deleting}
+        unasked = {uid: notice for uid, notice in notices.items() if uid in alive and uid not in stopping}
+        if over and all(pod.ended for pod in pods):
             rendezvous.drop(job.key)  # its token ends with it
             return
         rendezvous.set_group(
@@ -406,7 +403,7 @@ class Controller:
             job_uid=job.uid,
             alive=alive,
             minimum=job.min,
-            leaving=Leaving(frozenset(told | (terminating & alive.keys())), unasked),
+            leaving=Leaving(frozenset(stopping | (terminating & alive.keys())), unasked),
             rules=GroupRules.of(job, asked=is_asked_for(status)),
         )
 

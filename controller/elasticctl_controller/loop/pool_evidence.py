@@ -12,6 +12,7 @@ from elasticctl.api.goal import PoolStatus
 from elasticctl.api.podtemplate import hardware, node_labels
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
+from elasticctl_controller.core.observed import SeenPools
 
 MOST_KINDS = 1024
 """The most kinds of machines, over all namespaces; beyond that, those that were reported longest ago are forgotten."""
@@ -25,7 +26,7 @@ class PoolEvidence:
         self._seen: dict[_Kind, dict[str, PoolStatus]] = {}
         self._costs: dict[_Kind, tuple[float, ...]] = {}
 
-    def note(self, job: ElasticJob, status: JobStatus) -> None:
+    def record(self, job: ElasticJob, status: JobStatus) -> None:
         """Record what a job has seen, if that is newer than what is known."""
         if job.goal is None or status.plan is None or not status.plan.pools:
             return
@@ -39,20 +40,17 @@ class PoolEvidence:
             self._seen.pop(oldest, None)
             self._costs.pop(oldest, None)
 
-    def of(self, job: ElasticJob) -> tuple[PoolStatus, ...]:
-        """What similar jobs have seen: how often pools came and went, but not what they have now."""
+    def of(self, job: ElasticJob) -> SeenPools:
+        """What similar jobs have seen: how often pools came and went, but not what they have now; and what changes have
+        cost the one that reported last."""
         if job.goal is None:
-            return ()
-        known = self._seen.get(_kind_of(job), {})
-        return tuple(
-            replace(pool, up=True, age_hours=0.0, short=0, short_since=None)
-            for name, pool in known.items()
-            if name in job.goal.spot_pools
+            return SeenPools()
+        kind = _kind_of(job)
+        pools = (pool for name, pool in self._seen.get(kind, {}).items() if name in job.goal.spot_pools)
+        return SeenPools(
+            tuple(replace(pool, up=True, age_hours=0.0, short=0, short_since=None) for pool in pools),
+            self._costs.get(kind, ()),
         )
-
-    def costs(self, job: ElasticJob) -> tuple[float, ...]:
-        """What changes have cost the similar job that reported last, as its plan keeps it; () if none has."""
-        return () if job.goal is None else self._costs.get(_kind_of(job), ())
 
 
 def _at(known: dict[str, PoolStatus], name: str) -> float:

@@ -20,24 +20,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from elasticctl.api.objects import as_text
 from elasticctl.api.status import (
-    Activity,
-    CheckpointStatus,
-    GroupGeneration,
     JobStatus,
-    ProgressStatus,
 )
-from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.worker_tokens import EVERY_S
-from elasticctl_controller.core.interruption_notices import Leaving, Notice
+from elasticctl_controller.core.interruption_notices import Leaving
+from elasticctl_controller.core.observed import GroupView
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections
 from elasticctl_controller.rendezvous.authorization import Authorization
@@ -54,25 +49,6 @@ from elasticctl_controller.rendezvous.requests import (
 from elasticctl_controller.rendezvous.sockets import watch_host
 
 DEFAULT_RULES, STAYING = GroupRules(), Leaving()
-
-
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """What the service knows about a job, for its status.
-
-    `silent`: the uids of workers that are alive but did not join again when the group re-formed. `growth`: why
-    newcomers that are ready are not admitted yet. `activity`: what the group is doing. `usage`: what workers use of
-    their machines. `notices`: what launchers have reported about workers that will have to leave, by uid.
-    """
-
-    progress: ProgressStatus | None = None
-    checkpoint: CheckpointStatus | None = None
-    generations: tuple[GroupGeneration, ...] = ()
-    silent: frozenset[str] = frozenset()
-    growth: str = ""
-    activity: Activity | None = None
-    usage: JobUsage | None = None
-    notices: Mapping[str, Notice] = field(default_factory=dict)
 
 
 def steady_clock() -> Callable[[], float]:

@@ -26,7 +26,6 @@ from elasticctl.api.status import (
     ScalingPhase,
     WorkerStatus,
 )
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import (
     MAX_GENERATIONS,
     NOT_YET_AGAIN,
@@ -36,6 +35,7 @@ from elasticctl_controller.core.history import (
     only_progress_changed,
     steps_redone,
 )
+from elasticctl_controller.core.observed import GroupView
 from tests.support.controller.samples import NOW, a_generation, a_pod, a_running_job, a_step
 
 FIRST = a_generation(1, 3, formed_at=Timestamp(NOW), first_step_at=Timestamp(NOW + 1), resumed_step=0, last_step=57)
@@ -46,7 +46,7 @@ SECOND = a_generation(
 
 def fold(status: JobStatus, **observed: Any) -> JobStatus:
     """One pass of the ledger, and the status as it is read back."""
-    return from_json(JobStatus, to_json(close_recovered(fold_reports(status, Observed(**observed)))))
+    return from_json(JobStatus, to_json(close_recovered(fold_reports(status, GroupView(**observed)))))
 
 
 def test_an_interruption_is_over_at_the_first_step_of_the_next_group():
@@ -103,7 +103,7 @@ def test_a_size_that_a_script_without_reports_has_reached_is_not_superseded():
 
 def test_an_activity_finer_than_what_is_stored_is_not_written_again():
     status = fold(JobStatus(), activity=Activity("first step", Timestamp(NOW + 0.123456789)))
-    assert fold_reports(status, Observed(activity=Activity("first step", Timestamp(NOW + 0.123456789)))) == status
+    assert fold_reports(status, GroupView(activity=Activity("first step", Timestamp(NOW + 0.123456789)))) == status
 
 
 def test_a_loss_seen_after_the_group_formed_again_is_still_closed():
@@ -177,7 +177,7 @@ def test_times_finer_than_what_is_stored_do_not_change_the_status_again():
         "checkpoint": CheckpointStatus(step=1, at=Timestamp(NOW + 0.123456789)),
     }
     status = fold(JobStatus(), **seen)
-    assert close_recovered(fold_reports(status, Observed(**seen))) == status
+    assert close_recovered(fold_reports(status, GroupView(**seen))) == status
 
 
 def test_an_older_checkpoint_does_not_replace_a_newer_one():
@@ -205,7 +205,7 @@ def test_since_when_a_metric_is_no_number_outlives_the_service():
 
 def test_a_group_that_hung_keeps_the_time_of_its_last_step():
     history = TrainingHistory()
-    history.add(GroupGeneration(1))
+    history.add_generation(GroupGeneration(1))
     history.note_step(1, ProgressStatus(step=1), NOW)
     history.note_step(1, ProgressStatus(step=2), NOW + 1)
     history.note_step(1, ProgressStatus(step=2), NOW + 50)
@@ -216,7 +216,7 @@ def test_a_group_that_hung_keeps_the_time_of_its_last_step():
 
 def test_a_group_that_failed_otherwise_trained_until_it_was_stopped():
     history = TrainingHistory()
-    history.add(GroupGeneration(1))
+    history.add_generation(GroupGeneration(1))
     history.note_step(1, ProgressStatus(step=1), NOW)
     history.note_failure(1, RankFailure(error="ValueError: a bug"))
     assert history.newest is not None
@@ -228,7 +228,7 @@ def test_a_group_that_goes_on_from_before_begins_without_it():
     for generation, told in enumerate(
         ({"not_finite": {"loss": NotFinite("NaN", 81)}}, {"metrics": {"loss": 0.5}}, {}), 1
     ):
-        history.add(a_generation(generation, 2))
+        history.add_generation(a_generation(generation, 2))
         history.note_step(generation, ProgressStatus(step=90, **told), NOW)
         assert history.progress is not None
         assert history.progress.not_finite.keys() | history.progress.metrics.keys() == {"loss"}
@@ -326,15 +326,15 @@ def test_a_reason_that_no_longer_applies_leaves_the_status() -> None:
 
 def test_after_a_loss_the_copies_that_training_resumed_from_still_protect_it() -> None:
     history = TrainingHistory()
-    history.add(GroupGeneration(1))
+    history.add_generation(GroupGeneration(1))
     history.note_copied(1, 7, "")
-    history.add(GroupGeneration(2))
+    history.add_generation(GroupGeneration(2))
     history.note_resumed(2, 30, "copies", stays=False)
     assert history.newest is not None
     assert (history.newest.copied_every_steps, history.newest.copies_lack) == (7, NOT_YET_AGAIN)
     history.note_copied(2, 9, "")
     history.note_resumed(2, 30, "copies", stays=True)
     assert (history.newest.copied_every_steps, history.newest.copies_lack) == (9, "")
-    history.add(GroupGeneration(3))
+    history.add_generation(GroupGeneration(3))
     history.note_resumed(3, 20, "storage", stays=False)
     assert history.newest.copied_every_steps is None

@@ -13,11 +13,11 @@ from elasticctl.api.goal import Goal
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, RestartPolicy, WorkerRef, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus, ShareStatus
-from elasticctl_controller.core.actions import DeleteWorker, Observed
+from elasticctl_controller.core.actions import DeleteWorker
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.any_json import JSON
 from tests.support.anything import shaped
-from tests.support.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, stored, told
+from tests.support.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, observe, stored, told
 from tests.support.controller.world import check_decision
 
 times = st.none() | st.integers(-200, 10).map(lambda s: Timestamp(NOW + s))
@@ -67,7 +67,7 @@ def test_the_order_of_pods_makes_no_difference(data, job, first, then, lost):
     kept = data.draw(st.lists(st.sampled_from(first), unique_by=lambda pod: pod.uid)) if first else []
     pods = [*kept, *(pod for pod in then if pod.name not in {other.name for other in kept})]
     shuffled = data.draw(st.permutations(pods))
-    observed, other = Observed(tuple(pods), lost), Observed(tuple(shuffled), lost)
+    observed, other = observe(pods=tuple(pods), lost_nodes=lost), observe(pods=tuple(shuffled), lost_nodes=lost)
     decision = reconcile(job, observed, NOW + 1)
     assert reconcile(job, other, NOW + 1) == decision
     check_decision(job, observed, decision)
@@ -157,7 +157,7 @@ def test_objects_of_any_content_do_not_raise(spec, status, pod):
     pod.setdefault("metadata", {}).update(  # type: ignore[union-attr]
         {"name": "digits-worker-0", "uid": "u", "ownerReferences": [{"uid": JOB_UID, "controller": True}]}
     )
-    job, observed = ElasticJob.from_manifest(manifest), Observed((Pod.from_manifest(pod),))
+    job, observed = ElasticJob.from_manifest(manifest), observe(pods=(Pod.from_manifest(pod),))
     for _ in range(3):
         decision = reconcile(job, observed, NOW)
         assert from_json(JobStatus, to_json(decision.status)) is not None
@@ -175,7 +175,7 @@ def test_a_status_of_any_content_can_be_gone_on_from(status, suspend, share):
     given_ = None if share is None else ShareStatus(share, message="shared")
     newer = GroupGeneration(job.status.generation + 1, ("digits-worker-0",), formed_at=Timestamp(NOW))
     for _ in range(3):
-        decision = reconcile(job, Observed(pods, share=given_, generations=(newer,)), NOW)
+        decision = reconcile(job, observe(pods=pods, share=given_, generations=(newer,)), NOW)
         written = json.loads(json.dumps(to_json(decision.status), allow_nan=False))
         job = replace(job, status=from_json(JobStatus, written))
         assert decision.requeue_s is None or decision.requeue_s >= 0

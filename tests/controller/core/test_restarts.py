@@ -12,9 +12,8 @@ import pytest
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import ElasticJob, PodPhase, Policy, RestartPolicy
 from elasticctl.api.status import Backoff, CheckpointStatus, GroupGeneration, Phase, RankFailure
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.reconcile import reconcile
-from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, told
+from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, observe, told
 
 
 def test_an_application_failure_waits_for_the_backoff():
@@ -113,7 +112,7 @@ def killed_in_a_row(ends: int, signs: Callable[[float], dict[str, Any]] = lambda
     for _ in range(ends):
         how = {"uid": f"uid-{now}", "started_at": Timestamp(now), "finished_at": Timestamp(now + 3), **end}
         now += 3
-        observed = Observed(pods=(a_pod(0), an_end(1, 137, **how), a_pod(2)), **signs(now))
+        observed = observe(pods=(a_pod(0), an_end(1, 137, **how), a_pod(2)), **signs(now))
         job = replace(job, status=reconcile(job, observed, now).status)
         assert job.status.backoff.until is not None
         pauses.append(job.status.backoff.until - now)
@@ -237,7 +236,7 @@ def broken(number: int, at: float, *, verdict: str = "application") -> GroupGene
 
 def a_pass(job: ElasticJob, *generations: GroupGeneration, committed: tuple[int, float] | None = None) -> ElasticJob:
     checkpoint = None if committed is None else CheckpointStatus(step=committed[0], at=Timestamp(committed[1]))
-    observed = Observed(pods=(a_pod(0), a_pod(1), a_pod(2)), generations=generations, checkpoint=checkpoint)
+    observed = observe(pods=(a_pod(0), a_pod(1), a_pod(2)), generations=generations, checkpoint=checkpoint)
     return replace(job, status=reconcile(job, observed, NOW).status)
 
 

@@ -108,12 +108,12 @@ def test_what_events_alone_say_of_a_pod_is_said_of_the_job():
     pods = [a_pod(0), a_pod(1), a_pod(2, PodPhase.PENDING)]
     job, decision = a_step(a_job(), pods, NOW + 1)
     assert (said(job), decision.unexplained and decision.unexplained.name) == (None, "digits-worker-2")
-    job = a_step(job, pods, NOW + 2, told={"uid-2": MOUNT})[0]
+    job = a_step(job, pods, NOW + 2, events={"uid-2": MOUNT})[0]
     words = ("True", "FailedMount", 'digits-worker-2: configmap "conf" not found')
     assert said(job) == words
     job = a_step(job, pods, NOW + 3)[0]
     assert said(job) == words, "a controller that has just started has not asked yet"
-    assert said(a_step(job, pods, NOW + 4, told={"uid-2": None})[0]) == ("False", "AllWorkersStart", "")
+    assert said(a_step(job, pods, NOW + 4, events={"uid-2": None})[0]) == ("False", "AllWorkersStart", "")
 
 
 def test_events_are_asked_about_a_pod_that_takes_long():
@@ -129,7 +129,7 @@ def test_events_are_asked_about_a_pod_that_takes_long():
 def test_what_an_autoscaler_says_stands_beside_the_scheduler():
     pods = [a_pod(0), a_pod(1), pending(2, "Unschedulable", "0/3 nodes are available.")]
     told = {"uid-2": PodWait("NotTriggerScaleUp", "the autoscaler adds no node: max node group size reached")}
-    job = a_step(a_job(), pods, NOW, told=told)[0]
+    job = a_step(a_job(), pods, NOW, events=told)[0]
     whole = "digits-worker-2: 0/3 nodes are available; the autoscaler adds no node: max node group size reached"
     assert said(job) == ("True", "Unschedulable", whole)
     assert said(a_step(job, pods, NOW + 1)[0]) == ("True", "Unschedulable", whole)

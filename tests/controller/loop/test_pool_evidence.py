@@ -10,9 +10,9 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import SPOT, Goal, PlanStatus, PoolStatus
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.goals import plan_workers
 from elasticctl_controller.core.goal.pools import seen_of
+from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
 from elasticctl_controller.loop import pool_evidence
 from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from tests.support.controller.goal_world import GRACE, a_goal_job
@@ -39,21 +39,22 @@ def a_job(**changes: object) -> ElasticJob:
 
 def told(pool: PoolStatus = POOR) -> PoolEvidence:
     found = PoolEvidence()
-    found.note(a_job(), JobStatus(plan=PlanStatus(pools=(pool,))))
+    found.record(a_job(), JobStatus(plan=PlanStatus(pools=(pool,))))
     return found
 
 
 def plan_of(job: ElasticJob, observed: Observed) -> PlanStatus:
-    _, _, plan = plan_workers(job, observed, job.status, NOW)
+    assert job.goal is not None
+    _, _, plan = plan_workers(job, job.goal, observed, WorkerMoves(), job.status, NOW)
     assert plan is not None
     return plan
 
 
 def test_a_new_job_begins_with_what_others_have_seen_but_asks_for_machines_itself() -> None:
-    (pool,) = told().of(a_job(uid="another"))
+    (pool,) = told().of(a_job(uid="another")).pools
     assert (pool.up, pool.age_hours, pool.short, pool.short_since) == (True, 0.0, 0, None)
     assert (pool.up_hours, pool.up_ends, pool.away_hours) == (POOR.up_hours, POOR.up_ends, POOR.away_hours)
-    plan = plan_of(a_job(), Observed(evidence=(pool,)))
+    plan = plan_of(a_job(), Observed(seen_pools=SeenPools((pool,))))
     assert seen_of(plan.pools[0]).leaves > 1.5
     fresh = plan_of(a_job(), Observed())
     assert seen_of(fresh.pools[0]).leaves == 1.0
@@ -62,7 +63,7 @@ def test_a_new_job_begins_with_what_others_have_seen_but_asks_for_machines_itsel
 def test_what_a_job_has_seen_itself_counts_more() -> None:
     own = replace(POOR, up_ends=(0.0, 0.0, 0.0), up=True, short_since=None, at=Timestamp(NOW))
     job = a_job(status=JobStatus(plan=PlanStatus(pools=(own,))))
-    plan = plan_of(job, Observed(evidence=told().of(job)))
+    plan = plan_of(job, Observed(seen_pools=told().of(job)))
     assert sum(plan.pools[0].up_ends) == 0
 
 
@@ -70,8 +71,8 @@ def test_the_newest_is_kept() -> None:
     found = told()
     for at, ends in ((NOW, 5.0), (NOW - 600, 7.0)):
         pool = replace(POOR, at=Timestamp(at), up_ends=(ends, 0.0, 0.0))
-        found.note(a_job(), JobStatus(plan=PlanStatus(pools=(pool,))))
-    assert found.of(a_job())[0].up_ends == (5.0, 0.0, 0.0)
+        found.record(a_job(), JobStatus(plan=PlanStatus(pools=(pool,))))
+    assert found.of(a_job()).pools[0].up_ends == (5.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -84,30 +85,30 @@ def test_the_newest_is_kept() -> None:
     ],
 )
 def test_other_namespaces_machines_and_pools_say_nothing(changes: dict[str, object]) -> None:
-    assert told().of(a_job(**changes)) == ()
+    assert told().of(a_job(**changes)).pools == ()
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_evidence, "MOST_KINDS", 2)
     found = PoolEvidence()
     for namespace in "abc":
-        found.note(a_job(namespace=namespace), JobStatus(plan=PlanStatus(pools=(POOR,))))
-    assert [len(found.of(a_job(namespace=namespace))) for namespace in "abc"] == [0, 1, 1]
+        found.record(a_job(namespace=namespace), JobStatus(plan=PlanStatus(pools=(POOR,))))
+    assert [len(found.of(a_job(namespace=namespace)).pools) for namespace in "abc"] == [0, 1, 1]
 
 
 def test_what_changes_cost_others_is_what_a_new_job_begins_with() -> None:
     found, costs = told(), (20.0, 2.0, 9.0, 30.0)
-    assert found.costs(a_job()) == ()
-    found.note(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=(180.0, 10.0, 30.0, 300.0))))
-    assert found.costs(a_job()) == ()  # guessed
-    found.note(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=costs, measured=True)))
-    assert found.costs(a_job()) == costs
-    assert found.costs(a_job(namespace="another")) == found.costs(a_job(goal=None)) == ()
-    plan = plan_of(a_job(), Observed(costs=costs))
+    assert found.of(a_job()).costs == ()
+    found.record(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=(180.0, 10.0, 30.0, 300.0))))
+    assert found.of(a_job()).costs == ()  # guessed
+    found.record(a_job(), JobStatus(plan=PlanStatus(pools=(POOR,), costs=costs, measured=True)))
+    assert found.of(a_job()).costs == costs
+    assert found.of(a_job(namespace="another")).costs == found.of(a_job(goal=None)).costs == ()
+    plan = plan_of(a_job(), Observed(seen_pools=SeenPools(costs=costs)))
     assert plan.costs == costs
 
 
 @pytest.mark.parametrize("costs", [(1.0,), (0.0, 1.0, 1.0, 1.0), (float("nan"), 1.0, 1.0, 1.0)])
 def test_costs_that_are_none_are_not_believed(costs: tuple[float, ...]) -> None:
-    plan = plan_of(a_job(), Observed(costs=costs))
+    plan = plan_of(a_job(), Observed(seen_pools=SeenPools(costs=costs)))
     assert plan.costs == (180.0, 10.0, 30.0, 300.0)

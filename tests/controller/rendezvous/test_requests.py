@@ -15,11 +15,11 @@ from elasticctl.api.codec import from_json, to_json
 from elasticctl.api.observed.hang_description import describe_hang
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.group.members import Members
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.reports import RankReports
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
+from elasticctl_controller.core.observed import GroupView
 from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
 from tests.support.anything import HUGE, JSON
 
@@ -32,7 +32,7 @@ def told(*messages: Any) -> JobStatus:
     for message in messages:
         note_report(group, message, NOW)
     known = group.history
-    seen = Observed(progress=known.progress, checkpoint=known.checkpoint, generations=tuple(known.generations))
+    seen = GroupView(progress=known.progress, checkpoint=known.checkpoint, generations=tuple(known.generations))
     return fold_reports(JobStatus(), seen)
 
 

@@ -15,7 +15,8 @@ from elasticctl.api.goal import ON_DEMAND, Goal, Prices
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, Sharing, worker_name
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, ProgressStatus
-from elasticctl_controller.core.actions import CreateWorker, DeleteWorker, Observed
+from elasticctl_controller.core.actions import CreateWorker, DeleteWorker
+from elasticctl_controller.core.observed import ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.controller.samples import JOB_UID, NOW, stored
 
@@ -178,20 +179,17 @@ class GoalWorld:
         progress = ProgressStatus(Timestamp(self.trained_at), int(self.done), self.steps)
         commits = CheckpointStatus(int(self.committed), Timestamp(self.saved_at), committed=max(1, self.made))
         trained = any(group.first_step_at for group in self.groups)
-        observed = Observed(
-            tuple(one.pod for one in self.machines.values()),
-            progress=progress if trained else None,
-            checkpoint=commits if trained else None,
-            generations=tuple(self.groups[-20:]),
+        group = GroupView(
+            progress if trained else None, commits if trained else None, generations=tuple(self.groups[-20:])
         )
         for _ in range(3):  # what is stored first, and done in the pass after it
+            observed = Observed(ClusterView(tuple(one.pod for one in self.machines.values())), group)
             before, decision = self.job, reconcile(self.job, observed, self.now)
             if decision.status != before.status:
                 self.job = stored(before, decision.status)
             if self.job == before and not decision.actions:
                 break
             self._act(decision.actions)
-            observed = replace(observed, pods=tuple(one.pod for one in self.machines.values()))
         self.pass_at = self.now + (math.inf if decision.requeue_s is None else max(1.0, decision.requeue_s))
 
     def _act(self, actions: Sequence[object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,8 @@ from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus
-from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteWorker, Observed
+from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteWorker
+from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import reconcile
 
 NOW = 1_000_000.0
@@ -67,9 +69,23 @@ def stored(job: ElasticJob, status: JobStatus) -> ElasticJob:
     return replace(job, status=from_json(JobStatus, to_json(status)))
 
 
+SOURCES = {"cluster": ClusterView, "group": GroupView, "allotment": Allotment}
+
+
+def observe(**fields: Any) -> Observed:
+    """What is observed of a job, with each of these fields at its source; a job that is not shared has no `share`."""
+    sources = {name: cls for name, cls in SOURCES.items() if name != "allotment" or "share" in fields}
+    parts = {
+        name: cls(**{each.name: fields.pop(each.name) for each in dataclasses.fields(cls) if each.name in fields})  # type: ignore[arg-type]
+        for name, cls in sources.items()
+    }
+    assert not fields, f"no source has {fields}"
+    return Observed(**parts)
+
+
 def a_step(job: ElasticJob, pods: list[Pod], now: float = NOW, **observed: Any) -> tuple[ElasticJob, Decision]:
     """One pass: the job as stored after it, and what was decided."""
-    decision = reconcile(job, Observed(pods=tuple(pods), **observed), now)
+    decision = reconcile(job, observe(pods=tuple(pods), **observed), now)
     return stored(job, decision.status), decision
 
 

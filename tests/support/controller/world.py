@@ -14,8 +14,9 @@ from elasticctl.api.codec import Timestamp, from_json, from_rfc3339, to_json, to
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, ShareStatus, WorkerStatus
-from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker
 from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
 
@@ -97,14 +98,9 @@ class World:
         """Observe through the caches, decide, write, act; with faults."""
         faults = faults or Faults()
         job: ElasticJob = self.jobs.cached
-        observed = Observed(
-            pods=tuple(self.pods.cached.values()),
-            lost_nodes=self.nodes.cached,
-            silent=self.silent,
-            share=self.share,
-            leave=self.unwanted,
-            notices=self._notices(),
-        )
+        allotment = None if self.share is None else Allotment(self.share, self.unwanted)
+        cluster = ClusterView(tuple(self.pods.cached.values()), self.nodes.cached, notices=self._notices())
+        observed = Observed(cluster, GroupView(silent=self.silent), allotment)
         decision = reconcile(job, observed, self.now)
         check_decision(job, observed, decision)
         if self.job_deleted:
@@ -272,12 +268,12 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     """What holds of every single decision, however stale its view."""
     creates = [worker_name(job.name, a.index) for a in decision.actions if isinstance(a, CreateWorker)]
     deletes = [a.name for a in decision.actions if isinstance(a, DeleteWorker)]
-    names = {pod.name for pod in observed.pods}
-    ours = own_pods(job, observed.pods).values()
+    names = {pod.name for pod in observed.cluster.pods}
+    ours = own_pods(job, observed.cluster.pods).values()
     wanted = {a.pool for a in decision.actions if isinstance(a, CreateWorker)}
     has_pools = job.goal is not None or job.pools is not None
     staying = [pod for pod in ours if not has_pools or not wanted or pod.pool in wanted]  # the others make room
-    live = sum(not pod.ended and not pod.deleting and pod.uid not in observed.notices for pod in staying)
+    live = sum(not pod.ended and not pod.deleting and pod.uid not in observed.cluster.notices for pod in staying)
     assert len({*creates, *deletes}) == len(creates) + len(deletes), "one index twice in a pass"
     assert not names & {*creates}
     assert not creates or live + len(creates) <= job.max

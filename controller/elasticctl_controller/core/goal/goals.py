@@ -23,7 +23,6 @@ from elasticctl.planning.on_demand_fallback import least_usd
 from elasticctl.planning.scaling_curve import Point, ScalingCurve
 from elasticctl.planning.situation import ON_DEMAND as PLANNED_ON_DEMAND
 from elasticctl.planning.situation import Choice, HeldWorkers, Situation, SizeReason, Speeds, SpotPool
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.pools import (
     Present,
     costs_as_kept,
@@ -37,6 +36,7 @@ from elasticctl_controller.core.goal.pools import (
     present_workers,
 )
 from elasticctl_controller.core.manifests import grace_s
+from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
 from elasticctl_controller.core.restarts import BY_PLAN
 
 MAX_STEPS = 20
@@ -83,26 +83,26 @@ class _Work:
 
 
 def plan_workers(
-    job: ElasticJob, observed: Observed, reported: JobStatus, now: float
-) -> tuple[ElasticJob, Observed, PlanStatus | None]:
-    """Return the job with as many workers as its plan wants, what was observed with the pools of new workers and the
-    workers that leave, and the plan.
+    job: ElasticJob, goal: Goal, observed: Observed, moves: WorkerMoves, reported: JobStatus, now: float
+) -> tuple[ElasticJob, WorkerMoves, PlanStatus | None]:
+    """Return the job with as many workers as its plan wants, `moves` with the pools of new workers and the workers that
+    leave, and the plan.
 
     `reported` is the job's status with what its group has reported since. The plan stays as it is stored while nothing
-    has changed and it is not due. A job without a goal has none; a job that is over or suspended keeps its last one.
+    has changed and it is not due. A job that is over or suspended keeps its last one.
     """
     plan = job.status.plan
-    if job.goal is None or job.max < 1 or job.status.phase.terminal or job.suspend or job.cancel or job.held:
-        return job, observed, plan if job.goal is not None else None
+    if job.max < 1 or job.status.phase.terminal or job.suspend or job.cancel or job.held:
+        return job, moves, plan
     present = present_workers(job, observed, reported, now)
-    known = _look(job, job.goal, reported, present, now, observed)
+    known = _know(job, goal, reported, present, now, observed.seen_pools)
     due = plan is None or plan.again_at is None or now >= plan.again_at or plan.at is None or now < plan.at
     if plan is None or due or plan.basis != known.basis:
-        plan = _decide(job, job.goal, known, now)
-    return *_apply(job, observed, plan, present), plan
+        plan = _decide(job, goal, known, now)
+    return *_apply(job, moves, plan, present), plan
 
 
-def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Present) -> tuple[ElasticJob, Observed]:
+def _apply(job: ElasticJob, moves: WorkerMoves, plan: PlanStatus, present: Present) -> tuple[ElasticJob, WorkerMoves]:
     """Carry out the plan. A pool is left once the new workers are ready; until then the job has both (make before
     break).
     """
@@ -117,17 +117,17 @@ def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Prese
     leave = frozenset(pod.uid for pod in surplus) - {pod.uid for pod in stay}
     wanted = plan.workers + len(stay)
     job = replace(job, desired=wanted, max=max(job.max, wanted), scaled_by=BY_PLAN)
-    return job, replace(observed, moves=observed.moves | leave, pools=missing)
+    return job, replace(moves, moves=moves.moves | leave, pools=missing)
 
 
-def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now: float, observed: Observed) -> _Known:
+def _know(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now: float, seen: SeenPools) -> _Known:
     """All that is known about a job, in the policy's terms."""
     plan = job.status.plan
-    kept, others = (kept_costs(costs) for costs in (plan.costs if plan else (), observed.costs))
+    kept, others = (kept_costs(costs) for costs in (plan.costs if plan else (), seen.costs))
     costs = measured_costs(status, present, kept or others, float(grace_s(job)))
     time_left_s = None if goal.finish_by is None else min(goal.finish_by - now, LONGEST_S)
     patience_s = min(2 * costs.start_s, LONGEST_WAIT_S, time_left_s / 20 if time_left_s is not None else math.inf)
-    pools = look_at_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now, observed.evidence)
+    pools = look_at_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now, seen.pools)
     prices = prices_of(job)
     dear, cheap = (prices.on_demand, prices.spot) if prices is not None else (1.0, 0.3)
     spent = None if prices is None else spent_usd(worker_seconds(replace(job, status=status), now), prices)

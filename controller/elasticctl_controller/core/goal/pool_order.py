@@ -22,7 +22,6 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.planning.choose_workers import HOLD_H
 from elasticctl.planning.situation import Costs
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.goal.pools import (
     Present,
     has_stepped,
@@ -32,6 +31,7 @@ from elasticctl_controller.core.goal.pools import (
     present_workers,
 )
 from elasticctl_controller.core.manifests import grace_s
+from elasticctl_controller.core.observed import Observed, WorkerMoves
 
 PREFERENCE = 0.1
 """If prices show no saving, a better place in the order is assumed to be worth this share of a machine's price."""
@@ -58,6 +58,7 @@ class _View:
     pools: Mapping[str, str]
     placed: tuple[Pod, ...]
     waiting: tuple[Pod, ...]
+    is_shared: bool
     now: float
 
     def rank(self, pod: Pod) -> int:
@@ -84,15 +85,17 @@ class _View:
         return replace(self, placed=placed, waiting=waiting)
 
 
-def _look(job: ElasticJob, order: PoolOrder, observed: Observed, reported: JobStatus, now: float) -> _View:
+def _view(job: ElasticJob, order: PoolOrder, observed: Observed, reported: JobStatus, now: float) -> _View:
     present = present_workers(job, observed, reported, now)
     allowed = tuple(name for name in order.order if not job.node_types or type_of(name) in ("", *job.node_types))
     names = allowed or order.order
     pools = {pod.uid: pool for pool, pods in present.pods.items() for pod in pods}
-    staying = [pod for pod in present.all() if pod.uid not in observed.notices]
+    staying = [pod for pod in present.all() if pod.uid not in observed.cluster.notices]
     staying.sort(key=lambda p: (-_rank(names, pools[p.uid]), p.uid in present.ready, -(p.index or 0), p.uid))
     waiting = tuple(pod for pod in staying if not is_placed(pod))
-    return _View(job, order, names, reported, present, pools, tuple(placed(staying)), waiting, now)
+    return _View(
+        job, order, names, reported, present, pools, tuple(placed(staying)), waiting, observed.share is not None, now
+    )
 
 
 def _rank(names: Sequence[str], pool: str) -> int:
@@ -100,37 +103,37 @@ def _rank(names: Sequence[str], pool: str) -> int:
 
 
 def follow_order(
-    job: ElasticJob, observed: Observed, reported: JobStatus, now: float
-) -> tuple[Observed, PoolsStatus | None]:
-    """Return what was observed, with the pool of new workers and the workers that stop waiting or make room, and the
-    status of the pools.
+    job: ElasticJob, order: PoolOrder, observed: Observed, moves: WorkerMoves, reported: JobStatus, now: float
+) -> tuple[WorkerMoves, PoolsStatus | None]:
+    """Return `moves` with the pool of new workers and the workers that stop waiting or make room, and the status of the
+    pools.
 
     `reported` is the job's status with what its group has reported since. A job that is over or suspended starts again
     with the first pool.
     """
-    order, phase = job.pools, job.status.phase
-    if order is None or phase.terminal or job.suspend or job.cancel or job.held or job.over_limit or not job.desired:
-        return observed, None
-    view = _look(job, order, observed, reported, now)
+    phase = job.status.phase
+    if phase.terminal or job.suspend or job.cancel or job.held or job.over_limit or not job.desired:
+        return moves, None
+    view = _view(job, order, observed, reported, now)
     before = job.status.pools or PoolsStatus()
     short = {one.name: one.short_since for one in before.seen if one.short_since is not None}
     short = {name: since for name, since in short.items() if name in view.names} | _given_up(view)
     trying = before.trying if before.pool in view.names else None
     if trying is not None:
-        return _go_on_trying(view, observed, before.pool, trying, short)
-    if view.waiting or view.missing or observed.notices:
-        return _ask(view, observed, _next_pool(view, before.pool, short), short)
-    back_to, stays = _way_back(view, observed)
+        return _go_on_trying(view, moves, before.pool, trying, short)
+    if view.waiting or view.missing or observed.cluster.notices:
+        return _ask(view, moves, _next_pool(view, before.pool, short), short)
+    back_to, stays = _way_back(view)
     if back_to and not stays and view.is_ready and phase is Phase.RUNNING:
         due = [name for name in view.names if view.worse(name) and not _is_short(view, short, name)]
         if due:
-            return _go_on_trying(view, observed, due[0], _stamp(now), _without(short, due[0]))
-    return _ask(view, observed, _next_pool(view, "", short), short, back_to, stays)
+            return _go_on_trying(view, moves, due[0], _stamp(now), _without(short, due[0]))
+    return _ask(view, moves, _next_pool(view, "", short), short, back_to, stays)
 
 
 def _go_on_trying(
-    view: _View, observed: Observed, pool: str, trying: Timestamp, short: dict[str, Timestamp]
-) -> tuple[Observed, PoolsStatus]:
+    view: _View, moves: WorkerMoves, pool: str, trying: Timestamp, short: dict[str, Timestamp]
+) -> tuple[WorkerMoves, PoolsStatus]:
     """Replacements ask in a better pool. The workers in the worst pools keep training until those are ready, and leave
     then.
     """
@@ -140,39 +143,39 @@ def _go_on_trying(
     until = _stamp(trying + view.order.wait_seconds)
     if view.now >= until and not all_came and pool not in short:
         short = {**short, pool: _stamp(view.now)}  # some could not even be created
-    asks = pool not in short and (more > 0 or not _way_back(view, observed)[1])
+    asks = pool not in short and (more > 0 or not _way_back(view)[1])
     if (all_came or not asks) and view.is_ready and has_stepped(view.status):
-        observed = _move(observed, [*view.placed[: max(0, more)], *view.waiting])
-        view = view.without(observed.moves)
-        return _ask(view, observed, _next_pool(view, "", short), short, *_way_back(view, observed))
-    told = worse if asks else worse[: max(0, more)]
+        moves = _move(moves, [*view.placed[: max(0, more)], *view.waiting])
+        view = view.without(moves.moves)
+        return _ask(view, moves, _next_pool(view, "", short), short, *_way_back(view))
+    making_room = worse if asks else worse[: max(0, more)]
     if not asks:
-        observed = _move(observed, view.waiting)
-    observed = replace(observed, moves_to={pod.uid: pool for pod in told}, pools=_for_all(view, pool))
-    return observed, replace(_asking(view, pool, short), trying=trying, then="", then_at=until if asks else None)
+        moves = _move(moves, view.waiting)
+    moves = replace(moves, moves_to={pod.uid: pool for pod in making_room}, pools=_for_all(view, pool))
+    return moves, replace(_asking(view, pool, short), trying=trying, then="", then_at=until if asks else None)
 
 
 def _ask(
     view: _View,
-    observed: Observed,
+    moves: WorkerMoves,
     pool: str,
     short: dict[str, Timestamp],
     back_to: str = "",
     stays: str = "",
-) -> tuple[Observed, PoolsStatus]:
+) -> tuple[WorkerMoves, PoolsStatus]:
     """Workers without a machine ask in this pool; those that wait in another pool are given up there."""
     astray = [pod for pod in view.waiting if view.pools[pod.uid] != pool]
     if view.waiting or view.missing:
         short = _without(short, pool)
     surplus = max(0, len(view.waiting) + len(view.placed) - view.job.desired)
-    observed = _move(observed, astray)
-    leave = observed.leave | {pod.uid for pod in (*view.waiting, *view.placed)[:surplus]}
+    moves = _move(moves, astray)
+    leave = moves.leave | {pod.uid for pod in (*view.waiting, *view.placed)[:surplus]}
     status = _asking(view, pool, short)
     if back_to:
         at_s = min(_tried_again_at(view, short, name) for name in view.names if view.worse(name))
         back_at = None if stays or at_s <= view.now else _stamp(at_s)
         status = replace(status, back_to=back_to, stays=stays, back_at=back_at)
-    return replace(observed, leave=leave, pools=_for_all(view, pool)), status
+    return replace(moves, leave=leave, pools=_for_all(view, pool)), status
 
 
 def _asking(view: _View, pool: str, short: dict[str, Timestamp]) -> PoolsStatus:
@@ -214,12 +217,12 @@ def _tried_again_at(view: _View, short: dict[str, Timestamp], pool: str) -> floa
     return view.now if since is None else since + view.order.retry_seconds
 
 
-def _way_back(view: _View, observed: Observed) -> tuple[str, str]:
+def _way_back(view: _View) -> tuple[str, str]:
     """A pool that is better than that of some workers, and why they stay where they are, if they do."""
     better = next((name for name in view.names if view.worse(name)), "")
     if not better:
         return "", ""
-    if observed.share is not None:
+    if view.is_shared:
         return better, SHARED
     if view.job.rdzv_endpoint:
         return better, OWN_RENDEZVOUS
@@ -243,8 +246,8 @@ def _pays(view: _View, pool: str) -> bool:
     return saved > paid
 
 
-def _move(observed: Observed, pods: Iterable[Pod]) -> Observed:
-    return replace(observed, moves=observed.moves | {pod.uid for pod in pods})
+def _move(moves: WorkerMoves, pods: Iterable[Pod]) -> WorkerMoves:
+    return replace(moves, moves=moves.moves | {pod.uid for pod in pods})
 
 
 def _for_all(view: _View, pool: str) -> tuple[str, ...]:

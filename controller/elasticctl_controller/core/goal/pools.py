@@ -20,8 +20,8 @@ from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus
 from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.situation import AGES_H, Costs, Market
-from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.causes import is_lost
+from elasticctl_controller.core.observed import Observed
 from elasticctl_controller.core.workers import own_pods
 
 RETRY_S, RETRIES = 900.0, 2.5
@@ -51,12 +51,13 @@ class Present:
 def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now: float) -> Present:
     """The pods that run or wait, without those that are ending, lost or marked for removal."""
     known = {worker.uid: worker for worker in job.status.workers}
+    silent, lost_nodes = observed.group.silent, observed.cluster.lost_nodes
     found: dict[str, list[Pod]] = {}
     ready = set()
-    for uid, pod in own_pods(job, observed.pods).items():
+    for uid, pod in own_pods(job, observed.cluster.pods).items():
         worker = known.get(uid)
         gone = worker is not None and (worker.removal or worker.cause is not None)
-        if gone or pod.ended or pod.deleting or uid in observed.silent or is_lost(pod, observed.lost_nodes):
+        if gone or pod.ended or pod.deleting or uid in silent or is_lost(pod, lost_nodes):
             continue
         found.setdefault(_pool_of(job, pod), []).append(pod)
         if pod.phase is PodPhase.RUNNING and (
