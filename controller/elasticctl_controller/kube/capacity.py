@@ -53,8 +53,8 @@ class KubeCapacity:
         self._holders = ObjectStore(prune_holder, keep=lambda pod: pod["gpus"] > 0)
         self.reflectors = (Reflector(api, OTHER_PODS, self._holders),)
 
-    def start(self, on_change: Callable[[], None]) -> None:
-        """Start to watch other pods; call `on_change` whenever the division of capacity may change."""
+    def subscribe(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` whenever the division of capacity may change."""
 
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
             if old is None or new is None or _without_progress(old) != _without_progress(new):
@@ -69,6 +69,9 @@ class KubeCapacity:
         self._quotas.store.subscribe(lambda old, new: on_change())
         self._holders.subscribe(lambda old, new: on_change())
         self._workload.pods.cache.subscribe(pod_changed)
+
+    def start(self) -> None:
+        """Start to watch other pods."""
         for reflector in self.reflectors:
             reflector.start()
 
@@ -76,6 +79,11 @@ class KubeCapacity:
         """Stop the watches."""
         for reflector in self.reflectors:
             reflector.stop()
+
+    @property
+    def alive(self) -> bool:
+        """True from `start` to `stop`, unless a watch's thread has died, which is an error."""
+        return all(reflector.alive for reflector in self.reflectors)
 
     def all_jobs(self) -> Iterator[Manifest]:
         """Return every job, one at a time: they may be large."""

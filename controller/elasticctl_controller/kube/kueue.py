@@ -91,11 +91,19 @@ class KueueObjects:
         """`GROUP/VERSION` of Kueue's objects."""
         return f"{KUEUE}/{self._version}"
 
+    def start(self) -> None:
+        """Start nothing: the watches start once a job names a queue."""
+
     def stop(self) -> None:
         """Stop the watches, if there are any."""
         with self._lock:
             for reflector in self.reflectors:
                 reflector.stop()
+
+    @property
+    def alive(self) -> bool:
+        """False once the thread of a watch has died, which is an error."""
+        return all(reflector.alive for reflector in self.reflectors)
 
     def workload(self, namespace: str, name: str) -> Manifest | None:
         """Return the Workload of a job; None when there is none."""

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -87,8 +87,25 @@ GroupBuilder = Callable[[ElasticJob, list[Manifest]], Manifest | None]
 log = logging.getLogger(__name__)
 
 
+class Part(Protocol):
+    """A part of the process with threads of its own. One that was never started can be stopped."""
+
+    def start(self) -> None:
+        """Start the threads."""
+
+    def stop(self) -> None:
+        """End the threads."""
+
+    @property
+    def alive(self) -> bool:
+        """True from `start` to `stop`, unless a thread has died, which is an error."""
+
+
 class Manager:
-    """The parts that run in the process, and the order in which they start and stop."""
+    """The parts that run in the process. They start in the order of `_parts`, and stop in reverse.
+
+    All replicas watch. The parts that act start once this replica leads.
+    """
 
     def __init__(self, flags: Flags, connection: Connection, key: bytes) -> None:
         self._flags, self._connection = flags, connection
@@ -122,6 +139,7 @@ class Manager:
         self._limits = ProjectLimits(self._quotas.of, self._spending.today)
         self._capacity = KubeCapacity(api, self._workload, self._quotas) if flags.sharing else None
         self._allocator = self._build_allocator(self._capacity) if self._capacity is not None else None
+        self._quotas.subscribe(self._limits_changed)
         self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key), namespace=flags.watch_namespace)
         self._controller = Controller(
             self._noticing,
@@ -133,8 +151,9 @@ class Manager:
         )
         self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
         self._metrics.register_gauges(self._workload.jobs.items, self._queue.__len__, self._election.holds)
+        self._watching, self._acting = self._list_watching_parts(), self._list_acting_parts()
         self._ending, self._leads = asyncio.Event(), asyncio.Event()
-        self._acting = False
+        self._acts = False
         self._listeners: list[Listener] = []
         self._loop = asyncio.get_running_loop()
         explain_exhaustion(self._loop)
@@ -153,12 +172,36 @@ class Manager:
 
     def _build_allocator(self, capacity: KubeCapacity) -> Allocator:
         settings = SharingSettings(True, SharingRules(), self._flags.capacity)
-        return Allocator(
+        allocator = Allocator(
             capacity,
             lambda: settings,
             lambda key: self._controller.enqueue(key),
             restrict=self._limits.restrict,
         )
+        capacity.subscribe(allocator.wake)
+        return allocator
+
+    def _list_watching_parts(self) -> dict[str, Part]:
+        """The election, so that the Lease is released last: the next leader must not find another replica that still
+        acts. Then what watches the cluster."""
+        parts: dict[str, Part | None] = {
+            "election": self._election,
+            "workload": self._workload,
+            "quotas": self._quotas if self._flags.has(Feature.LIMITS) else None,
+            "capacity": self._capacity,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _list_acting_parts(self) -> dict[str, Part]:
+        parts: dict[str, Part | None] = {
+            "sharing": self._allocator,
+            "spending": self._spending,
+            "kueue": self._kueue,
+            "notifications": self._outbox,
+            "waiting jobs": self._noticing,
+            "loop": self._controller,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     async def run(self) -> None:
         """Watch, and lead once elected, until SIGTERM or SIGINT. Raises ElasticctlError if that is impossible."""
@@ -166,12 +209,8 @@ class Manager:
             self._loop.add_signal_handler(number, self._ending.set)
         await self._serve({"/healthz": self._healthz, "/readyz": self._readyz}, self._flags.health_port)
         await self._serve({"/metrics": self._metrics_page}, self._flags.metrics_port)
-        self._workload.start()
-        if self._flags.has(Feature.LIMITS):
-            self._quotas.start(self._limits_changed)
-        if self._capacity is not None and self._allocator is not None:
-            self._capacity.start(self._allocator.wake)
-        self._election.start()
+        for part in self._watching.values():
+            part.start()
         log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
         leading = asyncio.create_task(self._lead())
         ending = asyncio.create_task(self._ending.wait())
@@ -191,36 +230,19 @@ class Manager:
         await self._leads.wait()
         while not self._synced():
             await asyncio.sleep(SYNC_POLL_S)
-        if self._allocator is not None:
-            self._allocator.start()
-        self._spending.start()
-        self._outbox.start()
-        self._noticing.start()
-        self._controller.start()
-        self._acting = True
+        for part in self._acting.values():
+            part.start()
+        self._acts = True
         await self._open_rendezvous()
         if self._label is not None:
             await self._label.claim()
         await asyncio.Event().wait()
 
     def _stop_all(self) -> None:
-        # The Lease last: the next leader must not find another replica that still acts.
-        if self._acting:
-            if self._allocator is not None:
-                self._allocator.stop()
-            self._spending.stop()
-            self._controller.stop()
-        self._kueue.stop()
-        self._noticing.stop()
-        self._outbox.stop()
-        if self._capacity is not None:
-            self._capacity.stop()
-        if self._flags.has(Feature.LIMITS):
-            self._quotas.reflector.stop()
-        self._workload.stop()
-        if self._label is not None and self._election.holds():
-            self._label.remove()
-        self._election.stop()
+        for part in reversed([*self._watching.values(), *self._acting.values()]):
+            if part is self._election and self._label is not None and self._election.holds():
+                self._label.remove()
+            part.stop()
         self._connection.close()
 
     def _finisher(self, job: ElasticJob, pods: list[Manifest]) -> Callable[[Manifest], Manifest]:
@@ -242,9 +264,8 @@ class Manager:
             self._allocator.wake()
 
     def _reflectors(self) -> list[Reflector]:
-        more = self._capacity.reflectors if self._capacity is not None else ()
-        quotas = [self._quotas.reflector] if self._flags.has(Feature.LIMITS) else []
-        return [*self._workload.reflectors, *quotas, *more]
+        watches = (self._workload, self._quotas if self._flags.has(Feature.LIMITS) else None, self._capacity)
+        return [reflector for part in watches if part is not None for reflector in part.reflectors]
 
     def _synced(self) -> bool:
         return all(reflector.wait_synced(0) for reflector in self._reflectors())
@@ -288,12 +309,8 @@ class Manager:
 
     def _healthz(self) -> bytes:
         """Whether all threads are alive: a cluster that is unreachable for a while is no reason for a restart."""
-        parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
-        watches = [*self._reflectors(), *self._kueue.reflectors]
-        parts |= {"watches": all(reflector.alive for reflector in watches)}
-        parts |= {"nodes": self._workload.alive, "spending": self._spending.alive or not self._acting}
-        parts |= {"sharing": self._allocator is None or self._allocator.alive or not self._acting}
-        dead = [name for name, alive in parts.items() if not alive]
+        parts = self._watching | (self._acting if self._acts else {})
+        dead = [name for name, part in parts.items() if not part.alive]
         said = f"dead: {', '.join(dead)}\n" if dead else "ok\n"
         return response(500 if dead else 200, "text/plain", said.encode())
 

@@ -105,8 +105,8 @@ class KubeWorkload:
 
     @property
     def alive(self) -> bool:
-        """True from `start` to `stop`, unless the thread that follows nodes has died, which is a bug."""
-        return self._node_thread.is_alive()
+        """True from `start` to `stop`, unless a thread that watches or follows nodes has died, which is an error."""
+        return self._node_thread.is_alive() and all(reflector.alive for reflector in self.reflectors)
 
     def wait_synced(self, timeout_s: float | None = None) -> bool:
         """Wait until everything has been listed once; True once it has."""

@@ -96,6 +96,11 @@ class Outbox:
         """Start to send."""
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """True between `start` and `stop`; False if the thread has died, which is an error."""
+        return self._thread.is_alive()
+
     def put(self, destination: Destination, item: Notification) -> None:
         """Queue a notification; returns at once, and raises nothing."""
         with self._lock:

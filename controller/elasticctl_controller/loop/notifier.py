@@ -71,6 +71,11 @@ class NotifyingWorkload:
             self._thread.join()
 
     @property
+    def alive(self) -> bool:
+        """True between `start` and `stop`; False if the thread has died, which is an error."""
+        return self._thread.is_alive()
+
+    @property
     def rendezvous_endpoint(self) -> str:
         return self._inner.rendezvous_endpoint
 

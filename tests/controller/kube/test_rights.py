@@ -106,9 +106,10 @@ def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
     floor = KubeCapacity(api, bench.workload, quotas)
     spending = Spending(api, quotas, bench.workload, lambda project: None)
     bench.begin()
-    quotas.start(lambda project: None)
-    floor.start(lambda: None)
-    wait_until(lambda: all(reflector.wait_synced(0) for reflector in (quotas.reflector, *floor.reflectors)))
+    quotas.start()
+    floor.subscribe(lambda: None)
+    floor.start()
+    wait_until(lambda: all(reflector.wait_synced(0) for reflector in (quotas.reflectors[0], *floor.reflectors)))
     try:
         a_life(bench, api)
         quota = {"metadata": {"name": "default"}, "spec": {"allowed": {"usdPerDay": 5}}}
@@ -119,7 +120,7 @@ def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
             kube_webhook_urls(api)(Destination("default", "secret:slack"))
     finally:
         floor.stop()
-        quotas.reflector.stop()
+        quotas.stop()
         bench.workload.stop()
     taken = {right for request in list(control.requests) if (right := asked(request)) is not None}
     assert taken <= allowed(), sorted(taken - allowed())

@@ -76,8 +76,9 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
     told: list[int] = []
     workload, quotas, floor = floor_of(control)
     workload.start()
-    quotas.start(lambda project: None)
-    floor.start(lambda: told.append(1))
+    quotas.start()
+    floor.subscribe(lambda: told.append(1))
+    floor.start()
     try:
         job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
         wait_until(lambda: told)
@@ -105,7 +106,7 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
         wait_until(lambda: floor.healthy_nodes() == [])
     finally:
         floor.stop()
-        quotas.reflector.stop()
+        quotas.stop()
         workload.stop()
 
 
@@ -129,8 +130,9 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
     put_stranger(control, "finished", 4, "n2", "Succeeded")
     workload, quotas, floor = floor_of(control)
     workload.start()
-    quotas.start(lambda project: None)
-    floor.start(lambda: told.append(1))
+    quotas.start()
+    floor.subscribe(lambda: told.append(1))
+    floor.start()
 
     def held() -> list[object]:
         return [node["status"].get(HELD) for node in floor.healthy_nodes()]
@@ -170,7 +172,7 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
         assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
     finally:
         floor.stop()
-        quotas.reflector.stop()
+        quotas.stop()
         workload.stop()
 
 

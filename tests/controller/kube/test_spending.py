@@ -27,7 +27,8 @@ class Ledger:
         self.api = LimitedApi(bench.control.connection(), TokenBucket(10_000, 10_000))
         self.quotas = KubeQuotas(self.api)
         self.changed: list[str] = []
-        self.quotas.start(self.changed.append)
+        self.quotas.subscribe(self.changed.append)
+        self.quotas.start()
         self.spending = self.restarted()
 
     def restarted(self) -> Spending:
@@ -46,7 +47,7 @@ def ledger(control: ControlApi) -> Iterator[Ledger]:
     bench.begin()
     found = Ledger(bench)
     yield found
-    found.quotas.reflector.stop()
+    found.quotas.stop()
     bench.workload.stop()
 
 
