@@ -187,23 +187,12 @@ class Policy:
     on_nan: OnNan = OnNan.WARN
 
 
-class PodGroups(StrEnum):
-    """Schedulers that start a group of pods together, by the kind of PodGroup that they use."""
-
-    VOLCANO = "Volcano"
-    COSCHEDULING = "Coscheduling"
-
-
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`spec.sharing`: whether the number of workers is chosen for the job, and its priority (higher goes first).
-
-    `pod_group` is the third-party scheduler that starts the minimum of them together.
-    """
+    """`spec.sharing`: whether the number of workers is chosen for the job, and its priority (higher goes first)."""
 
     automatic: bool = False
     priority: int = 0
-    pod_group: PodGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)

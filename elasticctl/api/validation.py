@@ -38,6 +38,17 @@ _TYPES = {
 }
 
 
+_RETIRED: Mapping[FieldPath, str] = {
+    (
+        "spec",
+        "sharing",
+        "podGroup",
+    ): "Volcano and scheduler-plugins are no longer supported. FIX: leave this out, and use"
+    " Kueue (`submit --queue`) or Kubernetes' own gangs (`install --feature gangs`)",
+}
+"""Fields that there were once, and what to use instead."""
+
+
 def load_manifest(text: str | bytes, source: str = "") -> Manifest:
     """Read and check one manifest. Raises SpecError with the field and line of the first problem."""
     document = parse_yaml(text, source)
@@ -206,7 +217,7 @@ def _explain(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
         known = schema.get("properties", {})
         for name in value:
             if name not in known:
-                yield (*path, name), f"unknown field{did_you_mean(name, known)}"
+                yield (*path, name), _RETIRED.get((*path, name), f"unknown field{did_you_mean(name, known)}")
     elif rule == "required":
         # jsonschema reports each missing name in an error of its own; the name is only in its message's quotes.
         name = next(name for name in limit if name not in value and error.message.startswith(repr(name)))

@@ -18,7 +18,6 @@ class Feature(StrEnum):
     LIMITS = "limits"
     KUEUE = "kueue"
     GANGS = "gangs"
-    POD_GROUPS = "pod-groups"
     NOTIFICATIONS = "notifications"
 
 
@@ -36,6 +35,13 @@ def format_features(features: Iterable[Feature]) -> str:
     """The text that `parse_features` reads, always the same for the same features."""
     given = set(features)
     return ",".join(feature for feature in Feature if feature in given)
+
+
+RETIRED = {
+    "pod-groups": "Volcano and scheduler-plugins are no longer supported. FIX: use Kueue (--feature kueue) or the gangs"
+    " of Kubernetes itself (--feature gangs)"
+}
+"""Features that there were once, and what to use instead."""
 
 
 def left_out(feature: Feature) -> str:

@@ -110,8 +110,8 @@ def test_times_that_are_none_take_the_default(seconds: Any) -> None:
 def test_a_job_of_automatic_size_would_have_all_that_it_may() -> None:
     spec = {"minReplicas": 2, "maxReplicas": 8, "replicaSpecs": workers(3)}
     assert ElasticJob.from_manifest(manifest(**spec)).desired == 3
-    job = ElasticJob.from_manifest(manifest(**spec, sharing={"automatic": True, "priority": -5000, "podGroup": "?"}))
+    job = ElasticJob.from_manifest(manifest(**spec, sharing={"automatic": True, "priority": -5000}))
     assert (job.min, job.desired, job.max) == (2, 8, 8)
-    assert job.sharing == Sharing(automatic=True, priority=-1000, pod_group=None)
+    assert job.sharing == Sharing(automatic=True, priority=-1000)
     queued = ElasticJob.from_manifest({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}})
     assert queued.queue == "team"

@@ -52,6 +52,12 @@ def test_good_manifests_load_and_round_trip(text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        (
+            "maxReplicas: 4",
+            "sharing: {podGroup: Volcano}",
+            "f:6: spec.sharing.podGroup: Volcano and scheduler-plugins are no longer supported. FIX: leave this out,"
+            " and use Kueue (`submit --queue`) or Kubernetes' own gangs (`install --feature gangs`)",
+        ),
         ("maxReplicas: 4", "maxReplica: 4", 'f:6: spec.maxReplica: unknown field (did you mean "maxReplicas"?)'),
         ("replicas: 2", "replicas: two", 'f:9: spec.replicaSpecs.Worker.replicas: must be a whole number, not "two"'),
         ("replicas: 2", "replicas: 2.0", "f:9: spec.replicaSpecs.Worker.replicas: must be a whole number, not 2.0"),

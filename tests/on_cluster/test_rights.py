@@ -42,7 +42,6 @@ from tests.support.rights_table import roles
 
 QUIET = "trap 'exit 0' TERM; while :; do sleep 0.2; done"
 QUEUE = "rights"
-POD_GROUPS = {"scheduling.volcano.sh": ("v1beta1", "Volcano"), "scheduling.x-k8s.io": ("v1alpha1", "Coscheduling")}
 STATUS_PATCH = ("elastic.pytorch.org", "elasticjobs/status", "patch")
 NEVER_CALLED = {("elastic.pytorch.org", "elasticjobs/finalizers", "update")}
 """Asked for by an admission plugin (OwnerReferencesPermissionEnforcement), and not by requests."""
@@ -210,17 +209,6 @@ def gangs(life: Life) -> None:
     life.delete("gang")
 
 
-def pod_groups(life: Life) -> None:
-    """Of both schedulers, neither of which is there: only the objects are."""
-    for group, (version, kind) in POD_GROUPS.items():
-        name = kind.lower()
-        job = {"sharing": {"podGroup": kind}, "minReplicas": 2, "pod": {"schedulerName": "nobody"}}
-        life.come_again(name, {f"{group}/{version}/podgroups": name}, workers=2, **job)
-        life.patch(name, {"minReplicas": 1})
-        life.used((group, "podgroups", "patch"))
-        life.delete(name)
-
-
 def queueing(life: Life) -> None:
     """A job is admitted, grows by a worker with a Workload of its own, and is suspended; another one waits."""
     labels = {QUEUE_LABEL: QUEUE}
@@ -277,7 +265,6 @@ PARTS: dict[Feature, Callable[[Life], None]] = {
     Feature.NODES: nodes,
     Feature.LIMITS: limits,
     Feature.GANGS: gangs,
-    Feature.POD_GROUPS: pod_groups,
     Feature.NOTIFICATIONS: notifications,
     Feature.KUEUE: queueing,
 }
@@ -294,31 +281,12 @@ def surroundings(api: Connection, crd: None) -> Iterator[set[Feature]]:
             with suppress(ConflictError):
                 api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
             stack.callback(lambda name=name: api.request("DELETE", f"/api/v1/namespaces/{name}"))
-        for group, (version, _) in POD_GROUPS.items():
-            api.request("POST", CRDS, pod_group_definition(group, version))
-            stack.callback(lambda group=group: api.request("DELETE", f"{CRDS}/podgroups.{group}"))
         there = set(Feature)
         try:
             served = api.request("GET", "/apis/scheduling.k8s.io/v1beta1").get("resources", ())
         except NotFoundError:
             served = ()
         yield there if any(item["name"] == "podgroups" for item in served) else there - {Feature.GANGS}
-
-
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-
-def pod_group_definition(group: str, version: str) -> Manifest:
-    """A definition of PodGroups that takes any."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names = {"kind": "PodGroup", "listKind": "PodGroupList", "plural": "podgroups", "singular": "podgroup"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"podgroups.{group}"},
-        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
-    }
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def is_gang(job: ElasticJob, pods: Iterable[Mapping[str, Any]]) -> bool:
     should it while there are live pods without a group: a gang with too few members would never be placed.
     """
     spec = as_mapping(job.template.get("spec"))
-    ours = str(spec.get("schedulerName") or "") in DEFAULT_SCHEDULERS and job.sharing.pod_group is None
+    ours = str(spec.get("schedulerName") or "") in DEFAULT_SCHEDULERS
     if not ours or job.min < 2 or GANG_FIELD in spec:
         return False
     own = (pod for pod in pods if any(at(ref, "uid") == job.uid for ref in pod["metadata"].get("ownerReferences", ())))

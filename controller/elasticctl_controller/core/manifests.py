@@ -1,4 +1,4 @@
-"""Manifests of what the controller creates for a job: pods, Services, token, policies for network and drains, PodGroup.
+"""Manifests of what the controller creates for a job: pods, Services, token, policies for network and drains.
 
 The workers of a job without `rdzvEndpoint` meet at our rendezvous service: its address and the worker's identity are
 environment variables, and the job's token is a mounted file, never a value. A job with its own endpoint gets what
@@ -25,7 +25,6 @@ from elasticctl.api.spec import (
     WORKER_CONTAINER,
     ElasticJob,
     OnNan,
-    PodGroups,
     worker_labels,
     worker_name,
 )
@@ -34,9 +33,6 @@ TOKEN_FOLDER = "/var/run/secrets/elasticctl"  # noqa: S105 - a path, not a secre
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
 PEER_KEY_FILE = f"{TOKEN_FOLDER}/peers"
 TOKEN_VOLUME = "elasticctl-rendezvous"  # noqa: S105
-VOLCANO_GROUP = "scheduling.k8s.io/group-name"
-COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
-"""How a pod names its PodGroup: an annotation for Volcano, a label for coscheduling."""
 TOKEN_KEY, PEER_KEY = "token", "peers"
 USER_ID = 1000
 _USER = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID}
@@ -48,7 +44,6 @@ DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": 
 """PyTorch looks up the name of every peer when ranks connect, and by default a lost answer costs 5 s."""
 SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
 _LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
 
 
 def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest:
@@ -64,8 +59,6 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
             worker["volumeMounts"] = _add_missing([_token_mount()], worker.get("volumeMounts"))
     if not job.rdzv_endpoint:
         spec["volumes"] = _add_missing([_token_volume(job)], spec.get("volumes"))
-    if job.sharing.pod_group is PodGroups.VOLCANO:
-        spec.setdefault("schedulerName", "volcano")
     name = worker_name(job.name, index)
     subdomain = name if job.rdzv_endpoint else group_name(job)
     return {
@@ -126,10 +119,6 @@ def _metadata(job: ElasticJob, index: int, template: Mapping[str, Any]) -> Manif
         "ownerReferences": [owner_reference(job)],
     }
     annotations = dict(as_mapping(template.get("annotations")))
-    if job.sharing.pod_group is PodGroups.VOLCANO:
-        annotations[VOLCANO_GROUP] = job.name
-    elif job.sharing.pod_group is PodGroups.COSCHEDULING:
-        metadata["labels"][COSCHEDULING_GROUP] = job.name
     return metadata | ({"annotations": annotations} if annotations else {})
 
 
@@ -317,17 +306,6 @@ def build_token_secret(job: ElasticJob, token: str, peer_key: str) -> Manifest:
         "metadata": owned_metadata(job, token_secret_name(job)),
         "type": "Opaque",
         "stringData": {TOKEN_KEY: token, **peers},
-    }
-
-
-def build_pod_group(job: ElasticJob) -> Manifest:
-    """The PodGroup of a job that asks for one: the minimum starts together or not at all, later workers one by one."""
-    api = {PodGroups.VOLCANO: VOLCANO_API, PodGroups.COSCHEDULING: COSCHEDULING_API}
-    return {
-        "apiVersion": api[job.sharing.pod_group or PodGroups.VOLCANO],
-        "kind": "PodGroup",
-        "metadata": owned_metadata(job, job.name),
-        "spec": {"minMember": max(1, job.min)},
     }
 
 

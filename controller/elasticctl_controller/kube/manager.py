@@ -32,7 +32,7 @@ from elasticctl.api.errors import ClusterError, ElasticctlError
 from elasticctl.api.spec import LABEL_INDEX, ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
-from elasticctl.kubeapi.features import ALL, Feature, left_out
+from elasticctl.kubeapi.features import ALL, Feature
 from elasticctl.kubeapi.watch import Reflector, object_key
 from elasticctl_controller.core.gangs import build_gang, gang_name, group_of, join_gang
 from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
@@ -40,7 +40,6 @@ from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
     build_network_policy,
-    build_pod_group,
     build_service,
     build_token_secret,
     harden,
@@ -324,14 +323,7 @@ class Manager:
 
 
 def build_named_group(job: ElasticJob, pods: list[Manifest], features: Collection[Feature] = ALL) -> Manifest | None:
-    """The PodGroup that these pods of the job name: that of the scheduler it asks for, or of Kubernetes itself.
-
-    Raises ClusterError if the controller's `features` do not include it.
-    """
-    if job.sharing.pod_group is not None:
-        if Feature.POD_GROUPS not in features:
-            raise ClusterError(f"the job asks for a PodGroup, and {left_out(Feature.POD_GROUPS)}")
-        return build_pod_group(job) if pods else None
+    """The PodGroup of Kubernetes that these pods of the job name, if they name one."""
     if Feature.GANGS not in features:
         return None
     return build_gang(job) if any(group_of(pod) == gang_name(job) for pod in pods) else None

@@ -302,6 +302,8 @@ def test_a_feature_brings_its_rights_and_takes_them_along(lab: Run, api: FakeApi
     assert "ClusterRole elasticctl-controller-kueue: removed" in done.err
     assert roles(api) == base
     assert not [path for path in api.objects if "kueue" in path]
+    retired = lab("--feature", "pod-groups", "--no-wait")
+    assert (retired.code, "no longer supported. FIX: use Kueue" in retired.err) == (2, True)
     refused = lab("--feature", "cue", "--no-wait")
     assert (refused.code, 'there is no feature "cue". FIX: name one of nodes,' in refused.err) == (2, True)
 
@@ -318,8 +320,8 @@ def test_an_installation_from_before_features_keeps_them_all(lab: Run, api: Fake
 
 def test_an_installation_for_one_namespace_leaves_the_rest_of_the_cluster_alone(lab: Run, api: FakeApi) -> None:
     api.put("/api/v1/namespaces/ml", {"metadata": {"name": "ml"}})
-    assert lab("--namespace-only", "-n", "ml", "--image", "i", "--no-wait", "--feature", "pod-groups").code == 0
-    assert roles(api) == ["namespaces/ml/roles/elasticctl-controller-pod-groups"]
+    assert lab("--namespace-only", "-n", "ml", "--image", "i", "--no-wait", "--feature", "gangs").code == 0
+    assert roles(api) == ["namespaces/ml/roles/elasticctl-controller-gangs"]
     assert "/apis/rbac.authorization.k8s.io/v1/clusterroles/elasticctl-controller" not in api.objects
     assert "/api/v1/namespaces/elasticctl-system" not in api.objects
     again = lab("--namespace-only", "-n", "ml", "--no-wait")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.spec import PodGroups, Sharing
 from elasticctl_controller.core.gangs import build_gang, gang_name, group_of, is_gang, join_gang
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.kube.pruning import prune_pod
@@ -36,7 +35,6 @@ def test_the_minimum_is_placed_together() -> None:
     [
         ({}, True),
         ({"min": 1}, False),  # one is enough
-        ({"sharing": Sharing(pod_group=PodGroups.VOLCANO)}, False),
         ({"template": {"spec": {"schedulerName": "theirs"}}}, False),
         ({"template": {"spec": {"schedulerName": "default-scheduler"}}}, True),
         ({"template": {"spec": {"schedulingGroup": {"podGroupName": "mine"}}}}, False),

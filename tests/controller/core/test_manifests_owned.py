@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.objects import selects
-from elasticctl.api.spec import PodGroups, Sharing
 from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
@@ -13,10 +12,8 @@ from elasticctl_controller.core.manifests import (
     build_group_service,
     build_network_policy,
     build_pod,
-    build_pod_group,
     build_token_secret,
 )
-from elasticctl_controller.core.sharing.claims import is_shared
 from tests.support.controller.samples import a_job
 
 
@@ -70,26 +67,3 @@ def test_tokens_are_of_one_job_and_one_key() -> None:
     made = {derive_token(key, uid, number) for key, uid in pairs for number in range(3)}
     assert len(made | {derive_peer_key(key, uid) for key, uid in pairs}) == 16
     assert derive_token(b"a" * 32, "one") == derive_token(b"a" * 32, "one")
-
-
-def test_a_pod_group_starts_the_minimum_together() -> None:
-    volcano = a_job(min=2, sharing=Sharing(pod_group=PodGroups.VOLCANO), template={"spec": {"containers": []}})
-    group, pod = build_pod_group(volcano), build_pod(volcano, 0, "http://x")
-    assert (group["apiVersion"], group["spec"]) == ("scheduling.volcano.sh/v1beta1", {"minMember": 2})
-    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": group["metadata"]["name"]}
-    assert pod["spec"]["schedulerName"] == "volcano"
-    assert group["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
-
-
-def test_a_pod_group_of_scheduler_plugins_is_named_by_a_label() -> None:
-    template = {"metadata": {"labels": {"team": "vision"}}, "spec": {"schedulerName": "ours", "containers": []}}
-    job = a_job(min=0, sharing=Sharing(pod_group=PodGroups.COSCHEDULING), template=template)
-    group, pod = build_pod_group(job), build_pod(job, 0, "http://x")
-    assert (group["apiVersion"], group["spec"]) == ("scheduling.x-k8s.io/v1alpha1", {"minMember": 1})
-    assert pod["metadata"]["labels"].items() >= {"team": "vision", "scheduling.x-k8s.io/pod-group": "digits"}.items()
-    assert (pod["spec"]["schedulerName"], "annotations" in pod["metadata"]) == ("ours", False)
-
-
-def test_a_job_with_a_pod_group_is_another_schedulers() -> None:
-    assert not is_shared(a_job(sharing=Sharing(pod_group=PodGroups.VOLCANO)))
-    assert "schedulerName" not in build_pod(a_job(template={"spec": {"containers": []}}), 0, "http://x")["spec"]

@@ -17,9 +17,8 @@ from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
     build_network_policy,
-    build_pod_group,
 )
-from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
@@ -54,7 +53,7 @@ def left_by_an_earlier_job(control: ControlApi, path: str, manifest: dict[str, A
 
 def a_life(bench: Bench, api: LimitedApi) -> None:
     """A job with all that a job may have, in the way of things that an earlier one has left."""
-    control, job = bench.control, bench.submit(sharing={"podGroup": "Volcano"})
+    control, job = bench.control, bench.submit()
     left_by_an_earlier_job(control, f"{CORE}/services/job-workers", build_group_service(job))
     with pytest.raises(ConflictError):
         bench.create(job)
@@ -74,12 +73,6 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     bench.workload.delete_pod(job, pod.name, pod.uid, force=True)
     left_by_an_earlier_job(control, f"{BUDGETS}/job-workers", build_budget(job))
     bench.workload.write_status(job, JobStatus(phase=Phase.PENDING, desired=3))
-    groups = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
-    grouping = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_pod_group(of)], build_budget))
-    left_by_an_earlier_job(control, f"{groups}/job", build_pod_group(job))
-    for _ in range(2):
-        with suppress(ConflictError):
-            grouping.ensure(job, {})
     gangs = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
     ganging = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_gang(of)], build_budget))
     control.put(f"{gangs}/{gang_name(job)}", build_gang(job))  # by the leader before
@@ -91,7 +84,6 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
         with suppress(ConflictError):
             guarding.ensure(job, {})
     larger = ElasticJob.from_manifest(control.objects[f"{JOBS}/job"] | {"spec": {"minReplicas": 2, "maxReplicas": 4}})
-    grouping.ensure(larger, {})
     ganging.ensure(larger, {})
     for number in (1, 2):
         bench.workload.deliver_token(replace(job, status=JobStatus(token=TokenStatus(number))))

@@ -54,10 +54,7 @@ def test_it_asks_for_no_more_than_its_role_allows(control: ControlApi, replica: 
     put(control, "plain")
     put(control, "queued", labels={QUEUE_LABEL: "team"})
     put(control, "noticed", annotations={ANNOTATION_NOTIFY: "slack"})
-    grouped = shell_job("grouped", "true", sharing={"podGroup": "Volcano"})
-    control.put(f"{JOBS.format('default')}/grouped", grouped)
     wait_until(lambda: {"plain-worker-0", "queued-worker-0", "noticed-worker-0"} <= set(control.names("/pods/")))
-    wait_until(lambda: "installed without pod-groups" in str(status(control, "grouped")))
     finished = control.objects["/api/v1/namespaces/default/pods/plain-worker-0"]
     assert "schedulingGroup" not in finished["spec"]
     requests = [request for request in list(control.requests) if "/namespaces/system/" not in request.path]
@@ -94,7 +91,7 @@ def test_a_pod_on_a_node_that_nobody_watches_is_not_lost(control: ControlApi, re
 
 
 def test_the_flags_of_features() -> None:
-    assert format_features(parse_flags([*NEEDED]).features) == "nodes,limits,kueue,gangs,pod-groups,notifications"
+    assert format_features(parse_flags([*NEEDED]).features) == "nodes,limits,kueue,gangs,notifications"
     assert parse_flags([*NEEDED, "--features="]).features == frozenset()
     assert parse_flags([*NEEDED, "--sharing", "--capacity", "gpu=2"]).capacity == {"gpu": 2}
     assert format_features(parse_flags([*NEEDED, "--features=kueue,nodes"]).features) == "nodes,kueue"

@@ -201,7 +201,7 @@ def is_shared(job: ElasticJob) -> bool:
     """True for a job whose size sharing decides: not over, not suspended by its owner, of no other scheduler."""
     over = job.status.phase.terminal or job.deleting or job.suspend or job.cancel
     scheduler = str(at(job.template, "spec", "schedulerName") or "")
-    elsewhere = bool(job.queue) or job.sharing.pod_group is not None or scheduler not in DEFAULT_SCHEDULERS
+    elsewhere = bool(job.queue) or scheduler not in DEFAULT_SCHEDULERS
     return not over and not elsewhere and wanted_workers(job) > 0
 
 

@@ -235,9 +235,11 @@ def _check_scope(installer: Installer, running: Manifest | None, namespace: str,
 
 def _features(how: InstallOptions, running: Collection[Feature]) -> frozenset[Feature]:
     """The features to install: the `running` ones, unless others are given. Raises UsageError for an unknown one."""
-    from elasticctl.kubeapi.features import FOR_THE_CLUSTER, Feature
+    from elasticctl.kubeapi.features import FOR_THE_CLUSTER, RETIRED, Feature
 
     for name in (*how.feature, *how.no_feature):
+        if name in RETIRED:
+            raise UsageError(RETIRED[name])
         if name not in set(Feature):
             raise UsageError(f"there is no feature {quote(name)}. FIX: name one of {join_or(tuple(Feature))}")
     wanted = frozenset({*running, *map(Feature, how.feature)} - set(how.no_feature))
