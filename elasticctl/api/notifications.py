@@ -1,7 +1,9 @@
 """Where a job's notifications go: a reference to a webhook's URL, which is a secret and appears in no manifest.
 
+A key for signatures may follow the URL, on a line of its own.
+
 secret:KEY    the key of the secret `elasticctl-notify` in the job's namespace; `KEY` alone means the same
-file:PATH     a file with that one line; only on the local cluster
+file:PATH     a file with the URL; only on the local cluster
 env:NAME      an environment variable of the supervisor; only on the local cluster
 """
 

@@ -22,6 +22,7 @@ class Hook:
     answer: Callable[[int], tuple[int, dict[str, str]]] = lambda number: (200, {})
     got: list[dict[str, Any]] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
+    signatures: list[str] = field(default_factory=list)
     url: str = ""
     open: threading.Event = field(default_factory=threading.Event)
 
@@ -48,6 +49,7 @@ def serving(hook: Hook) -> Iterator[Hook]:
             assert self.headers["Content-Type"] == "application/json"
             with lock:
                 hook.calls.append(time.monotonic())
+                hook.signatures.append(self.headers.get("webhook-signature", ""))
                 status, headers = hook.answer(len(hook.calls))
             hook.open.wait()
             if status < 300:

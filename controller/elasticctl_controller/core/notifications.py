@@ -1,35 +1,27 @@
-"""What people are notified of when a job's status changes: messages to webhooks, and Kubernetes events.
+"""What people are notified of when a job's status changes: notifications for webhooks, and Kubernetes events.
 
-Webhooks get fewer of these than there are events: a job starts, is interrupted, recovers, waits for long, or ends.
+There are fewer notifications than events: a job starts, is interrupted, recovers, waits for long, or ends.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 from elasticctl.api.codec import to_rfc3339
-from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.goal import pool_words
 from elasticctl.api.observed.history import not_finite_text, reports_steps
 from elasticctl.api.observed.workers import UNTOLD
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, Interruption, JobStatus, Phase
-from elasticctl.api.text import is_loopback, plural, shorten, span, times, visible
+from elasticctl.api.text import plural, shorten, span, times
 from elasticctl_controller.core.actions import Event
 from elasticctl_controller.core.phase import find_condition
 
 WAITING = (Phase.PENDING, Phase.RESTARTING)
-FORMAT = 1
-MAX_ITEMS = 20
-"""The most notifications in one message, which says how many more there are."""
-MAX_URL_CHARS = 2048
-_NO_SPACE = "\u200b"
 LASTING_STEPS = 3
 MAX_EVENTS = 10  # of interruptions per pass: the loss of a whole rack is reported as one event
 NORMAL, WARNING = "Normal", "Warning"
@@ -205,47 +197,6 @@ def _what(item: Interruption) -> str:
 
 def _cause(item: Interruption) -> str:
     return item.cause.value if item.cause else "Lost"
-
-
-class WebhookError(ElasticctlError):
-    """A webhook's URL is missing or unusable, or the receiver did not accept a message."""
-
-
-def check_url(text: str) -> str:
-    """Return the URL in a secret, stripped. Raises WebhookError if it must not be called."""
-    url = text.strip()
-    try:
-        parts = urlsplit(url)
-        host, port_is_one = parts.hostname, parts.port is None or parts.port > 0
-    except ValueError:
-        host, port_is_one = None, False
-    plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS
-    if not plain or not host or not port_is_one or "@" in parts.netloc:
-        raise WebhookError("it is not a single https:// URL without user or password")
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
-        raise WebhookError("it is not an https:// URL (http:// is allowed for loopback addresses only)")
-    return url
-
-
-def build_message(notifications: Sequence[Notification], dropped: int = 0) -> bytes:
-    """The message about some notifications, oldest first; `dropped` older ones were discarded."""
-    lines = [
-        f"*{escape(item.job)}* ({escape(item.namespace)}) {escape(item.text)}" for item in notifications[-MAX_ITEMS:]
-    ]
-    missing = dropped + max(0, len(notifications) - MAX_ITEMS)
-    if missing:
-        lines.insert(0, f"… and {missing} earlier {'change' if missing == 1 else 'changes'} of jobs")
-    data = {"format": FORMAT, "events": [item.as_data() for item in notifications[-MAX_ITEMS:]], "omitted": missing}
-    return json.dumps({"text": "\n".join(lines), "elasticctl": data}).encode()
-
-
-def escape(text: str) -> str:
-    """Escape the markup of Slack and similar services: a job's message must not contain links or notify anybody.
-
-    Mattermost and Discord recognize `@channel` and `@everyone` in plain text, so a zero-width space follows each `@`.
-    """
-    shown = visible(" ".join(text.split())).replace("@", f"@{_NO_SPACE}")
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:

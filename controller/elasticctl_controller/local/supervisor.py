@@ -34,8 +34,8 @@ from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.cluster.local.private_paths import storage_error
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.group.worker_tokens import derive_token
-from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.core.sharing.claims import SharingRules
+from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.kubelet import LocalKubelet
 from elasticctl_controller.local.processes import write_private

@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.notifications import SECRET, Reference
-from elasticctl_controller.core import notifications
-from elasticctl_controller.core.notifications import Notification, WebhookError
+from elasticctl_controller.core.notifications import Notification
+from elasticctl_controller.core.webhook_messages import Webhook, WebhookError, build_message
 from elasticctl_controller.loop.webhook_client import EVERY_PUBLIC_HOST, NoAnswer, WebhookClient, WebhookRules
 
 MAX_PENDING = 200
@@ -72,18 +73,19 @@ class _Pending:
 class Outbox:
     """Sends notifications. Thread-safe.
 
-    `url_of(destination)` returns the URL; it may block, and raises ElasticctlError. `on_failure(item, message)` is
-    called on the outbox's threads when a notification could not be delivered; the message contains no secret.
+    `value_of(destination)` returns the URL, and perhaps a key for signatures (`Webhook`); it may block, and raises
+    ElasticctlError. `on_failure(item, message)` is called on the outbox's threads when a notification could not be
+    delivered; the message contains no secret.
     """
 
     def __init__(
         self,
-        url_of: Callable[[Destination], str],
+        value_of: Callable[[Destination], str],
         on_failure: Callable[[Notification, str], None],
         pace: SendTimes = SendTimes(),
         rules: WebhookRules = EVERY_PUBLIC_HOST,
     ) -> None:
-        self._url_of, self._on_failure, self._pace = url_of, on_failure, pace
+        self._value_of, self._on_failure, self._pace = value_of, on_failure, pace
         self._client = WebhookClient(rules, pace.answer_s)
         self._lock = threading.Lock()
         self._queues: dict[Destination, _Pending] = {}
@@ -183,14 +185,14 @@ class Outbox:
 
     async def _deliver(self, destination: Destination, found: tuple[Notification, ...], dropped: int) -> None:
         """Send one message, with retries; raises ElasticctlError if it cannot be delivered."""
-        message = notifications.build_message(found, dropped)
+        message = build_message(found, dropped)
         for tried in range(1, TRIES + 1):
             asked_s = 0.0
             try:
                 # Looked up for each attempt: the secret may have been fixed.
                 project = destination.namespace
-                url = notifications.check_url(await self._client.run(project, self._url_of, destination))
-                answer = await self._client.post(project, url, message)
+                hook = Webhook.parse(await self._client.run(project, self._value_of, destination))
+                answer = await self._client.post(project, hook.url, message, hook.headers(message, time.time()))
             except NoAnswer as e:
                 problem = str(e)
             else:

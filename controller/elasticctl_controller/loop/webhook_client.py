@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.core.webhook_messages import WebhookError
 
 THREADS = 64
 LOOKUPS = 4
@@ -119,7 +119,7 @@ class WebhookClient:
         running.add_done_callback(ended)
         return await asyncio.shield(running)
 
-    async def post(self, project: str, url: str, message: bytes) -> Answer:
+    async def post(self, project: str, url: str, message: bytes, headers: Mapping[str, str]) -> Answer:
         """Send one message. Raises NoAnswer, or WebhookError if the URL may not be called."""
         host = urlsplit(url).hostname or ""
         if not host.isascii():  # aiohttp folds such letters, and takes what comes out for an address that needs no name
@@ -128,7 +128,6 @@ class WebhookClient:
             self._rules.check(host, host)
         proxy = _proxy_for(url, host)
         resolver = None if proxy else _CheckedResolver(self._rules, lambda *args: self.run(project, *args))
-        headers = {"Content-Type": "application/json", "User-Agent": "elasticctl"}
         try:
             async with (
                 aiohttp.ClientSession(

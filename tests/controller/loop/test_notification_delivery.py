@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticctl_controller.core import notifications
-from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.loop import notification_delivery
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, SendTimes
 from elasticctl_controller.loop.webhook_client import LOOKUPS, WebhookRules
@@ -63,6 +63,15 @@ def office() -> Iterator[Offices]:
     for one in made:
         one.outbox.stop(600.0)
         assert not one.outbox._thread.is_alive()
+
+
+def test_a_message_is_signed_with_the_key_after_the_url(office: Offices) -> None:
+    with serving(Hook()) as hook:
+        one = office(hook)
+        one.urls["secret:slack"] = f"{hook.url}\nwhsec_a2V5\n"
+        one.tell("starts")
+        wait_until(lambda: hook.texts)
+    assert [signature[:3] for signature in hook.signatures] == ["v1,"]
 
 
 def test_trouble_that_cannot_be_told_ends_no_delivery(office: Offices, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,8 @@ from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
-from elasticctl_controller.core.notifications import Notification, WebhookError
+from elasticctl_controller.core.notifications import Notification
+from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls
 from elasticctl_controller.local.supervisor import local_webhook_urls
 from elasticctl_controller.loop import notifier as noticing_module

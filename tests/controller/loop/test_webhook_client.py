@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.loop import webhook_client
 from elasticctl_controller.loop.webhook_client import NoAnswer, WebhookClient, WebhookRules
 from tests.support.webhooks import Hook, serving
