@@ -27,7 +27,7 @@ _CONTAINERS = ("initContainers", "containers")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AllowedJobs:
     """The most that jobs of a project may request; empty or None: anything.
 
     `images` are names, or beginnings of names that end in `*`. `storage` are URLs; whatever is below one is allowed
@@ -44,7 +44,7 @@ class Limits:
     usd_per_day: float | None = None
 
     @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Limits:
+    def from_spec(cls, spec: Mapping[str, Any]) -> AllowedJobs:
         """Read the `spec` of an ElasticQuota, whatever it contains; never raises.
 
         A list without a usable entry allows nothing, since a damaged limit is still a limit.
@@ -100,10 +100,10 @@ class Limits:
 
 
 _LISTS = ("priority_classes", "images", "service_accounts", "storage", "node_types")
-_NAMES = tuple(camel(field.name) for field in fields(Limits))
+_NAMES = tuple(camel(field.name) for field in fields(AllowedJobs))
 
 
-def check_limits(allowed: object) -> Limits:
+def check_limits(allowed: object) -> AllowedJobs:
     """Check `spec.allowed` before it is stored. Raises SpecError with the field, the value and what is possible."""
     path = "spec.allowed"
     if not isinstance(allowed, Mapping):
@@ -120,7 +120,7 @@ def check_limits(allowed: object) -> Limits:
         )
     if not _is_amount(usd):
         raise SpecError(f"must be an amount in US dollars, 0 or more, not {quote(usd)}", path=f"{path}.usdPerDay")
-    return Limits.from_spec({"allowed": allowed})
+    return AllowedJobs.from_spec({"allowed": allowed})
 
 
 def _check_lists(allowed: Mapping[str, Any], path: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import SpecError
 from elasticctl.api.gpu_types import GPU_TYPES
-from elasticctl.api.limits import Limits, check_limits
+from elasticctl.api.limits import AllowedJobs, check_limits
 from elasticctl.api.objects import as_mapping, at
 from elasticctl.api.spec import API_VERSION, ElasticJob
 from elasticctl.api.text import did_you_mean, join_or, quote
@@ -40,7 +40,7 @@ class Quota:
     weight: float = 1.0
     guaranteed: Mapping[str, int] = field(default_factory=dict)
     limit: Mapping[str, int] = field(default_factory=dict)
-    allowed: Limits = Limits()
+    allowed: AllowedJobs = AllowedJobs()
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Quota:
@@ -53,13 +53,13 @@ class Quota:
             weight=float(weight) if usable and weight is not None else 1.0,
             guaranteed=_slots(spec.get("guaranteed")),
             limit=_slots(spec.get("limit")),
-            allowed=Limits.from_spec(spec),
+            allowed=AllowedJobs.from_spec(spec),
         )
 
     def to_manifest(self) -> Manifest:
         """Return the object as it is stored."""
         spec: Manifest = {"weight": self.weight, "guaranteed": dict(self.guaranteed), "limit": dict(self.limit)}
-        if self.allowed != Limits():
+        if self.allowed != AllowedJobs():
             spec["allowed"] = self.allowed.to_spec()
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.project}, "spec": spec}
 

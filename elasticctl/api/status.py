@@ -261,7 +261,7 @@ class GroupGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class NotFinite:
+class NotFiniteMetric:
     """A metric that is no longer finite: its value ("NaN", "inf" or "-inf"), and since which step."""
 
     value: str = ""
@@ -286,7 +286,7 @@ class ProgressStatus:
     total_epochs: int | None = None
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)
+    not_finite: Mapping[str, NotFiniteMetric] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ class CheckpointStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class RestartBackoff:
     """The pause before failed workers are replaced; its length depends on the `failures` in a row."""
 
     failures: int = 0
@@ -434,7 +434,7 @@ class JobStatus:
     failures_since_commit: int | None = None
     steps_redone: int | None = None
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
-    backoff: Backoff = Backoff()
+    backoff: RestartBackoff = RestartBackoff()
     interruptions: tuple[Interruption, ...] = ()
     scalings: tuple[Scaling, ...] = ()
     generation: int = 0

@@ -22,7 +22,6 @@ from elasticctl.api.codec import (
     unpack_names,
 )
 from elasticctl.api.status import (
-    Backoff,
     CheckpointStatus,
     Curve,
     GroupGeneration,
@@ -31,6 +30,7 @@ from elasticctl.api.status import (
     Phase,
     ProgressStatus,
     RankFailure,
+    RestartBackoff,
     Scaling,
     WorkerStatus,
 )
@@ -67,7 +67,7 @@ def test_a_status_survives_the_trip() -> None:
         start_time=Timestamp(1.5),
         workers=(WorkerStatus(name="a-worker-0", uid="u", index=0),),
         restarts={"Preempted": 2},
-        backoff=Backoff(1, Timestamp(2.0)),
+        backoff=RestartBackoff(1, Timestamp(2.0)),
         interruptions=(Interruption(at=Timestamp(3.0), worker="a-worker-0", recovery_s=0.5, steps_redone=0),),
         scalings=(Scaling(at=Timestamp(4.0), from_workers=1, to_workers=2, by="user"),),
         progress=ProgressStatus(step=7, metrics={"loss": 0.5}),

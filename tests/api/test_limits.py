@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from elasticctl.api.errors import SpecError
-from elasticctl.api.limits import Limits, check_limits
+from elasticctl.api.limits import AllowedJobs, check_limits
 from elasticctl.api.spec import ElasticJob
 from tests.support.any_json import JSON
 from tests.support.limits import ALLOWED, CASES, LimitCase
@@ -16,7 +16,7 @@ from tests.support.limits import ALLOWED, CASES, LimitCase
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_not_allowed_is_said(case: LimitCase) -> None:
-    found = Limits.from_spec({"allowed": case.allowed}).breaches(ElasticJob.from_manifest(case.job))
+    found = AllowedJobs.from_spec({"allowed": case.allowed}).breaches(ElasticJob.from_manifest(case.job))
     assert case.breach in "; ".join(found)
     assert bool(found) == bool(case.breach)
 
@@ -24,16 +24,16 @@ def test_what_is_not_allowed_is_said(case: LimitCase) -> None:
 def test_what_is_stored_is_read_back() -> None:
     limits = check_limits(ALLOWED)
     assert limits.to_spec() == ALLOWED
-    assert Limits.from_spec({}) == Limits()
-    assert Limits().to_spec() == {}
+    assert AllowedJobs.from_spec({}) == AllowedJobs()
+    assert AllowedJobs().to_spec() == {}
 
 
 @settings(max_examples=30)
 @given(JSON, JSON)
 def test_anything_is_read_and_a_damaged_list_allows_nothing(allowed: Any, job: Any) -> None:
-    limits = Limits.from_spec({"allowed": allowed, "images": job})
+    limits = AllowedJobs.from_spec({"allowed": allowed, "images": job})
     limits.breaches(ElasticJob.from_manifest(job if isinstance(job, dict) else {"spec": job}))
-    damaged = Limits.from_spec({"allowed": {"images": [7]}})
+    damaged = AllowedJobs.from_spec({"allowed": {"images": [7]}})
     template = {"spec": {"containers": [{"image": "x"}]}}
     assert damaged.breaches(ElasticJob(template=template))
 

@@ -46,7 +46,7 @@ _SHUTS_DOWN = "node is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class LeaveNotice:
     """Why a worker has to leave, and its `deadline` in seconds since the epoch (None: unknown).
 
     `closed`: no more pods are scheduled to its node.
@@ -62,17 +62,17 @@ class Notice:
         return math.inf if self.deadline is None else self.deadline - lead_s
 
 
-def read_node(node: Manifest) -> Notice | None:
+def read_node(node: Manifest) -> LeaveNotice | None:
     """The notice that a Node object, of any content, gives the workers on it; None: they may stay."""
     ready = next((item for item in _conditions(node) if item.get("type") == "Ready"), {})
     if ready.get("status") == "False" and _SHUTS_DOWN in as_text(ready.get("message")):
-        return Notice("its node is shutting down", 0.0)
+        return LeaveNotice("its node is shutting down", 0.0)
     spec = as_mapping(node.get("spec"))
     taints = [as_mapping(taint) for taint in as_list(spec.get("taints"))]
     cordoned = spec.get("unschedulable") is True
     for taint in taints:
         if reason := _TAINTS.get(as_text(taint.get("key"))):
-            return Notice(reason, closed=cordoned or taint.get("effect") in _CLOSES)
+            return LeaveNotice(reason, closed=cordoned or taint.get("effect") in _CLOSES)
     return None
 
 
@@ -85,7 +85,7 @@ class Leaving:
     """The uids of the workers that are `stopping`, and the cluster's notices for others, by uid."""
 
     stopping: frozenset[str] = frozenset()
-    notices: Mapping[str, Notice] = field(default_factory=dict)
+    notices: Mapping[str, LeaveNotice] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,26 +96,28 @@ class Notices:
     been asked to leave. `replaced` is how many of the workers with notice have been replaced already.
     """
 
-    reported: dict[str, Notice] = field(default_factory=dict)
-    given: Mapping[str, Notice] = field(default_factory=dict)
+    reported: dict[str, LeaveNotice] = field(default_factory=dict)
+    given: Mapping[str, LeaveNotice] = field(default_factory=dict)
     departing: set[str] = field(default_factory=set)
     replaced: int = 0
 
     @classmethod
     def restored(cls, workers: Iterable[WorkerStatus]) -> Notices:
         """The notices that a restarted service knows from the status, until launchers and cluster repeat theirs."""
-        return cls({worker.uid: Notice(worker.notice) for worker in workers if worker.notice and worker.cause is None})
+        return cls(
+            {worker.uid: LeaveNotice(worker.notice) for worker in workers if worker.notice and worker.cause is None}
+        )
 
-    def of(self, uid: str) -> Notice | None:
+    def of(self, uid: str) -> LeaveNotice | None:
         """The notice that counts, the one with the earliest deadline; None for a worker that may stay."""
         found = [notice for notice in (self.reported.get(uid), self.given.get(uid)) if notice is not None]
         return min(found, key=lambda notice: notice.leave_at(0.0), default=None)
 
-    def report(self, uid: str, notice: Notice) -> None:
+    def report(self, uid: str, notice: LeaveNotice) -> None:
         """A launcher reports a notice."""
         self.reported[uid] = notice
 
-    def give(self, notices: Mapping[str, Notice]) -> None:
+    def give(self, notices: Mapping[str, LeaveNotice]) -> None:
         """Set the notices that the controller gives."""
         self.given = notices
 
@@ -125,7 +127,7 @@ class Notices:
         for uid in self.reported.keys() - alive:
             del self.reported[uid]
 
-    def held(self, members: Iterable[str]) -> dict[str, Notice]:
+    def held(self, members: Iterable[str]) -> dict[str, LeaveNotice]:
         """The members that have to leave and have not been asked to yet."""
         found = ((uid, self.of(uid)) for uid in members if uid not in self.departing)
         return {uid: notice for uid, notice in found if notice is not None}
@@ -155,7 +157,7 @@ def lead_s(longest_step_s: float, save_s: float) -> float:
 
 
 def who_leaves(
-    held: Mapping[str, Notice], others: Replacements, lead_s: float, now: float
+    held: Mapping[str, LeaveNotice], others: Replacements, lead_s: float, now: float
 ) -> tuple[tuple[str, ...], float]:
     """The uids of the workers in `held` that leave now, and when to ask again (infinite: when something changes)."""
     order = sorted(held, key=lambda uid: (held[uid].leave_at(lead_s), uid))

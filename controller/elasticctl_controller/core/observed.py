@@ -17,7 +17,7 @@ from elasticctl.api.status import (
 )
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.worker_tokens import EVERY_S
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ClusterView:
     refused: str | None = None
     taken: Mapping[str, bool] = field(default_factory=dict)
     events: Mapping[str, PodWait | None] = field(default_factory=dict)
-    notices: Mapping[str, Notice] = field(default_factory=dict)
+    notices: Mapping[str, LeaveNotice] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ class GroupView:
     growth: str = ""
     activity: Activity | None = None
     usage: JobUsage | None = None
-    notices: Mapping[str, Notice] = field(default_factory=dict)
+    notices: Mapping[str, LeaveNotice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

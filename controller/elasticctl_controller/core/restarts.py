@@ -17,13 +17,13 @@ from elasticctl.api.goal import capacity_of
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.api.status import (
-    Backoff,
     Cause,
     GroupGeneration,
     Interruption,
     JobStatus,
     Phase,
     RankFailure,
+    RestartBackoff,
     Scaling,
     ScalingPhase,
 )
@@ -241,7 +241,7 @@ def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
     return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])
 
 
-def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backoff:
+def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> RestartBackoff:
     """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt.
 
     Workers that the platform took away lengthen no pause, unless they never started: a template that names a node which
@@ -264,7 +264,7 @@ def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Backof
         first_s, longest_s = max(first_s, _USUAL.backoff_seconds), max(longest_s, _USUAL.backoff_max_seconds)
     pause_s = min(longest_s, first_s * 2.0**doublings)
     before = min(backoff.until or 0.0, end.at + longest_s)
-    return Backoff(failures=in_a_row, until=Timestamp(max(before, end.at + pause_s)))
+    return RestartBackoff(failures=in_a_row, until=Timestamp(max(before, end.at + pause_s)))
 
 
 def _begins_anew(status: JobStatus, end: WorkerEnd) -> bool:

@@ -15,7 +15,7 @@ from elasticctl.api.observed.workers import TERMINATING, Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.causes import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.observed import ClusterView, Observed
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
@@ -131,7 +131,7 @@ def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
 
 
 def _update_worker(
-    worker: WorkerStatus | None, pod: Pod, job: ElasticJob, notice: Notice | None, moves_to: str
+    worker: WorkerStatus | None, pod: Pod, job: ElasticJob, notice: LeaveNotice | None, moves_to: str
 ) -> WorkerStatus:
     known = worker or WorkerStatus(name=pod.name, uid=pod.uid, index=worker_index(job.name, pod.name) or 0)
     return replace(

@@ -25,7 +25,7 @@ class Gangs:
     def __init__(self, api: LimitedApi, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._clock = api, clock
         self._lock = threading.Lock()
-        self._served, self._look_at = False, 0.0
+        self._served, self._ask_at = False, 0.0
 
     def takes(self, job: ElasticJob, pods: Iterable[Mapping[str, Any]]) -> bool:
         """True if new pods of the job, which has these `pods`, join its gang."""
@@ -33,12 +33,12 @@ class Gangs:
 
     def _is_served(self) -> bool:
         with self._lock:
-            if not self._served and self._clock() >= self._look_at:
-                self._look_at = self._clock() + RECHECK_S
-                self._served = self._look()
+            if not self._served and self._clock() >= self._ask_at:
+                self._ask_at = self._clock() + RECHECK_S
+                self._served = self._ask_server()
             return self._served
 
-    def _look(self) -> bool:
+    def _ask_server(self) -> bool:
         try:
             found = self._api.request("GET", f"/apis/{GANG_API}").get("resources", ())
         except NotFoundError:

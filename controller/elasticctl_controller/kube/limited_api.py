@@ -70,7 +70,7 @@ class TokenBucket:
         other._closing = self._closing
         return other
 
-    def take(self) -> None:
+    def take_token(self) -> None:
         """Wait for a token; tokens are given out in the order of the calls."""
         with self._closing.lock:
             now = self._clock()
@@ -121,7 +121,7 @@ class LimitedApi:
         Raises UnreachableError, and sends nothing, if this process may not act.
         """
         for tries_left in reversed(range(MAX_TRIES)):
-            self._bucket.take()
+            self._bucket.take_token()
             if method != "GET" and not self._may_act():
                 raise UnreachableError(f"{method} {path} was not sent: this replica does not lead")
             try:
@@ -139,7 +139,7 @@ class LimitedApi:
 
     def stream(self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = None) -> Stream:
         """Start a watch; raises what `Connection.stream` raises."""
-        self._bucket.take()
+        self._bucket.take_token()
         try:
             stream = self._connection.stream(path, params, timeout_s=timeout_s)
         except ElasticctlError as e:

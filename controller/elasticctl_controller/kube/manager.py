@@ -52,7 +52,7 @@ from elasticctl_controller.kube.flags import Flags, parse_flags
 from elasticctl_controller.kube.gangs import Gangs
 from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing, NoQueueing
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
-from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
+from elasticctl_controller.kube.metrics import CONTENT_TYPE, ControllerMetrics
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
@@ -86,7 +86,7 @@ GroupBuilder = Callable[[ElasticJob, list[Manifest]], Manifest | None]
 log = logging.getLogger(__name__)
 
 
-class Part(Protocol):
+class ManagedPart(Protocol):
     """A part of the process with threads of its own. One that was never started can be stopped."""
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Manager:
     def __init__(self, flags: Flags, connection: Connection, key: bytes) -> None:
         self._flags, self._connection = flags, connection
         self._host = socket.gethostname()
-        self._metrics, self._queue = Metrics(), WorkQueue(most_at_once=LOOPS_OF_ONE)
+        self._metrics, self._queue = ControllerMetrics(), WorkQueue(most_at_once=LOOPS_OF_ONE)
         candidate = LeaseCandidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
         self._election = Election(
             connection,
@@ -180,10 +180,10 @@ class Manager:
         capacity.subscribe(allocator.wake)
         return allocator
 
-    def _list_watching_parts(self) -> dict[str, Part]:
+    def _list_watching_parts(self) -> dict[str, ManagedPart]:
         """The election, so that the Lease is released last: the next leader must not find another replica that still
         acts. Then what watches the cluster."""
-        parts: dict[str, Part | None] = {
+        parts: dict[str, ManagedPart | None] = {
             "election": self._election,
             "workload": self._workload,
             "quotas": self._quotas if self._flags.has(Feature.LIMITS) else None,
@@ -191,8 +191,8 @@ class Manager:
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def _list_acting_parts(self) -> dict[str, Part]:
-        parts: dict[str, Part | None] = {
+    def _list_acting_parts(self) -> dict[str, ManagedPart]:
+        parts: dict[str, ManagedPart | None] = {
             "sharing": self._allocator,
             "spending": self._spending,
             "kueue": self._kueue,

@@ -33,7 +33,7 @@ REST_FACTOR = 4.0
 """How much longer a page is given out than it took: it counts all jobs, on the thread that workers meet on."""
 
 
-class Metrics:
+class ControllerMetrics:
     """Every metric of one controller, in a registry of its own; thread-safe. `clock` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

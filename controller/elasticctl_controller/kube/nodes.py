@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from elasticctl.api.codec import Manifest
 from elasticctl_controller.core.goal.placement import KARPENTER
-from elasticctl_controller.core.interruption_notices import Notice, read_node
+from elasticctl_controller.core.interruption_notices import LeaveNotice, read_node
 
 UNKNOWN_GRACE_S = 1.0
 """By then Kubernetes has already waited for 40 s by default."""
@@ -41,7 +41,7 @@ class NodeNotices:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._notices: dict[str, Notice] = {}
+        self._notices: dict[str, LeaveNotice] = {}
         self._brought: set[str] = set()
 
     def node_changed(self, old: Manifest | None, new: Manifest | None) -> bool:
@@ -54,7 +54,7 @@ class NodeNotices:
                 self._notices[name] = notice
             return notice != before and new is not None
 
-    def all(self) -> dict[str, Notice]:
+    def all(self) -> dict[str, LeaveNotice]:
         """The notices by the name of the node."""
         with self._lock:
             return dict(self._notices)

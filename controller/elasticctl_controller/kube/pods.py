@@ -136,7 +136,7 @@ class KubePods:
         if is_loss(old, new):
             self.record_loss(new or old or {})
         elif old is None and new is not None:
-            self._replacements.forget(_replacement_key(new))
+            self._replacements.stop_clock(_replacement_key(new))
 
     def record_loss(self, pod: Manifest) -> None:
         """Start to measure how long the pod's replacement takes."""
@@ -220,7 +220,7 @@ class OwnedObjects:
         except ElasticctlError as e:
             log.warning("job %s: its PodGroup is not up to date: %s", job.key, e, extra={"job": job.key})
 
-    def forget(self, job_uid: str) -> None:
+    def drop_job(self, job_uid: str) -> None:
         """Forget a job that is gone, and with it all that it owned."""
         with self._lock:
             self._jobs.pop(job_uid, None)
@@ -341,7 +341,7 @@ class ReplacementTimer:
                 self._lost_at.setdefault(key, self._clock())
                 self._forget_old(self._lost_at)
 
-    def forget(self, key: str) -> None:
+    def stop_clock(self, key: str) -> None:
         """Stop the clock without a result: another replica of the controller has created the pod."""
         with self._lock:
             self._lost_at.pop(key, None)

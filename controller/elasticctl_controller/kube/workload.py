@@ -20,7 +20,7 @@ from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import JSON_PATCH, MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.kube.event_recorder import EventRecorder
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
@@ -119,7 +119,7 @@ class KubeWorkload:
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
             callback(object_key(new or old or {}))
             if new is None and old is not None:
-                self._owned.forget(old["metadata"].get("uid", ""))
+                self._owned.drop_job(old["metadata"].get("uid", ""))
 
         self.jobs.subscribe(job_changed)
 
@@ -151,7 +151,7 @@ class KubeWorkload:
         """Return the names of nodes that are gone or NotReady for longer than their grace."""
         return self._health.lost()
 
-    def node_notices(self) -> Mapping[str, Notice]:
+    def node_notices(self) -> Mapping[str, LeaveNotice]:
         """Return the nodes that workers will have to leave, and why."""
         return self._notices.all()
 

@@ -76,7 +76,7 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class WorkerCommand:
     """The process to start; `working_dir` "" means the worker's own folder."""
 
     argv: tuple[str, ...]
@@ -90,7 +90,7 @@ def no_secrets(_: str) -> None:
 
 def build_command(
     pod: Manifest, base: Mapping[str, str], pinned: Mapping[str, str], read_secret: ReadSecret = no_secrets
-) -> Command:
+) -> WorkerCommand:
     """Build the worker's command: the container's env overrides `base`, `pinned` overrides both. Raises StartError."""
     container = worker_container(pod)
     env, hidden = {**base, **pinned}, set[str]()
@@ -121,7 +121,7 @@ def build_command(
             f"args: $({shown}) would show a secret to anyone who can run ps. FIX: read the variable in the program"
         )
     argv = tuple(_expand(word, env) for word in words)
-    return Command(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))
+    return WorkerCommand(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))
 
 
 def missing_secret(pod: Manifest, read_secret: ReadSecret) -> str:

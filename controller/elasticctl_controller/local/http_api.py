@@ -37,7 +37,7 @@ from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
 from elasticctl.cluster.local.capacity import LocalSharing, check_sharing
 from elasticctl_controller.local.command import gpus_requested
 from elasticctl_controller.local.objects import check_job, has_ended
-from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.store import LocalStore
 
 MAX_BODY_BYTES = 4 << 20
 MAX_GRACE_S = 86_400.0
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 class SupervisorApi:
     """The handlers. `info` is served as it is; `shut_down(stop_workers)` returns before the supervisor has ended."""
 
-    store: Store
+    store: LocalStore
     info: Mapping[str, Any]
     gpus: tuple[str, ...]
     shut_down: Callable[[bool], None]

@@ -42,7 +42,7 @@ from elasticctl_controller.local.lifecycle import KubeletEvent, KubeletState, re
 from elasticctl_controller.local.objects import grace_s_of
 from elasticctl_controller.local.processes import ExitWatcher, WorkerProcess
 from elasticctl_controller.local.shim import START_ERROR_EXIT_CODE
-from elasticctl_controller.local.store import Store, StoreChange
+from elasticctl_controller.local.store import LocalStore, StoreChange
 
 START_POLL_S = 0.02
 KILL_POLL_S = 0.05
@@ -89,7 +89,7 @@ class LocalKubelet:
 
     def __init__(
         self,
-        store: Store,
+        store: LocalStore,
         paths: LocalPaths,
         *,
         files_for: Callable[[Manifest], Mapping[str, str]],

@@ -19,7 +19,7 @@ import psutil
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.cluster.local.worker_processes import ENDED, find_shims, own_processes, variable_of
 from elasticctl_controller.local import shim
-from elasticctl_controller.local.command import Command, termination_log
+from elasticctl_controller.local.command import WorkerCommand, termination_log
 from elasticctl_controller.local.objects import KILLED_EXIT_CODE, Exit
 
 POLL_S = 0.2
@@ -63,7 +63,7 @@ class WorkerProcess:
             self._process.kill()
 
 
-def start_shim(pod_dir: Path, command: Command, umask: int = -1) -> WorkerProcess:
+def start_shim(pod_dir: Path, command: WorkerCommand, umask: int = -1) -> WorkerProcess:
     """Start the shim of a worker in `pod_dir`, which exists and is private; OSError when the system refuses.
 
     `umask`: what the worker creates its files with; -1: with the same as this process.

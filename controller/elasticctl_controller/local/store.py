@@ -60,7 +60,7 @@ class PodIncarnation:
     pod: Manifest | None
 
 
-class Store:
+class LocalStore:
     """Jobs, pods and events in one SQLite file; see the module's docstring.
 
     Raises ClusterError when the file cannot be read, StorageFullError when the disk is full.
@@ -225,7 +225,7 @@ class Store:
             pod = self._by_uid(db, uid)
             if pod is not None:
                 db.execute("DELETE FROM objects WHERE uid = ?", (uid,))
-                self._note("Pod", pod, pod["metadata"].get("labels", {}).get(LABEL_JOB, ""))
+                self._add_change("Pod", pod, pod["metadata"].get("labels", {}).get(LABEL_JOB, ""))
 
     # Incarnations: which logs belong to which worker of which job.
 
@@ -339,13 +339,13 @@ class Store:
         version = self._next_version(db, obj)
         row = (kind, metadata["namespace"], metadata["name"], metadata["uid"], job, version, json.dumps(obj))
         db.execute("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        self._note(kind, obj, job)
+        self._add_change(kind, obj, job)
 
     def _update(self, db: sqlite3.Connection, kind: str, obj: Manifest, job: str) -> None:
         version = self._next_version(db, obj)
         row = (version, json.dumps(obj), obj["metadata"]["uid"])
         db.execute("UPDATE objects SET resource_version = ?, json = ? WHERE uid = ?", row)
-        self._note(kind, obj, job)
+        self._add_change(kind, obj, job)
 
     def _next_version(self, db: sqlite3.Connection, obj: Manifest) -> int:
         with closing(db.execute("UPDATE revision SET value = value + 1 RETURNING value")) as cursor:
@@ -353,7 +353,7 @@ class Store:
         obj["metadata"]["resourceVersion"] = str(version)
         return version
 
-    def _note(self, kind: str, obj: Manifest, job: str) -> None:
+    def _add_change(self, kind: str, obj: Manifest, job: str) -> None:
         self._changes.append(StoreChange(kind, obj["metadata"]["namespace"], job))
 
 

@@ -39,7 +39,7 @@ from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.kubelet import LocalKubelet
 from elasticctl_controller.local.processes import write_private
-from elasticctl_controller.local.store import Store, StoreChange
+from elasticctl_controller.local.store import LocalStore, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
@@ -69,7 +69,7 @@ class Supervisor:
     def __init__(self, paths: LocalPaths, umask: int) -> None:
         self._paths = paths
         self._lock = _take_lock(paths)
-        self._store = Store(paths.database)
+        self._store = LocalStore(paths.database)
         secret = _load_token_key(paths)
         gpus = discover_gpus(os.environ)
         tokens = WorkerTokens(secret, lambda key: self._workload.get_job(key))

@@ -21,10 +21,10 @@ from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
 from elasticctl.cluster.local.capacity import LocalSharing, build_node
 from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.workers import owner_uid
 from elasticctl_controller.local.command import PEER_KEY_NAME, TOKEN_NAME
-from elasticctl_controller.local.store import Store, StoreChange
+from elasticctl_controller.local.store import LocalStore, StoreChange
 from elasticctl_controller.loop.apply_actions import PodCreator
 
 
@@ -36,7 +36,7 @@ class LocalWorkload:
 
     def __init__(
         self,
-        store: Store,
+        store: LocalStore,
         rendezvous_endpoint: str,
         gpus: int = 0,
         deliver: Callable[[ElasticJob], None] = lambda job: None,
@@ -71,7 +71,7 @@ class LocalWorkload:
         """Return none: a pod itself says what keeps its process from starting."""
         return []
 
-    def node_notices(self) -> Mapping[str, Notice]:
+    def node_notices(self) -> Mapping[str, LeaveNotice]:
         """Return none: nobody takes the only node away."""
         return {}
 

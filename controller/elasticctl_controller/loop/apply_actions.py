@@ -32,7 +32,7 @@ from elasticctl_controller.core.goal.placement import (
     prefer_node,
     require_node_types,
 )
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notifications import WARNING
 
@@ -78,7 +78,7 @@ class Workload(Protocol):
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady."""
 
-    def node_notices(self) -> Mapping[str, Notice]:
+    def node_notices(self) -> Mapping[str, LeaveNotice]:
         """Return the nodes that workers will have to leave, and why."""
 
     def nodes_may_be_named(self) -> bool:
@@ -106,7 +106,7 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AppliedActions:
     """The outcome of a pass: why a worker was `refused` ("": none was; None: none was to be created), the names of the
     workers that were `created`, and the names that are `taken` by strangers' pods.
     """
@@ -116,7 +116,7 @@ class Outcome:
     taken: frozenset[str] = frozenset()
 
 
-def apply_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> Outcome:
+def apply_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> AppliedActions:
     """Delete and create pods, or delete the job.
 
     A worker that the cluster refuses is part of the outcome. Any other error is raised, and the remaining actions are
@@ -129,13 +129,15 @@ def apply_actions(workload: Workload, calls: Executor, job: ElasticJob, decision
 
     call_all(calls, delete, [action for action in decision.actions if isinstance(action, DeleteWorker)])
     creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
-    outcome = _create_workers(workload, calls, job, creations) if creations else Outcome(refused=None)
+    outcome = _create_workers(workload, calls, job, creations) if creations else AppliedActions(refused=None)
     if any(isinstance(action, DeleteJob) for action in decision.actions):
         workload.delete_job(job)
     return outcome
 
 
-def _create_workers(workload: Workload, calls: Executor, job: ElasticJob, creations: list[CreateWorker]) -> Outcome:
+def _create_workers(
+    workload: Workload, calls: Executor, job: ElasticJob, creations: list[CreateWorker]
+) -> AppliedActions:
     created: list[str] = []
     taken: list[str] = []
     create_pod = workload.pod_creator(job)
@@ -157,7 +159,7 @@ def _create_workers(workload: Workload, calls: Executor, job: ElasticJob, creati
         raise  # for example because the predecessor of the same name still exists
     except ElasticctlError as e:
         refused = _REQUEST.sub("", str(e))
-    return Outcome(refused, frozenset(created), frozenset(taken))
+    return AppliedActions(refused, frozenset(created), frozenset(taken))
 
 
 def _pod_of(job: ElasticJob, action: CreateWorker, rendezvous_endpoint: str) -> Manifest:

@@ -22,7 +22,7 @@ from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.actions import Decision
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
-from elasticctl_controller.core.interruption_notices import Leaving, Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
 from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed, TokenView
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.restarts import is_asked_for
@@ -187,7 +187,7 @@ class Controller:
                 log.warning("job %s: the pass took %.0f s", key, took_s, extra={"job": key})
             self._on_pass(took_s, outcome)
             if outcome == OK:
-                self._queue.forget(key)
+                self._queue.reset_failures(key)
             else:
                 self._queue.add_rate_limited(key)
             self._queue.done(key)
@@ -212,7 +212,7 @@ class Controller:
         manifest = self._workload.get_job(key)
         if manifest is None:
             self._memories.pop(key, None)
-            self._events.forget(key)
+            self._events.drop_answer(key)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
@@ -258,7 +258,7 @@ class Controller:
     def _ask_about(self, job: ElasticJob, pod: Pod | None) -> None:
         """Find out why a pod does not start, for the next pass; a failure is only logged."""
         if pod is None:
-            self._events.forget(job.key)
+            self._events.drop_answer(job.key)
             return
         try:
             is_new, again_s = self._events.ask(job, pod, self._clock())
@@ -309,7 +309,7 @@ class Controller:
         )
 
     def _add_notices(
-        self, job: ElasticJob, cluster: ClusterView, reported: Mapping[str, Notice], *, is_shared: bool
+        self, job: ElasticJob, cluster: ClusterView, reported: Mapping[str, LeaveNotice], *, is_shared: bool
     ) -> ClusterView:
         """What the cluster shows, with the workers that will have to leave, as far as they may be replaced."""
         nodes = self._workload.node_notices()
@@ -326,7 +326,11 @@ class Controller:
         return None if job.rdzv_endpoint else self._rendezvous
 
     def _nodes_to_avoid(
-        self, job: ElasticJob, cluster: ClusterView, notices: Mapping[str, Notice], nodes: Mapping[str, Notice]
+        self,
+        job: ElasticJob,
+        cluster: ClusterView,
+        notices: Mapping[str, LeaveNotice],
+        nodes: Mapping[str, LeaveNotice],
     ) -> tuple[str, ...]:
         """The nodes that workers of the job have to leave, now or until a while ago, and that still accept pods."""
         now, memory = self._clock(), self._memory(job)
@@ -435,11 +439,11 @@ class Controller:
         return max(REFUSED_RETRY_S, fair_pause_s(refused, key, REFUSED_PER_S))
 
 
-def _notices_of(pods: Iterable[Pod], nodes: Mapping[str, Notice]) -> dict[str, Notice]:
+def _notices_of(pods: Iterable[Pod], nodes: Mapping[str, LeaveNotice]) -> dict[str, LeaveNotice]:
     """The notices that pods get from their nodes, by the pods' uids."""
     return {pod.uid: nodes[pod.node] for pod in pods if pod.node in nodes}
 
 
-def _deletion(pod: Pod) -> Notice:
+def _deletion(pod: Pod) -> LeaveNotice:
     """The notice that the deletion of a pod gives its worker; a pod that is deleted at once has no time left."""
-    return Notice("its node is being drained" if pod.drained else "its pod is being deleted", pod.deadline or 0.0)
+    return LeaveNotice("its node is being drained" if pod.drained else "its pod is being deleted", pod.deadline or 0.0)

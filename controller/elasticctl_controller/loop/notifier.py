@@ -20,7 +20,7 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core import notifications
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.notifications import Notification
 from elasticctl_controller.loop.apply_actions import PodCreator, Workload
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox
@@ -97,7 +97,7 @@ class NotifyingWorkload:
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
         return self._inner.list_pod_events(job, uid)
 
-    def node_notices(self) -> Mapping[str, Notice]:
+    def node_notices(self) -> Mapping[str, LeaveNotice]:
         return self._inner.node_notices()
 
     def nodes_may_be_named(self) -> bool:

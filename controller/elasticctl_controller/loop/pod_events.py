@@ -51,7 +51,7 @@ class PodEvents:
         answer = self._answers.get(key)
         return {} if answer is None else {answer.uid: answer.wait}
 
-    def forget(self, key: str) -> None:
+    def drop_answer(self, key: str) -> None:
         """Forget the answer about a job none of whose pods waits for a reason that only events tell."""
         self._answers.pop(key, None)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.limits import Limits
+from elasticctl.api.limits import AllowedJobs
 from elasticctl.api.objects import as_mapping
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.workers import is_active
@@ -32,8 +32,8 @@ class ProjectLimits:
         is spent stops it.
         """
         quota = self._quota_of(job.namespace)
-        limits = Limits.from_spec(as_mapping((quota or {}).get("spec")))
-        if limits == Limits() or job.status.phase.terminal or job.deleting:
+        limits = AllowedJobs.from_spec(as_mapping((quota or {}).get("spec")))
+        if limits == AllowedJobs() or job.status.phase.terminal or job.deleting:
             return job
         over = self._over_limit(job, limits)
         priority = job.sharing.priority if limits.priority is None else min(job.sharing.priority, limits.priority)
@@ -45,7 +45,7 @@ class ProjectLimits:
             sharing=replace(job.sharing, priority=priority),
         )
 
-    def _over_limit(self, job: ElasticJob, limits: Limits) -> str:
+    def _over_limit(self, job: ElasticJob, limits: AllowedJobs) -> str:
         """Why the job must not run; "" if it may, or if its owner has suspended it anyway."""
         if job.suspend and not job.queue:
             return ""

@@ -89,7 +89,7 @@ class WorkQueue:
         delay_s = min(BASE_DELAY_S * 2.0 ** min(failures, 30), MAX_DELAY_S)
         self.add_after(key, delay_s * (0.5 + self._jitter() / 2))
 
-    def forget(self, key: str) -> None:
+    def reset_failures(self, key: str) -> None:
         """Reset the failures of `key`, after it has been worked on successfully."""
         with self._changed:
             self._failures.pop(key, None)
@@ -103,7 +103,7 @@ class WorkQueue:
             deadline = None if timeout_s is None else self._clock() + timeout_s
             while not self._shut_down:
                 self._promote()
-                key = self._take()
+                key = self._pop_ready()
                 if key is not None:
                     return key
                 if deadline is not None and self._clock() >= deadline:
@@ -141,7 +141,7 @@ class WorkQueue:
         self._ready.setdefault(namespace_of(key), deque()).append(key)
         self._changed.notify()
 
-    def _take(self) -> str | None:
+    def _pop_ready(self) -> str | None:
         """Take the next key of the first namespace that may have one more worked on; None if there is none."""
         namespace = next((name for name in self._ready if self._busy[name] < self._most_at_once), None)
         if namespace is None:

@@ -71,7 +71,7 @@ class Groups:
         with self.lock:
             group = self.by_key.get(key)
             before, silent = (group.situation, len(group.signs.silent)) if group else (None, 0)
-            wait_s = group.settle(self.clock()) if group else None
+            wait_s = group.act_if_due(self.clock()) if group else None
             is_news = group is not None and len(group.signs.silent) > silent
         if is_news:
             self.note_change(key)

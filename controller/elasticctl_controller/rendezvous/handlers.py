@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.request_bodies import Bodies
 from elasticctl_controller.rendezvous.requests import (
@@ -163,7 +163,7 @@ class Handlers:
         if "in_s" in body:
             in_s = read_seconds(body, "in_s")
             with self._groups.changing(caller) as (group, now):
-                group.add_notice(uid, Notice(reason, None if in_s is None else now + in_s), now)
+                group.add_notice(uid, LeaveNotice(reason, None if in_s is None else now + in_s), now)
             self._groups.note_change(caller.key)
         else:
             await self._groups.poll(

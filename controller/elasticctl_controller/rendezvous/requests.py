@@ -16,7 +16,7 @@ from typing import Any
 
 from elasticctl.api.codec import Timestamp, camel, from_json, to_rfc3339
 from elasticctl.api.observed.hang_description import RankPlace
-from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, RankFailure
+from elasticctl.api.status import NOT_FINITE_VALUES, NotFiniteMetric, ProgressStatus, RankFailure
 from elasticctl.api.usage import WorkerUsage
 from elasticctl_controller.core.causes import parse_failure
 from elasticctl_controller.core.group.failures import RanksEnd
@@ -309,14 +309,14 @@ def _progress(message: Mapping[str, Any]) -> ProgressStatus:
     )
 
 
-def _not_finite(value: object, step: int) -> NotFinite | None:
+def _not_finite(value: object, step: int) -> NotFiniteMetric | None:
     """A metric that a rank reports as not finite, `{"value": "NaN", "since_step": 81}`; None for anything else."""
     if isinstance(value, float) and not math.isfinite(value):
-        return NotFinite("NaN" if math.isnan(value) else "inf" if value > 0 else "-inf", step)
+        return NotFiniteMetric("NaN" if math.isnan(value) else "inf" if value > 0 else "-inf", step)
     if not isinstance(value, Mapping) or value.get("value") not in NOT_FINITE_VALUES:
         return None
     since = _whole(value.get("since_step"))
-    return NotFinite(str(value["value"]), step if since is None else min(since, step))
+    return NotFiniteMetric(str(value["value"]), step if since is None else min(since, step))
 
 
 def _whole(value: object) -> int | None:

@@ -19,7 +19,7 @@ from elasticctl.api.status import (
     GroupGeneration,
     Interruption,
     JobStatus,
-    NotFinite,
+    NotFiniteMetric,
     ProgressStatus,
     RankFailure,
     Scaling,
@@ -193,7 +193,7 @@ def test_numbers_that_json_cannot_hold_are_left_out():
 
 
 def test_since_when_a_metric_is_no_number_outlives_the_service():
-    lost = NotFinite("NaN", 81, Timestamp(NOW))
+    lost = NotFiniteMetric("NaN", 81, Timestamp(NOW))
     status = fold(JobStatus(), progress=ProgressStatus(step=90, at=Timestamp(NOW + 1), not_finite={"loss": lost}))
     assert status.progress.not_finite == {"loss": lost}
     later = replace(lost, value="inf", at=Timestamp(NOW + 5))
@@ -226,7 +226,7 @@ def test_a_group_that_failed_otherwise_trained_until_it_was_stopped():
 def test_a_group_that_goes_on_from_before_begins_without_it():
     history = TrainingHistory()
     for generation, told in enumerate(
-        ({"not_finite": {"loss": NotFinite("NaN", 81)}}, {"metrics": {"loss": 0.5}}, {}), 1
+        ({"not_finite": {"loss": NotFiniteMetric("NaN", 81)}}, {"metrics": {"loss": 0.5}}, {}), 1
     ):
         history.add_generation(a_generation(generation, 2))
         history.note_step(generation, ProgressStatus(step=90, **told), NOW)

@@ -12,7 +12,7 @@ from elasticctl_controller.core.interruption_notices import (
     LEAVE_S,
     PATIENCE_S,
     TOGETHER_S,
-    Notice,
+    LeaveNotice,
     Notices,
     Replacements,
     lead_s,
@@ -49,8 +49,8 @@ def test_a_node_that_still_takes_pods_is_told_from_one_that_does_not() -> None:
     node = a_node("aws-node-termination-handler/rebalance-recommendation")
     node["spec"]["taints"][0]["effect"] = "PreferNoSchedule"
     assert [read_node(node), read_node({**node, "spec": {**node["spec"], "unschedulable": True}})] == [
-        Notice("AWS recommends leaving its node"),
-        Notice("AWS recommends leaving its node", closed=True),
+        LeaveNotice("AWS recommends leaving its node"),
+        LeaveNotice("AWS recommends leaving its node", closed=True),
     ]
 
 
@@ -67,17 +67,17 @@ def test_a_kubelet_that_shuts_down_leaves_no_time() -> None:
 
 
 def test_the_earliest_deadline_counts() -> None:
-    notices = Notices(reported={"u": Notice("rebalance")}, given={"u": Notice("drained", 130.0)})
-    assert notices.of("u") == Notice("drained", 130.0)
-    notices.reported["u"] = Notice("reclaimed", 120.0)
-    assert notices.of("u") == Notice("reclaimed", 120.0)
+    notices = Notices(reported={"u": LeaveNotice("rebalance")}, given={"u": LeaveNotice("drained", 130.0)})
+    assert notices.of("u") == LeaveNotice("drained", 130.0)
+    notices.reported["u"] = LeaveNotice("reclaimed", 120.0)
+    assert notices.of("u") == LeaveNotice("reclaimed", 120.0)
     assert notices.of("v") is None
 
 
 def test_a_restarted_service_knows_who_has_to_go() -> None:
     workers = [WorkerStatus("a", "u"), WorkerStatus("b", "v", notice="AWS"), WorkerStatus("c", "w", notice="AWS")]
     workers[2] = WorkerStatus("c", "w", notice="AWS", cause=Cause.PREEMPTED)
-    assert Notices.restored(workers).reported == {"v": Notice("AWS")}
+    assert Notices.restored(workers).reported == {"v": LeaveNotice("AWS")}
 
 
 def test_a_worker_leaves_earlier_where_steps_and_saves_take_long() -> None:
@@ -85,7 +85,7 @@ def test_a_worker_leaves_earlier_where_steps_and_saves_take_long() -> None:
     assert lead_s(30.0, 20.0) > 50.0
 
 
-HELD = {"a": Notice("x", 220.0), "b": Notice("x", 200.0), "c": Notice("x")}
+HELD = {"a": LeaveNotice("x", 220.0), "b": LeaveNotice("x", 200.0), "c": LeaveNotice("x")}
 
 
 @pytest.mark.parametrize(

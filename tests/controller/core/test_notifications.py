@@ -12,7 +12,7 @@ from elasticctl.api.status import (
     GroupGeneration,
     Interruption,
     JobStatus,
-    NotFinite,
+    NotFiniteMetric,
     Phase,
     ProgressStatus,
 )
@@ -29,7 +29,7 @@ BROKEN = Interruption(Timestamp(NOW), "digits-worker-1", "", Cause.APPLICATION, 
 
 def diverging(step: int) -> JobStatus:
     """Its loss is NaN since step 81."""
-    return replace(RUNNING, progress=ProgressStatus(step=step, not_finite={"loss": NotFinite("NaN", 81)}))
+    return replace(RUNNING, progress=ProgressStatus(step=step, not_finite={"loss": NotFiniteMetric("NaN", 81)}))
 
 
 def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:

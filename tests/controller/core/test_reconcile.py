@@ -10,7 +10,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
 from elasticctl.api.status import Cause, ConditionType, Phase, ReplicaStatus, ScalingPhase, ShareStatus
 from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.observed import Observed
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.workers import SILENT_MESSAGE
@@ -75,7 +75,7 @@ class TestMakingWorkers:
         assert [worker.index for worker in job.status.workers] == [0, 1, 2]
 
     def test_a_worker_that_has_to_go_is_replaced_at_once_elsewhere_and_not_removed(self):
-        going = {"notices": {"uid-1": Notice("AWS is reclaiming its node", 200.0)}, "avoid": ("node-1",)}
+        going = {"notices": {"uid-1": LeaveNotice("AWS is reclaiming its node", 200.0)}, "avoid": ("node-1",)}
         job, decision = a_step(a_running_job(max=3), THREE, **going)
         assert decision.actions == (CreateWorker(3, "", ("node-1",)),)
         assert job.status.workers[1].notice == "AWS is reclaiming its node"
@@ -87,17 +87,17 @@ class TestMakingWorkers:
         assert job.status.active == 3
 
     def test_a_notice_that_is_taken_back_leaves_the_job_as_it_was(self):
-        job = a_step(a_running_job(), THREE, notices={"uid-1": Notice("Karpenter")})[0]
+        job = a_step(a_running_job(), THREE, notices={"uid-1": LeaveNotice("Karpenter")})[0]
         job = a_step(job, [*THREE, a_pod(3, phase=PodPhase.PENDING)])[0]
         assert deleted(a_step(job, [*THREE, a_pod(3, phase=PodPhase.PENDING)])[1]) == ["digits-worker-3"]
 
     def test_in_a_shared_cluster_there_is_no_room_beside_a_worker_that_has_to_go(self):
-        going = {"notices": {"uid-1": Notice("Karpenter")}, "share": ShareStatus(3)}
+        going = {"notices": {"uid-1": LeaveNotice("Karpenter")}, "share": ShareStatus(3)}
         assert created(a_step(a_running_job(max=3), THREE, **going)[1]) == []
 
     def test_a_job_that_is_scaled_to_nothing_keeps_nobody_who_has_to_go(self):
         job = a_running_job(min=0)
-        job = a_step(replace(job, desired=0), THREE, notices={"uid-1": Notice("Karpenter")})[0]
+        job = a_step(replace(job, desired=0), THREE, notices={"uid-1": LeaveNotice("Karpenter")})[0]
         assert all(worker.removal for worker in job.status.workers)
 
     def test_a_terminating_pod_keeps_its_index_and_is_replaced_at_once_even_above_max(self):

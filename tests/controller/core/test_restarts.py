@@ -11,7 +11,7 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import ElasticJob, PodPhase, Policy, RestartPolicy
-from elasticctl.api.status import Backoff, CheckpointStatus, GroupGeneration, Phase, RankFailure
+from elasticctl.api.status import CheckpointStatus, GroupGeneration, Phase, RankFailure, RestartBackoff
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, observe, told
 
@@ -43,7 +43,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause():
     """The pause was begun by a clock that was an hour ahead."""
     job, _ = a_step(a_running_job(backoff_limit=100), [a_pod(0), a_pod(1)], now=NOW + 3600)
     assert job.status.restarts == {"Deleted": 1}
-    job = replace(job, status=replace(job.status, backoff=Backoff(failures=1, until=Timestamp(NOW + 3601))))
+    job = replace(job, status=replace(job.status, backoff=RestartBackoff(failures=1, until=Timestamp(NOW + 3601))))
     job, decision = a_step(job, [a_pod(0), a_pod(1)])
     assert created(decision) == [2]
     job, decision = a_step(job, [a_pod(0), an_end(1, 1, message=told("application"))])
@@ -52,7 +52,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause():
 
 
 def test_a_row_of_failures_beyond_all_counting_pauses_for_the_longest_time():
-    status = replace(a_running_job().status, backoff=Backoff(failures=10**6, until=Timestamp(NOW + 1)))
+    status = replace(a_running_job().status, backoff=RestartBackoff(failures=10**6, until=Timestamp(NOW + 1)))
     job = replace(a_running_job(backoff_limit=100), status=status)
     job, _ = a_step(job, [a_pod(0), an_end(1, 1, message=told("application")), a_pod(2)])
     assert job.status.backoff.until == NOW + 60

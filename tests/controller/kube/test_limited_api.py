@@ -29,15 +29,15 @@ def test_a_burst_is_free_and_then_the_rate_holds() -> None:
     time = Time()
     bucket = TokenBucket(10.0, 5, time.clock, time.sleep)
     for _ in range(5):
-        bucket.take()
+        bucket.take_token()
     assert time.slept == 0
     for _ in range(20):
-        bucket.take()
+        bucket.take_token()
     assert time.slept == pytest.approx(2.0)
     time.now += 3600
     before = time.slept
     for _ in range(5):
-        bucket.take()
+        bucket.take_token()
     assert time.slept == before
 
 
@@ -46,7 +46,7 @@ def test_everybody_waits_while_the_server_wants_to_be_left_alone() -> None:
     bucket = TokenBucket(1000.0, 100, time.clock, time.sleep)
     bucket.close_for(7.0)
     bucket.close_for(2.0)
-    bucket.take()
+    bucket.take_token()
     assert time.slept == pytest.approx(7.0)
 
 
@@ -60,8 +60,8 @@ def test_who_waits_already_waits_on_when_the_server_has_had_enough() -> None:
         for more in said:
             bucket.close_for(more)
 
-    bucket.take()
-    bucket.take()
+    bucket.take_token()
+    bucket.take_token()
     assert time.slept == pytest.approx(1.0 + 5.0)
 
 
@@ -140,5 +140,5 @@ def test_a_busy_server_is_left_alone_by_what_goes_apart_too(closed: int) -> None
     bucket = TokenBucket(1000.0, 100, time.clock, time.sleep)
     both = [bucket, bucket.with_own_rate(1000.0, 100)]
     both[closed].close_for(7.0)
-    both[1 - closed].take()
+    both[1 - closed].take_token()
     assert time.slept == pytest.approx(7.0)

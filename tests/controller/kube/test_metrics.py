@@ -8,10 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import Interruption, JobStatus
-from elasticctl_controller.kube.metrics import Metrics, jobs_by_phase, workers_by_state
+from elasticctl_controller.kube.metrics import ControllerMetrics, jobs_by_phase, workers_by_state
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def samples(metrics: ControllerMetrics) -> dict[str, float]:
     """Every sample as Prometheus reads it: `name{label=value,...}` -> value."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
@@ -22,7 +22,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 
 def test_the_documented_metrics_are_served() -> None:
-    metrics = Metrics()
+    metrics = ControllerMetrics()
     metrics.observe_pass(0.02, "ok")
     metrics.observe_pass(7.0, "conflict")
     metrics.count_request("GET", "ok")
@@ -47,7 +47,7 @@ def test_the_documented_metrics_are_served() -> None:
 
 
 def test_there_is_no_series_beside_the_documented_ones() -> None:
-    metrics = Metrics()
+    metrics = ControllerMetrics()
     metrics.observe_pass(0.02, "conflict")
     metrics.count_request("GET", "ok")
     assert not [name for name in samples(metrics) if "_created" in name or not name.startswith("elasticctl_")]
@@ -60,7 +60,7 @@ def test_a_status_that_somebody_has_written_by_hand_hides_no_other() -> None:
 
 def test_who_asks_all_the_time_takes_a_fifth_of_it_at_most() -> None:
     times = iter([0.0, 1.0, 1.5, 4.9, 5.0, 5.5, 6.0])  # it takes a second, and is kept for four
-    metrics, asked = Metrics(lambda: next(times)), []
+    metrics, asked = ControllerMetrics(lambda: next(times)), []
     metrics.register_gauges(lambda: asked.append(1) or [], lambda: 0, lambda: True)
     for count in (1, 1, 1, 2, 2):
         assert b"elasticctl_leader 1.0" in metrics.render_at_rest()
@@ -68,7 +68,7 @@ def test_who_asks_all_the_time_takes_a_fifth_of_it_at_most() -> None:
 
 
 def test_gauges_are_computed_at_each_scrape() -> None:
-    metrics = Metrics()
+    metrics = ControllerMetrics()
     jobs: list[Manifest] = []
     metrics.register_gauges(lambda: jobs, lambda: len(jobs), lambda: bool(jobs))
     assert (samples(metrics)["elasticctl_leader"], samples(metrics)["elasticctl_workqueue_depth"]) == (0, 0)
@@ -85,7 +85,7 @@ def test_jobs_of_any_content_are_counted() -> None:
 
 
 def test_losses_are_counted_once_each_with_what_they_cost() -> None:
-    metrics = Metrics()
+    metrics = ControllerMetrics()
     lost = Interruption(uid="a", at=1.0)
     first = JobStatus(restarts={"Unresponsive": 1}, interruptions=(lost,))
     metrics.observe_status(JobStatus(), first)

@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from elasticctl.api.status import Interruption, JobStatus
-from elasticctl_controller.kube.metrics import Metrics
+from elasticctl_controller.kube.metrics import ControllerMetrics
 
 MONITORING = Path(__file__).parents[3] / "controller" / "monitoring"
 RULES = MONITORING / "alerts.yaml"
@@ -33,7 +33,7 @@ def expressions() -> Iterator[str]:
 
 def served() -> dict[str, set[str]]:
     """Every sample on the metrics page with its labels, once each metric has a value."""
-    metrics = Metrics()
+    metrics = ControllerMetrics()
     metrics.observe_pass(0.02, "conflict")
     metrics.count_request("GET", "ok")
     metrics.observe_replacement(0.4)

@@ -17,21 +17,21 @@ from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.local import kubelet as module
 from elasticctl_controller.local.kubelet import RETRY_S, LocalKubelet
 from elasticctl_controller.local.lifecycle import KubeletState
-from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.store import LocalStore
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[LocalStore]:
     LocalPaths(tmp_path / "state", tmp_path / "run").create()
-    store = Store(LocalPaths(tmp_path / "state", tmp_path / "run").database)
+    store = LocalStore(LocalPaths(tmp_path / "state", tmp_path / "run").database)
     yield store
     store.close()
 
 
 @pytest.fixture
-def kubelet(store: Store, tmp_path: Path) -> LocalKubelet:
+def kubelet(store: LocalStore, tmp_path: Path) -> LocalKubelet:
     return LocalKubelet(
         store, LocalPaths(tmp_path / "state", tmp_path / "run"), files_for=lambda pod: {"token": "token"}
     )
@@ -39,7 +39,7 @@ def kubelet(store: Store, tmp_path: Path) -> LocalKubelet:
 
 @pytest.mark.parametrize("error", [KeyError("a field"), ClusterError("the disk is full"), OSError("no more processes")])
 def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
-    store: Store,
+    store: LocalStore,
     kubelet: LocalKubelet,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -82,7 +82,7 @@ def test_a_store_that_cannot_be_read_is_asked_now_and_then(
     assert asked[2] - asked[0] >= 0.4
 
 
-def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: Store, tmp_path: Path) -> None:
+def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: LocalStore, tmp_path: Path) -> None:
     paths, texts = LocalPaths(tmp_path / "state", tmp_path / "run"), ["1" * 64]
     kubelet = LocalKubelet(store, paths, files_for=lambda pod: {"token": texts[-1], "peers": "p"})
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", "sleep 60", 1)))
@@ -102,7 +102,7 @@ def test_a_running_workers_token_changes_and_is_whole_at_any_time(store: Store, 
         kubelet.stop()
 
 
-def test_a_workers_files_are_the_users_and_not_private_as_the_supervisors(store: Store, tmp_path: Path) -> None:
+def test_a_workers_files_are_the_users_and_not_private_as_the_supervisors(store: LocalStore, tmp_path: Path) -> None:
     paths, result = LocalPaths(tmp_path / "state", tmp_path / "run"), tmp_path / "result"
     kubelet = LocalKubelet(store, paths, files_for=lambda pod: {"token": "token"}, umask=0o027)
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", f"touch '{result}'", 1)))
@@ -117,7 +117,7 @@ def test_a_workers_files_are_the_users_and_not_private_as_the_supervisors(store:
 
 
 def test_a_worker_is_stopped_though_the_disk_is_full(
-    store: Store, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: LocalStore, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = ElasticJob.from_manifest(store.create_job(shell_job("job", "sleep 60", 1)))
     store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
@@ -138,7 +138,7 @@ def test_a_worker_is_stopped_though_the_disk_is_full(
 
 @pytest.mark.parametrize("hours", [-5, 5])
 def test_a_clock_that_is_set_changes_no_grace_period_and_delays_no_start(
-    store: Store, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, hours: int
+    store: LocalStore, kubelet: LocalKubelet, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     real, state = time.time, kubelet._paths
     job = ElasticJob.from_manifest(

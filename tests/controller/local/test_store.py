@@ -12,13 +12,13 @@ import pytest
 from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError, StorageFullError
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.local.database import EVENTS_PER_JOB
-from elasticctl_controller.local.store import Store, StoreChange
+from elasticctl_controller.local.store import LocalStore, StoreChange
 from tests.support.jobs import shell_job
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "state.db", clock=lambda: 1_000_000.0)
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    store = LocalStore(tmp_path / "state.db", clock=lambda: 1_000_000.0)
     yield store
     store.close()
 
@@ -31,17 +31,17 @@ def pod(name: str, job: str = "job") -> Manifest:
 
 
 def test_what_is_written_is_there_after_a_restart(tmp_path: Path) -> None:
-    first = Store(tmp_path / "state.db")
+    first = LocalStore(tmp_path / "state.db")
     job = first.create_job(shell_job("kept", "true"))
     first.close()
-    second = Store(tmp_path / "state.db")
+    second = LocalStore(tmp_path / "state.db")
     assert second.get_job("default", "kept") == job
     later = second.create_job(shell_job("later", "true"))
     assert int(later["metadata"]["resourceVersion"]) > int(job["metadata"]["resourceVersion"])
     second.close()
 
 
-def test_the_status_is_written_only_over_the_version_it_was_made_from(store: Store) -> None:
+def test_the_status_is_written_only_over_the_version_it_was_made_from(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     version = job["metadata"]["resourceVersion"]
     written = store.write_job_status("default", "job", {"phase": "Running"}, version)
@@ -51,7 +51,7 @@ def test_the_status_is_written_only_over_the_version_it_was_made_from(store: Sto
     assert store.get_job("default", "job")["status"] == {"phase": "Running"}
 
 
-def test_a_patch_leaves_the_status_and_the_identity_alone(store: Store) -> None:
+def test_a_patch_leaves_the_status_and_the_identity_alone(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     patch = {"status": {"phase": "Succeeded"}, "metadata": {"uid": "mine", "name": "other", "annotations": {"a": "b"}}}
     result = store.patch_job("default", "job", patch, check=lambda *_: None)
@@ -61,7 +61,7 @@ def test_a_patch_leaves_the_status_and_the_identity_alone(store: Store) -> None:
     assert result["metadata"]["generation"] == 1
 
 
-def test_a_patch_that_changes_nothing_is_not_a_change(store: Store) -> None:
+def test_a_patch_that_changes_nothing_is_not_a_change(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     heard: list[StoreChange] = []
     store.subscribe(heard.append)
@@ -69,7 +69,7 @@ def test_a_patch_that_changes_nothing_is_not_a_change(store: Store) -> None:
     assert heard == []
 
 
-def test_a_refused_patch_changes_nothing(store: Store) -> None:
+def test_a_refused_patch_changes_nothing(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
 
     def refuse(_: Manifest, __: Manifest) -> None:
@@ -80,7 +80,7 @@ def test_a_refused_patch_changes_nothing(store: Store) -> None:
     assert store.get_job("default", "job") == job
 
 
-def test_deleting_a_job_asks_for_the_deletion_of_its_pods_alone(store: Store) -> None:
+def test_deleting_a_job_asks_for_the_deletion_of_its_pods_alone(store: LocalStore) -> None:
     mine, other = (store.create_job(shell_job(name, "true")) for name in ("job", "other"))
     store.create_pod(pod("job-worker-0"), mine["metadata"]["uid"])
     store.create_pod(pod("other-worker-0", "other"), other["metadata"]["uid"])
@@ -93,7 +93,7 @@ def test_deleting_a_job_asks_for_the_deletion_of_its_pods_alone(store: Store) ->
         store.create_pod(pod("job-worker-1"), mine["metadata"]["uid"])
 
 
-def test_files_are_given_up_once_job_and_pod_are_gone(store: Store) -> None:
+def test_files_are_given_up_once_job_and_pod_are_gone(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = store.create_pod(pod("job-worker-0"), job["metadata"]["uid"])["metadata"]["uid"]
     store.remove_pod(uid)
@@ -105,7 +105,7 @@ def test_files_are_given_up_once_job_and_pod_are_gone(store: Store) -> None:
     assert store.list_abandoned() == []
 
 
-def test_a_deletion_can_only_come_nearer(store: Store) -> None:
+def test_a_deletion_can_only_come_nearer(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = store.create_pod(pod("job-worker-0"), job["metadata"]["uid"])["metadata"]["uid"]
     graces = []
@@ -115,7 +115,7 @@ def test_a_deletion_can_only_come_nearer(store: Store) -> None:
     assert graces == [7, 7, 0, 0]
 
 
-def test_a_job_made_again_is_not_deleted_for_the_old_one(store: Store) -> None:
+def test_a_job_made_again_is_not_deleted_for_the_old_one(store: LocalStore) -> None:
     old = store.create_job(shell_job("job", "true"))["metadata"]["uid"]
     store.delete_job("default", "job")
     store.create_job(shell_job("job", "true"))
@@ -124,7 +124,7 @@ def test_a_job_made_again_is_not_deleted_for_the_old_one(store: Store) -> None:
     assert store.get_job("default", "job")
 
 
-def test_events_are_counted_up_and_bounded(store: Store) -> None:
+def test_events_are_counted_up_and_bounded(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = job["metadata"]["uid"]
     for number in range(EVENTS_PER_JOB + 10):
@@ -137,7 +137,7 @@ def test_events_are_counted_up_and_bounded(store: Store) -> None:
     assert events[0]["message"] == "thing 11"
 
 
-def test_listeners_hear_of_what_is_on_disk(store: Store) -> None:
+def test_listeners_hear_of_what_is_on_disk(store: LocalStore) -> None:
     heard: list[tuple[StoreChange, bool]] = []
 
     def listen(change: StoreChange) -> None:
@@ -148,7 +148,7 @@ def test_listeners_hear_of_what_is_on_disk(store: Store) -> None:
     assert heard == [(StoreChange("ElasticJob", "default", "job"), True)]
 
 
-def test_threads_do_not_lose_each_others_changes(store: Store) -> None:
+def test_threads_do_not_lose_each_others_changes(store: LocalStore) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = store.create_pod(pod("job-worker-0"), job["metadata"]["uid"])["metadata"]["uid"]
 
@@ -163,7 +163,7 @@ def test_threads_do_not_lose_each_others_changes(store: Store) -> None:
     assert store.list_pods()[0]["status"] == {"n": 100}
 
 
-def test_a_full_disk_changes_nothing_and_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_changes_nothing_and_says_so(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_job(shell_job("before", "true"))
     with store._database.reading() as db:  # SQLite's own "database or disk is full"
         pages = db.execute("PRAGMA page_count").fetchone()[0]
@@ -181,7 +181,7 @@ def test_a_damaged_file_is_kept_and_named(tmp_path: Path, damage: bytes) -> None
     path = tmp_path / "state.db"
     path.write_bytes(damage)
     with pytest.raises(ClusterError, match=r"state\.db is damaged .* move it away"):
-        Store(path)
+        LocalStore(path)
     assert path.read_bytes() == damage
 
 
@@ -191,4 +191,4 @@ def test_a_file_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(ClusterError, match="newer elasticctl"):
-        Store(path)
+        LocalStore(path)

@@ -19,9 +19,9 @@ from elasticctl.api.status import JobStatus, ProgressStatus, TokenStatus
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.worker_tokens import EVERY_S, OVERLAP_S
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.local import objects
-from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.store import LocalStore
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.apply_actions import (
     PARALLEL_CALLS,
@@ -43,13 +43,13 @@ KEY, CAPACITY = "default/job", "karpenter.sh/capacity-type"
 class Failing(LocalWorkload):
     """A workload of which the next calls of one kind fail, and nodes are lost."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: LocalStore) -> None:
         super().__init__(store, "unix:///nowhere")
         self.errors: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
         self.delivered: list[int] = []
         self.lost: frozenset[str] = frozenset()
-        self.notices: dict[str, Notice] = {}
+        self.notices: dict[str, LeaveNotice] = {}
         self.namable = True
 
     def nodes_may_be_named(self) -> bool:
@@ -58,7 +58,7 @@ class Failing(LocalWorkload):
     def lost_nodes(self) -> frozenset[str]:
         return self.lost
 
-    def node_notices(self) -> Mapping[str, Notice]:
+    def node_notices(self) -> Mapping[str, LeaveNotice]:
         return self.notices
 
     def _note(self, call: str) -> None:
@@ -94,7 +94,7 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.clock = Clock(1_700_000_000.0)
-        self.store = Store(path / "state.db", self.clock)
+        self.store = LocalStore(path / "state.db", self.clock)
         self.workload = Failing(self.store)
         self.rendezvous = RendezvousService(lambda uid, number: "t", lambda key: None, self.clock)
         self.queue = WorkQueue()
@@ -345,7 +345,7 @@ def test_a_worker_that_is_refused_is_tried_again_within_seconds_however_often_it
             bench.workload.calls.clear()
             bench.controller.sync(KEY)
             tries += [second] * bench.workload.calls.count("create")
-            bench.queue.forget(KEY)
+            bench.queue.reset_failures(KEY)
             bench.queue.done(KEY)
     assert max(after - before for before, after in itertools.pairwise(tries)) <= 4
     assert len(tries) <= 120 / 3 + 3, "and not more often"
@@ -493,7 +493,7 @@ def test_a_node_to_leave_is_named_to_new_workers_only_where_that_is_needed(
     bench.settle()
     bench.place_pods()
     bench.run_pods()
-    bench.workload.notices, bench.workload.namable = {"node-0": Notice("it goes", closed=closed)}, not brought
+    bench.workload.notices, bench.workload.namable = {"node-0": LeaveNotice("it goes", closed=closed)}, not brought
     bench.settle()
     bench.workload.lost = frozenset({"node-1"})
     bench.settle()

@@ -52,7 +52,7 @@ def test_another_pod_is_asked_about_at_once_and_a_job_that_does_not_wait_is_forg
     bench.pod_events.ask(job, POD, NOW)
     bench.pod_events.ask(job, a_pod(1, PodPhase.PENDING), NOW + 1)
     assert (bench.asked, list(bench.pod_events.of(job.key))) == (["uid-0", "uid-1"], ["uid-1"])
-    bench.pod_events.forget(job.key)
+    bench.pod_events.drop_answer(job.key)
     assert bench.pod_events.of(job.key) == {}
 
 

@@ -10,7 +10,7 @@ import pytest
 from elasticctl.api.quota import Quota, check_quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.store import LocalStore
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.project_limits import ProjectLimits
@@ -23,7 +23,7 @@ class Bench:
     """A controller of a store, in which the project `default` has limits and has spent `usd` today."""
 
     def __init__(self, path: Path) -> None:
-        self.store = Store(path / "state.db")
+        self.store = LocalStore(path / "state.db")
         self.workload = LocalWorkload(self.store, "unix:///nowhere")
         self.usd = 0.0
         limits = ProjectLimits(self.workload.quota_of, lambda project: self.usd)

@@ -22,7 +22,7 @@ from elasticctl.api.status import JobStatus, ProgressStatus
 from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.local import objects
-from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.store import LocalStore
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.apply_actions import PodCreator
 from elasticctl_controller.loop.controller import Controller
@@ -38,7 +38,7 @@ MARK = 1_000_000
 class ChangingHands(LocalWorkload):
     """A workload whose job is replaced by another of its name when the loop makes its n-th call from now."""
 
-    def __init__(self, store: Store, replace_job: Any) -> None:
+    def __init__(self, store: LocalStore, replace_job: Any) -> None:
         super().__init__(store, "unix:///nowhere")
         self.calls_left = -1
         self._replace_job = replace_job
@@ -83,7 +83,7 @@ class RecreatedJob(RuleBasedStateMachine):
         super().__init__()
         self.now = 1_700_000_000.0
         self.folder = tempfile.TemporaryDirectory()
-        self.store = Store(Path(self.folder.name) / "state.db", lambda: self.now)
+        self.store = LocalStore(Path(self.folder.name) / "state.db", lambda: self.now)
         self.workload = ChangingHands(self.store, self.replace_job)
         self.uids: list[str] = []
         self.pods: dict[str, str] = {}
@@ -153,7 +153,7 @@ class RecreatedJob(RuleBasedStateMachine):
             self.start_workers()
         self.now += 31.0  # nobody waits longer for those that do not join
         if self.group is not None:
-            self.group.settle(self.now)
+            self.group.act_if_due(self.now)
 
     @rule()
     def start_workers(self) -> None:

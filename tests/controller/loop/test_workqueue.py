@@ -118,7 +118,7 @@ def test_failures_back_off_up_to_a_limit_until_they_are_forgotten() -> None:
         queue.done("a")
     assert pauses_s[:3] == [BASE_DELAY_S, 2 * BASE_DELAY_S, 4 * BASE_DELAY_S]
     assert pauses_s[-1] == MAX_DELAY_S
-    queue.forget("a")
+    queue.reset_failures("a")
     queue.add_rate_limited("a")
     assert next_due(queue, clock) == BASE_DELAY_S
 

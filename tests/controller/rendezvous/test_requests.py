@@ -17,7 +17,7 @@ from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.members import Members
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.reports import RankReports
+from elasticctl_controller.core.group.reports import ScriptReports
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.core.observed import GroupView
 from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
@@ -153,7 +153,7 @@ def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any])
 
 
 def test_where_ranks_stand_is_known_until_they_move() -> None:
-    group = Group("j", generation=2, reports=RankReports(obstacle="the storage"))
+    group = Group("j", generation=2, reports=ScriptReports(obstacle="the storage"))
     ranks = [{"rank": 0, "where": "all_reduce", "for_s": 61.0, "waits": True}, {"rank": 1, "where": "load (data.py:9)"}]
     assert note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": ranks}, NOW)
     assert describe_hang(group.reports.places) == "rank 1 stands in load (data.py:9); rank 0 waits for it in all_reduce"
@@ -184,7 +184,7 @@ def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> 
 
 @given(JSON)
 def test_newcomers_are_told_what_the_others_call_their_model_with_if_it_is_a_list(told: Any) -> None:
-    group = Group("j", generation=2, reports=RankReports(examples="[1]"))
+    group = Group("j", generation=2, reports=ScriptReports(examples="[1]"))
     note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
     assert group.reports.examples == ""
     text = json.dumps([told, "\0\ud800"])
@@ -196,7 +196,7 @@ def test_newcomers_are_told_what_the_others_call_their_model_with_if_it_is_a_lis
 
 @pytest.mark.parametrize("told", ["[" * 7000, "[NaN", "{}", "1", "[" + " " * 8000 + "]"])
 def test_what_is_no_short_list_is_not_told_to_newcomers(told: str) -> None:
-    group = Group("j", generation=2, reports=RankReports(examples="[1]"))
+    group = Group("j", generation=2, reports=ScriptReports(examples="[1]"))
     note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
     assert group.reports.examples == ""
 

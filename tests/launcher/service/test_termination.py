@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
-from elasticctl_controller.core.interruption_notices import Leaving, Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
 from elasticctl_launcher.service.agent_requests import Inquiries
 from elasticctl_launcher.service.client import ServiceAway
 from elasticctl_launcher.service.termination import Termination
@@ -31,7 +31,7 @@ def replace_a_0(lab: Lab) -> None:
 
 
 def test_a_drained_worker_trains_on_until_its_successor_is_ready(pair: Lab) -> None:
-    pair.leaving = Leaving(frozenset({"uid-a-0"}), {"uid-a-0": Notice(DRAINED, time.time() + 600)})
+    pair.leaving = Leaving(frozenset({"uid-a-0"}), {"uid-a-0": LeaveNotice(DRAINED, time.time() + 600)})
     pair.tell()
     pair.workers["a-0"].terminate()
     pair.until(lambda: "it keeps training" in pair.output("a-0"))
@@ -62,7 +62,7 @@ def test_one_whose_cloud_gives_it_time_trains_on(lab: Lab) -> None:
 
 
 def test_one_on_a_node_that_is_taken_away_is_told_to_go_without_a_signal(pair: Lab) -> None:
-    pair.leaving = Leaving(frozenset(), {"uid-a-0": Notice("Karpenter is removing its node")})
+    pair.leaving = Leaving(frozenset(), {"uid-a-0": LeaveNotice("Karpenter is removing its node")})
     pair.tell()
     replace_a_0(pair)
     assert "Karpenter is removing its node" in from_json(RankFailure, pair.message("a-0")).error

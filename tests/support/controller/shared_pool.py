@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingDecision, SharingRules, Worker
+from elasticctl_controller.core.sharing.claims import (
+    Claim,
+    Node,
+    Project,
+    SharedPool,
+    SharingDecision,
+    SharingRules,
+    Worker,
+)
 from elasticctl_controller.core.sharing.grant_workers import decide
 
 RULES = SharingRules(patience_s=600.0, settle_s=60.0)
@@ -28,8 +36,8 @@ class Place:
     names: Iterable[int] = field(default_factory=itertools.count)
 
     @property
-    def pool(self) -> Pool:
-        return Pool("t4", tuple(Node(name, slots) for name, slots in self.nodes.items()))
+    def pool(self) -> SharedPool:
+        return SharedPool("t4", tuple(Node(name, slots) for name, slots in self.nodes.items()))
 
     def ask(self) -> SharingDecision:
         return decide([self.pool], self.projects.values(), self.jobs.values(), self.now, RULES)

@@ -15,7 +15,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
@@ -117,10 +117,10 @@ class World:
                 self._carry_out(action)
         return decision
 
-    def _notices(self) -> dict[str, Notice]:
+    def _notices(self) -> dict[str, LeaveNotice]:
         if self.share is not None:
             return {}
-        return {pod.uid: Notice("it goes") for pod in self.pods.cached.values() if pod.node in self.noticed}
+        return {pod.uid: LeaveNotice("it goes") for pod in self.pods.cached.values() if pod.node in self.noticed}
 
     def crash(self) -> None:
         """The controller starts anew: nothing is left of what it knew, and it lists everything afresh."""

@@ -18,7 +18,7 @@ from elasticctl.api.codec import to_json, to_rfc3339
 from elasticctl.api.errors import ConflictError, UnreachableError
 from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.loop.apply_actions import PodCreator
 from tests.support.virtual.clock import EPOCH, VirtualLoop
 
@@ -112,7 +112,7 @@ class Cluster:
     def list_pods(self, job: ElasticJob) -> list[Mapping[str, Any]]:
         return list(self._seen_pods.values())
 
-    def node_notices(self) -> Mapping[str, Notice]:
+    def node_notices(self) -> Mapping[str, LeaveNotice]:
         """Launchers tell, not machines."""
         return {}
 

@@ -90,7 +90,7 @@ class Timers:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         self.add_after(key, min(0.05 * 2.0**failures, 60.0))
 
-    def forget(self, key: str) -> None:
+    def reset_failures(self, key: str) -> None:
         self._failures.pop(key, None)
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class ControlPlane:
         except (ConflictError, ElasticctlError):
             self._queue.retry(key)
         else:
-            self._queue.forget(key)
+            self._queue.reset_failures(key)
             self._queue.add_after(key, REFRESH_S)
         group = self.group(key)
         if group is not None and not isinstance(group.signs.newest, _LazySigns):

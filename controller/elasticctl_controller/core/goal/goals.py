@@ -28,12 +28,12 @@ from elasticctl_controller.core.goal.pools import (
     costs_as_kept,
     has_stepped,
     kept_costs,
-    look_at_pools,
     machines,
     market_of,
     measured_costs,
     placed,
     present_workers,
+    update_pools,
 )
 from elasticctl_controller.core.manifests import grace_s
 from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
@@ -127,7 +127,7 @@ def _know(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now:
     costs = measured_costs(status, present, kept or others, float(grace_s(job)))
     time_left_s = None if goal.finish_by is None else min(goal.finish_by - now, LONGEST_S)
     patience_s = min(2 * costs.start_s, LONGEST_WAIT_S, time_left_s / 20 if time_left_s is not None else math.inf)
-    pools = look_at_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now, seen.pools)
+    pools = update_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now, seen.pools)
     prices = prices_of(job)
     dear, cheap = (prices.on_demand, prices.spot) if prices is not None else (1.0, 0.3)
     spent = None if prices is None else spent_usd(worker_seconds(replace(job, status=status), now), prices)

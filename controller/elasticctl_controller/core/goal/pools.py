@@ -99,7 +99,7 @@ def placed(pods: Iterable[Pod]) -> list[Pod]:
     return [pod for pod in pods if is_placed(pod)]
 
 
-def look_at_pools(
+def update_pools(
     job: ElasticJob, present: Present, wait_s: float, now: float, evidence: Iterable[PoolStatus] = ()
 ) -> tuple[PoolStatus, ...]:
     """What is known about each spot pool now, from what was known before and from which workers have a machine.
@@ -113,12 +113,12 @@ def look_at_pools(
     known = {pool.name: replace(pool, at=Timestamp(now)) for pool in evidence}
     known |= {pool.name: pool for pool in (plan.pools if plan is not None else ())}
     return tuple(
-        _look(known.get(name, PoolStatus(name, Timestamp(now))), present.of(name), wait_s, now)
+        _update_pool(known.get(name, PoolStatus(name, Timestamp(now))), present.of(name), wait_s, now)
         for name in goal.spot_pools
     )
 
 
-def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> PoolStatus:
+def _update_pool(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> PoolStatus:
     if not pods:
         return replace(pool, at=Timestamp(now))  # no worker asks
     there = len(placed(pods))

@@ -28,7 +28,7 @@ from elasticctl_controller.core.group.group_states import (
     transition,
 )
 from elasticctl_controller.core.group.members import Members, NextGeneration, RestoredService
-from elasticctl_controller.core.group.reports import RankReports, UsageReports
+from elasticctl_controller.core.group.reports import ScriptReports, UsageReports
 from elasticctl_controller.core.group.signs_of_life import SignsOfLife
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.interruption_notices import Notices
@@ -47,7 +47,7 @@ class GroupRecord:
     failures: Failures = field(default_factory=Failures)
     signs: SignsOfLife = field(default_factory=SignsOfLife)
     restored_service: RestoredService = field(default_factory=RestoredService)
-    reports: RankReports = field(default_factory=RankReports)
+    reports: ScriptReports = field(default_factory=ScriptReports)
     usage: UsageReports = field(default_factory=UsageReports)
     notices: Notices = field(default_factory=Notices)
     history: TrainingHistory = field(default_factory=TrainingHistory)
@@ -64,7 +64,7 @@ class GroupRecord:
             generation=status.generation,
             restored_service=RestoredService(remembered=members, stored=status.generation),
             failures=Failures(count=status.failures_since_commit or 0),
-            reports=RankReports(stays=next(stays, False)),
+            reports=ScriptReports(stays=next(stays, False)),
             notices=Notices.restored(status.workers),
             history=TrainingHistory(
                 list(status.generations), checkpoint=status.checkpoint, reports=status.progress.step is not None

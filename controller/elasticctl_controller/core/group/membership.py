@@ -26,7 +26,7 @@ from elasticctl_controller.core.group.failures import Judgement, RanksEnd
 from elasticctl_controller.core.group.generations import settle_generation
 from elasticctl_controller.core.group.group_record import GroupRecord
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
-from elasticctl_controller.core.interruption_notices import Notice
+from elasticctl_controller.core.interruption_notices import LeaveNotice
 
 EXPORTING, FINISHING = "exporting", "finishing"
 """What a launcher reports while ranks still run after the last step, and once they have exited with 0."""
@@ -61,7 +61,7 @@ class Group(GroupRecord):
             self.excuse_failure()
         self._end_if_member_lost(now)
         self._let_go_removed(now)
-        self.settle(now)
+        self.act_if_due(now)
 
     def _end_if_member_lost(self, now: float) -> None:
         """End the generation if a member that has not finished is no longer alive."""
@@ -102,7 +102,7 @@ class Group(GroupRecord):
             return
         self.note_sign(uid, now)
         if self.signs.lose_contact(uid, now, hung_up=hung_up):
-            self.settle(now)
+            self.act_if_due(now)
 
     # Agents join, and report their group to a restarted service.
 
@@ -136,7 +136,7 @@ class Group(GroupRecord):
         self.signs.clear_overdue(member.uid)
         self.members.mark_unfinished(member.uid)
         self.next_generation.add_worker(member, now)
-        self.settle(now)
+        self.act_if_due(now)
 
     def has_to_prepare(self, member: Member, generation: int, now: float) -> bool:
         """Should an agent that wants to join, and whose ranks do not run, start them first while the others train?"""
@@ -152,7 +152,7 @@ class Group(GroupRecord):
         self.next_generation.remove_worker(member.uid)
         if not self.failures.is_blamed_without_kill(member.uid):
             self.next_generation.prepare(member.uid)
-        self.settle(now)
+        self.act_if_due(now)
         return True
 
     def ranks_of_others(self, member: Member) -> int:
@@ -191,12 +191,12 @@ class Group(GroupRecord):
         if uid in self.members.ranked and uid not in self.members.finished:
             let_go(self, (uid,), reason, now)
 
-    def add_notice(self, uid: str, notice: Notice, now: float) -> None:
+    def add_notice(self, uid: str, notice: LeaveNotice, now: float) -> None:
         """A launcher reports that its worker will have to leave: it does once it is replaced, or when its time is
         up."""
         if uid in self.members.alive:
             self.notices.report(uid, notice)
-            self.settle(now)
+            self.act_if_due(now)
 
     def stay_s(self, uid: str, now: float) -> float:
         """Seconds that a worker with notice may stay if it is not replaced earlier; 0: it leaves now."""
@@ -214,7 +214,7 @@ class Group(GroupRecord):
         if uid in self.members.ranked and uid not in self.members.finished:
             self.excuse_failure()
             self.advance(GroupEvent.MEMBER_LEFT, now, self.drain.reason if self.drain else reason)
-        self.settle(now)
+        self.act_if_due(now)
 
     def finish(self, uid: str, generation: int, now: float, *, for_all: bool = False, terminated: bool = False) -> None:
         """All ranks of an agent have succeeded. The group is over once this holds for every member, or for one member
@@ -229,7 +229,7 @@ class Group(GroupRecord):
         self.members.mark_finished(known if for_all else {uid}, {uid} if terminated else ())
         if known <= self.members.finished:
             self.advance(GroupEvent.ALL_FINISHED, now)
-        self.settle(now)
+        self.act_if_due(now)
 
     # Ranks fail.
 
@@ -244,7 +244,7 @@ class Group(GroupRecord):
         if self.world is not None and generation == self.world.generation and end.uid in self.members.ranked:
             self.failures.add_end(end)
             self.advance(GroupEvent.MEMBER_FAILED, now)
-            self.settle(now)
+            self.act_if_due(now)
         elif judged is not None and judged.generation == generation:
             found = self.failures.judged_with(end)
             self.failures.correct_judgement(found, may_restart=self.may_restart(found))
@@ -300,7 +300,7 @@ class Group(GroupRecord):
 
     # Time passes, and training makes progress.
 
-    def settle(self, now: float) -> float | None:
+    def act_if_due(self, now: float) -> float | None:
         """End or form a generation if it is time; returns seconds until this should be called again (None: no need)."""
         known_at = self.restored_service.known_at or 0.0
         waits = (

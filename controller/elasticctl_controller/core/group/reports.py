@@ -40,7 +40,7 @@ class UsageReports:
 
 
 @dataclass(slots=True)
-class RankReports:
+class ScriptReports:
     """What ranks say about their script and their state.
 
     With `stays`, ranks stay in their processes when the group changes, so workers that have to start their ranks do

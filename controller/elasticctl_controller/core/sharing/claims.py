@@ -40,7 +40,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SharedPool:
     """The slots of one kind by node, because a worker has to fit on one; `unit` is what messages call a slot."""
 
     name: str
@@ -119,7 +119,7 @@ class SharingRules:
 DEFAULT_RULES = SharingRules()
 
 
-class Reason(StrEnum):
+class GrantReason(StrEnum):
     """Why a claim has what it has; `Grant.words` explains it to people."""
 
     FULL = "Full"  # all it asks for
@@ -136,7 +136,7 @@ class Reason(StrEnum):
     @property
     def waits(self) -> bool:
         """True if the claim has nothing."""
-        return self not in (Reason.FULL, Reason.SHARED, Reason.LIMITED, Reason.SMALL_POOL)
+        return self not in (GrantReason.FULL, GrantReason.SHARED, GrantReason.LIMITED, GrantReason.SMALL_POOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Grant:
 
     key: str
     workers: int
-    reason: Reason
+    reason: GrantReason
     words: str
     borrowed: int = 0
     leave: tuple[str, ...] = ()
@@ -265,7 +265,7 @@ def undecided_grant(job: ElasticJob) -> LastGrant:
 
 def build_pools(
     nodes: Iterable[Manifest], shared: Iterable[ElasticJob], others: Iterable[ElasticJob], capacity: Mapping[str, int]
-) -> tuple[Pool, ...]:
+) -> tuple[SharedPool, ...]:
     """The pools of healthy `nodes` for `shared` jobs, without the slots that `others` and other pods hold.
 
     A cordoned node counts only the slots that shared jobs hold on it. `capacity`: slots by pool up to which an
@@ -289,7 +289,7 @@ def build_pools(
         missing = slots - there[pool]
         if missing > 0:
             found[pool].append(Node(TO_COME, missing))
-    return tuple(Pool(name, tuple(found[name]), "CPU slot" if name == CPU else "GPU") for name in sorted(found))
+    return tuple(SharedPool(name, tuple(found[name]), "CPU slot" if name == CPU else "GPU") for name in sorted(found))
 
 
 def _is_cordoned(node: Manifest) -> bool:

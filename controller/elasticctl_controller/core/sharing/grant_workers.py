@@ -16,9 +16,9 @@ from elasticctl_controller.core.sharing.claims import (
     DEFAULT_RULES,
     Claim,
     Grant,
-    Pool,
+    GrantReason,
     Project,
-    Reason,
+    SharedPool,
     SharingDecision,
     SharingRules,
     Usage,
@@ -33,7 +33,7 @@ ROUNDS = 4
 
 
 def decide(
-    pools: Iterable[Pool],
+    pools: Iterable[SharedPool],
     projects: Iterable[Project],
     claims: Iterable[Claim],
     now: float,
@@ -61,14 +61,14 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    pool: Pool
+    pool: SharedPool
     accounts: Sequence[ProjectAccount]
     allocations: Sequence[Allocation]
     packed: Packing
 
 
 def _decide_pool(
-    pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
+    pool: SharedPool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
 ) -> _Outcome:
     """Divide a pool, and apply the decision to its own outcome until it changes nothing.
 
@@ -103,7 +103,7 @@ def _apply_outcome(one: Allocation, packed: Packing, now: float) -> Claim:
 
 
 def divide(
-    pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
+    pool: SharedPool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
 ) -> _Outcome:
     """Divide the pool, and divide again with what fits if the result does not fit on the nodes."""
     caps = _caps(pool, claims)
@@ -121,7 +121,7 @@ def divide(
     return _Outcome(pool, divided.accounts, allocations, packed)
 
 
-def _caps(pool: Pool, claims: Iterable[Claim]) -> dict[str, int]:
+def _caps(pool: SharedPool, claims: Iterable[Claim]) -> dict[str, int]:
     """The number of workers that fit into the whole pool, for claims that ask for more."""
     capacities: dict[int, int] = {}
     caps: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _without_pool(claim: Claim) -> Grant:
     return Grant(
         key=claim.key,
         workers=0,
-        reason=Reason.NO_POOL,
+        reason=GrantReason.NO_POOL,
         words=f"waits for nodes: there is no pool {quote(claim.pool)}",
         leave=tuple(sorted(worker.name for worker in claim.workers)),
         pending=claim.most,
@@ -244,7 +244,7 @@ class DividedPool:
     those that other projects are guaranteed and do not use, by claim and project.
     """
 
-    pool: Pool
+    pool: SharedPool
     slots: int
     accounts: Sequence[ProjectAccount]
     running: int
@@ -252,7 +252,7 @@ class DividedPool:
     loans: Mapping[str, Mapping[str, int]]
 
     @classmethod
-    def of(cls, pool: Pool, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]) -> DividedPool:
+    def of(cls, pool: SharedPool, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]) -> DividedPool:
         """The `pool` after its division."""
         by_priority: dict[int, tuple[int, str]] = {}
         most: dict[int, int] = {}
@@ -315,16 +315,16 @@ def _explain_waiting(one: Allocation, divided: DividedPool) -> Explanation:
     if limit is not None and one.limited:
         may = f"{account.project.name} may have {divided.amount(limit)}"
         if one.need > limit:
-            return Explanation(Reason.WAITS_LIMIT, f"cannot start: it needs {divided.amount(one.need)}, and {may}")
-        return Explanation(Reason.WAITS_LIMIT, f"waits for other jobs of its project: {may}")
+            return Explanation(GrantReason.WAITS_LIMIT, f"cannot start: it needs {divided.amount(one.need)}, and {may}")
+        return Explanation(GrantReason.WAITS_LIMIT, f"waits for other jobs of its project: {may}")
     if one.need > divided.slots:
         has = f"{divided.pool.name} has {divided.amount(divided.slots)}"
-        return Explanation(Reason.NO_ROOM, f"waits for nodes: it needs {divided.amount(one.need)}, and {has}")
+        return Explanation(GrantReason.NO_ROOM, f"waits for nodes: it needs {divided.amount(one.need)}, and {has}")
     missing = one.need - (divided.slots - divided.used)
     if missing <= 0 or one.most < one.claim.least:
         each = divided.amount(one.claim.slots_per_worker)
         return Explanation(
-            Reason.NO_ROOM, f"waits for nodes: a worker needs {each} on one node, and too few nodes have that"
+            GrantReason.NO_ROOM, f"waits for nodes: a worker needs {each} on one node, and too few nodes have that"
         )
     waits = f"waits for {divided.amount(missing)}"
     owned = {
@@ -337,12 +337,14 @@ def _explain_waiting(one: Allocation, divided: DividedPool) -> Explanation:
         names, part = _owners(owned, barred), "that" if barred >= missing else f"{barred} of which"
         be = "is" if len(names) == 1 else "are"
         comma = "" if barred >= missing else ","
-        return Explanation(Reason.WAITS_GUARANTEE, f"{waits}{comma} {part} {join_and(names)} {be} guaranteed")
+        return Explanation(GrantReason.WAITS_GUARANTEE, f"{waits}{comma} {part} {join_and(names)} {be} guaranteed")
     higher = {priority: had for priority, had in divided.by_priority.items() if priority > one.claim.priority}
     if sum(slots for slots, _ in higher.values()) >= missing:
         holder = higher[max(higher)][1]
-        return Explanation(Reason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder)
-    return Explanation(Reason.WAITS_TURN, f"{waits} held by jobs that come first")
+        return Explanation(
+            GrantReason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder
+        )
+    return Explanation(GrantReason.WAITS_TURN, f"{waits} held by jobs that come first")
 
 
 def _owners(owned: Mapping[str, int], slots: int) -> list[str]:
@@ -361,22 +363,23 @@ def _explain_running(one: Allocation, divided: DividedPool) -> Explanation:
     borrows = _borrowing(one, divided)
     if one.given >= claim.most:
         all_of = "the worker" if claim.most == 1 else f"all {claim.most} workers"
-        return Explanation(Reason.FULL, f"has {all_of} that it asks for{borrows}")
+        return Explanation(GrantReason.FULL, f"has {all_of} that it asks for{borrows}")
     has = f"has {one.given} of {claim.most} workers"
     if one.limited and account.limit is not None:
         may = f"{account.project.name} may have {divided.amount(account.limit)}"
-        return Explanation(Reason.LIMITED, f"{has}: {may}{borrows}")
+        return Explanation(GrantReason.LIMITED, f"{has}: {may}{borrows}")
     if divided.running == 1:
         all_of = f"{divided.pool.name} has {divided.amount(divided.slots)} in all"
-        return Explanation(Reason.SMALL_POOL, f"{has}: {all_of}{borrows}")
+        return Explanation(GrantReason.SMALL_POOL, f"{has}: {all_of}{borrows}")
     if one.given >= one.most:
         each = divided.amount(claim.slots_per_worker)
         return Explanation(
-            Reason.SMALL_POOL, f"{has}: no more nodes of {divided.pool.name} have {each} for one{borrows}"
+            GrantReason.SMALL_POOL, f"{has}: no more nodes of {divided.pool.name} have {each} for one{borrows}"
         )
     others = plural(divided.running - 1, "other job")
     return Explanation(
-        Reason.SHARED, f"{has}: {divided.pool.name} has {divided.amount(divided.slots)}, shared with {others}{borrows}"
+        GrantReason.SHARED,
+        f"{has}: {divided.pool.name} has {divided.amount(divided.slots)}, shared with {others}{borrows}",
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from elasticctl_controller.core.sharing.allocation import Allocation
-from elasticctl_controller.core.sharing.claims import Pool, Worker
+from elasticctl_controller.core.sharing.claims import SharedPool, Worker
 from elasticctl_controller.core.sharing.preemption import select_remaining
 
 PLANS = 32
@@ -34,12 +34,12 @@ class Packing:
     fitting: Mapping[str, int]
 
 
-def room_for(pool: Pool, slots_per_worker: int) -> int:
+def room_for(pool: SharedPool, slots_per_worker: int) -> int:
     """How many such workers would fit into the empty pool."""
     return sum(node.slots // slots_per_worker for node in pool.nodes)
 
 
-def pack(pool: Pool, admitted: Sequence[Allocation]) -> Packing:
+def pack(pool: SharedPool, admitted: Sequence[Allocation]) -> Packing:
     """Place the workers: the largest first, or if not all fit that way, in the order in which they were given."""
     if all(one.claim.slots_per_worker == 1 for one in admitted):
         return Packing({one.claim.key: select_remaining(one.claim, one.given) for one in admitted}, {}, {})
@@ -48,12 +48,14 @@ def pack(pool: Pool, admitted: Sequence[Allocation]) -> Packing:
     return _pack(pool, admitted, in_turn) if packing.fitting else packing
 
 
-def _pack(pool: Pool, admitted: Sequence[Allocation], order: Sequence[int]) -> Packing:
+def _pack(pool: SharedPool, admitted: Sequence[Allocation], order: Sequence[int]) -> Packing:
     """Place the workers in this order of `admitted`: first the least of every claim, then the others."""
+    # Workers that stay keep their nodes, so they come first.
     free = [node.slots for node in pool.nodes]
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
     placed = [_keep_in_place(free, numbers, one) for one in admitted]
     slots = _Slots(free, placed, numbers)
+    # Minima may evict workers of claims that come later; what is above a minimum gets what is left.
     for turn in order:
         _place(slots, placed[turn], admitted[turn].claim.least, turn)
     for turn in order:
@@ -118,11 +120,12 @@ class _Slots:
     def best(self, slots: int) -> int | None:
         """The node with the fewest free slots among those with enough."""
         for free in sorted(free for free in self.by_free if free >= slots):
+            # `change` only adds entries, so each heap may begin with nodes whose free slots have changed since.
             nodes = self.by_free[free]
             while nodes:
                 if self.free[nodes[0]] == free:
                     return nodes[0]
-                heappop(nodes)  # outdated: its free slots have changed
+                heappop(nodes)
             del self.by_free[free]
         return None
 
@@ -130,6 +133,7 @@ class _Slots:
         """Free `slots` on one node by evicting workers of claims after `turn`; None if that is impossible."""
         if slots >= self.hopeless:
             return None
+        # Of the first plans, choose the one that takes the fewest workers from minima, then the fewest slots.
         if self.residents is None:
             self.residents = _residents(self.placed, self.numbers)
         plans = itertools.islice(self._plans(self.residents, slots, turn), PLANS)
@@ -163,6 +167,7 @@ class _Slots:
         evicted: list[_Resident] = []
         leasts = 0
         spare: dict[int, int] = {}
+        # First workers above minima of any claim, then those of minima of later claims; the newest workers first.
         there = sorted(there, key=lambda one: (-one.turn, -one.worker.started_at, one.worker.name))
         for only_spare in (True, False):
             for resident in there:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from elasticctl.api.text import plural
 from elasticctl_controller.core.sharing.allocation import Allocation
-from elasticctl_controller.core.sharing.claims import Claim, Pool, Reason, Worker
+from elasticctl_controller.core.sharing.claims import Claim, GrantReason, SharedPool, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a claim has what it has, and the key of the claim that is in its way, if there is one."""
 
-    reason: Reason
+    reason: GrantReason
     words: str
     for_key: str = ""
 
@@ -42,11 +42,11 @@ def select_preempted(one: Allocation, kept: Mapping[str, tuple[Worker, ...]]) ->
     return tuple(sorted(worker.name for worker in workers if worker.name not in names))
 
 
-def explain_changes(seeking: Sequence[Allocation], pool: Pool) -> dict[str, Explanation]:
+def explain_changes(seeking: Sequence[Allocation], pool: SharedPool) -> dict[str, Explanation]:
     """What changes for each claim whose size changes, by key; those that lose workers name who gains them."""
     gainers = [(one, one.given - one.claim.granted) for one in seeking if one.given > one.claim.granted]
     losers = [one for one in seeking if one.given < one.claim.granted]
-    found = {one.claim.key: Explanation(Reason.FULL, _explain_gain(one, workers)) for one, workers in gainers}
+    found = {one.claim.key: Explanation(GrantReason.FULL, _explain_gain(one, workers)) for one, workers in gainers}
     left = [workers * one.claim.slots_per_worker for one, workers in gainers]
     turn = 0
     for one in losers:
@@ -70,7 +70,7 @@ def _explain_gain(one: Allocation, workers: int) -> str:
     return f"{'resumes' if one.claim.ran else 'starts'} with {plural(workers, 'worker')}"
 
 
-def _explain_loss(one: Allocation, gainer: Allocation | None, pool: Pool) -> Explanation:
+def _explain_loss(one: Allocation, gainer: Allocation | None, pool: SharedPool) -> Explanation:
     lost = plural(one.claim.granted - one.given, "worker")
     if gainer is None:
         if one.limited:
@@ -79,7 +79,7 @@ def _explain_loss(one: Allocation, gainer: Allocation | None, pool: Pool) -> Exp
             cause = "it asks for fewer"
         else:
             cause = f"{pool.name} has only {plural(pool.slots, pool.unit)}"
-        return Explanation(Reason.SHARED, f"gives up {lost}: {cause}" if one.given else f"is suspended: {cause}")
+        return Explanation(GrantReason.SHARED, f"gives up {lost}: {cause}" if one.given else f"is suspended: {cause}")
     key, owner = gainer.claim.key, gainer.account
     if owner is not one.account and owner.guaranteed and not gainer.borrowed:
         claim = f"because {owner.project.name} is guaranteed that many"
@@ -90,5 +90,5 @@ def _explain_loss(one: Allocation, gainer: Allocation | None, pool: Pool) -> Exp
     else:
         claim = "for a fair share"
     if one.given:
-        return Explanation(Reason.SHARED, f"gives {lost} to {key}, {claim}", key)
-    return Explanation(Reason.SHARED, f"is suspended for {key}, {claim}", key)
+        return Explanation(GrantReason.SHARED, f"gives {lost} to {key}, {claim}", key)
+    return Explanation(GrantReason.SHARED, f"is suspended for {key}, {claim}", key)

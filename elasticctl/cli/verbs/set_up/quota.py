@@ -24,7 +24,7 @@ from elasticctl.terminal import say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticctl.api.limits import Limits
+    from elasticctl.api.limits import AllowedJobs
     from elasticctl.api.quota import Quota
     from elasticctl.api.spec import ElasticJob
 
@@ -202,7 +202,7 @@ def _apply_terms(before: Mapping[str, int], given: tuple[Assignment, ...], flag:
     return after
 
 
-def _apply_allowed(before: Limits, given: AllowedTerms) -> Limits:
+def _apply_allowed(before: AllowedJobs, given: AllowedTerms) -> AllowedJobs:
     """The limits with the given changes. Raises UsageError for an invalid number."""
     lists = {
         "images": given.allow_image,

@@ -51,9 +51,9 @@ def test_first_generation_waits_a_bounded_time_for_a_worker_that_never_joins() -
     group = Group(job_uid="j")
     group.set_alive(alive(0, 1), 1, 0.0)
     group.join(member(0), 0, 1.0)
-    wait_s = group.settle(2.0)
+    wait_s = group.act_if_due(2.0)
     assert wait_s == pytest.approx(FIRST_SETTLE_S - 1.0)
-    group.settle(1.0 + FIRST_SETTLE_S)
+    group.act_if_due(1.0 + FIRST_SETTLE_S)
     assert names(group) == ["job-worker-0"]
 
 
@@ -61,7 +61,7 @@ def test_never_forms_below_the_minimum() -> None:
     group = Group(job_uid="j")
     group.set_alive(alive(0, 1, 2), 2, 0.0)
     group.join(member(0), 0, 0.0)
-    group.settle(10_000.0)
+    group.act_if_due(10_000.0)
     assert group.world is None
 
 
@@ -89,8 +89,8 @@ def test_a_survivor_without_a_sign_of_life_is_left_out_and_replaced() -> None:
     group = formed(0, 1, 2)
     group.set_alive(alive(0, 1), 1, 5.0)
     group.join(member(0), 1, 5.0)
-    assert group.settle(5.0) == pytest.approx(SILENT_S)
-    group.settle(5.0 + SILENT_S)
+    assert group.act_if_due(5.0) == pytest.approx(SILENT_S)
+    group.act_if_due(5.0 + SILENT_S)
     assert names(group) == ["job-worker-0"]
     assert group.signs.silent == {"u1"}
 
@@ -101,7 +101,7 @@ def test_who_takes_long_to_stop_is_in_the_next_generation() -> None:
     for second in range(101, 161):
         for i in range(1, 64):
             group.note_sign(f"u{i}", float(second), "stopping", second - 100.0)
-        group.settle(float(second))
+        group.act_if_due(float(second))
         assert group.world is None
     for i in range(1, 64):
         group.join(member(i), 1, 160.0)
@@ -114,17 +114,17 @@ def test_few_are_given_up_at_once_when_many_fall_silent() -> None:
     group.set_alive(alive(*range(1, 40)), 1, 100.0)
     for i in range(1, 20):
         group.join(member(i), 1, 100.0)
-    group.settle(100.0 + SILENT_S)
+    group.act_if_due(100.0 + SILENT_S)
     assert len(names(group)) == 19, "the others train on"
     assert len(group.signs.silent) == 3, "a tenth of 39 in the first minute"
-    group.settle(130.0)
+    group.act_if_due(130.0)
     assert len(group.signs.silent) == 3
-    group.settle(171.0)
+    group.act_if_due(171.0)
     assert len(group.signs.silent) == 6
     silent = set(group.signs.silent)
     back = next(i for i in range(20, 40) if f"u{i}" not in silent)
     group.join(member(back), 1, 180.0)
-    group.settle(1000.0)
+    group.act_if_due(1000.0)
     assert f"u{back}" not in group.signs.silent
 
 
@@ -148,13 +148,13 @@ def test_a_newcomer_waits_for_the_first_step_however_long_it_takes_and_then_unti
     group.set_alive(alive(0, 2), 1, 11.0)
     group.join(member(2), 0, 11.0)
     for now in (11.0, 100.0, 10_000.0):
-        assert group.settle(now) is None, "there is nothing to wait for but the step"
+        assert group.act_if_due(now) is None, "there is nothing to wait for but the step"
         assert group.drain is None
     group.note_step(2, ProgressStatus(step=2), 10_010.0)
-    wait_s = group.settle(10_010.0)
+    wait_s = group.act_if_due(10_010.0)
     assert wait_s is not None
     assert wait_s >= 10_000.0, "the re-forming took 10,000 s, so the next one has to be worth it"
-    group.settle(10_010.0 + wait_s)
+    group.act_if_due(10_010.0 + wait_s)
     assert group.drain is not None
 
 
@@ -168,9 +168,9 @@ def test_the_last_newcomer_is_let_in_at_once_where_stopping_has_cost_little() ->
     group.note_step(1, ProgressStatus(step=1), 10.0)
     group.set_alive(alive(0, 1, 2, 3), 1, 30.0)
     group.join(member(2), 0, 30.0)
-    group.settle(30.0 + NEWCOMER_SETTLE_S)
+    group.act_if_due(30.0 + NEWCOMER_SETTLE_S)
     assert group.drain is None, "another is to come: 36 s of training pay for stopping twice"
-    group.settle(50.0)
+    group.act_if_due(50.0)
     assert group.drain is not None
 
 
@@ -187,7 +187,7 @@ def test_a_newcomer_each_minute_does_not_keep_a_group_with_long_first_steps_from
         if now - generation_at >= first_step_s:
             trained += 5 * len(group.members.ranked) ** 0.8
             group.note_step(group.generation, ProgressStatus(step=int(now)), now)
-        group.settle(now)
+        group.act_if_due(now)
         if group.drain is not None:
             generation, members = group.generation, list(group.members.ranked)
             for uid in members:
@@ -205,10 +205,10 @@ def test_a_script_that_reports_nothing_is_left_alone_for_longer_each_time() -> N
     for i in range(1, 5):
         group.set_alive(alive(*range(i + 1)), 1, now)
         group.join(member(i), 0, now)
-        wait_s = group.settle(now)
+        wait_s = group.act_if_due(now)
         assert wait_s is not None
         now, waits = now + wait_s, [*waits, wait_s]
-        group.settle(now)
+        group.act_if_due(now)
         assert group.drain is not None
         for j in range(i):
             group.join(member(j), group.generation, now)
@@ -228,7 +228,7 @@ def test_hours_of_a_script_that_keeps_nothing_are_not_lost_for_a_newcomer(
     group.set_alive(alive(0, 1, *coming), 1, trained_s)
     for i in coming:
         group.join(member(i), 0, trained_s)
-    wait_s = group.settle(trained_s)
+    wait_s = group.act_if_due(trained_s)
     assert (group.drain is not None) == taken_in
     if not taken_in:
         assert wait_s is None
@@ -240,7 +240,7 @@ def test_unless_somebody_asks_for_them() -> None:
     group.set_rules(GroupRules(asked=True))
     group.set_alive(alive(0, 1, 2), 1, 1e5)
     group.join(member(2), 0, 1e5)
-    group.settle(1e5)
+    group.act_if_due(1e5)
     assert group.drain is not None
 
 
@@ -248,7 +248,7 @@ def test_or_the_group_begins_again_in_any_case() -> None:
     group = formed(0, 1, steps=False)
     group.set_alive(alive(0, 1, 2), 1, 1e5)
     group.join(member(2), 0, 1e5)
-    group.settle(1e5)
+    group.act_if_due(1e5)
     group.set_alive(alive(0, 2), 1, 1e5 + 1)
     group.join(member(0), 1, 1e5 + 2)
     assert group.members.ranked.keys() == {"u0", "u2"}
@@ -260,9 +260,9 @@ def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> N
     group.reports.set_obstacle(**{"obstacle": "", name: "s3://b: 503 for 4m"})
     group.set_alive(alive(0, 1, 2), 1, 101.0)
     group.join(member(2), 0, 101.0)
-    assert group.settle(10_000.0) is None
+    assert group.act_if_due(10_000.0) is None
     group.reports.set_obstacle("")
-    group.settle(10_001.0)
+    group.act_if_due(10_001.0)
     assert group.drain is not None
 
 
@@ -300,10 +300,10 @@ def test_an_export_is_not_stopped_for_newcomers_nor_when_it_stands_still_or_has_
     group.note_sign("u0", 160.0, doing)
     group.set_alive(alive(0, 1, 2), 1, 161.0)
     group.join(member(2), 0, 161.0)
-    assert group.settle(10_000.0) is None
+    assert group.act_if_due(10_000.0) is None
     assert group.drain is None
     group.note_sign("u0", 10_001.0, "running")
-    group.settle(10_002.0)
+    group.act_if_due(10_002.0)
     assert group.drain is not None, "it trains after all"
 
 
@@ -311,15 +311,15 @@ def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
     group = formed(0)
     group.set_alive(alive(0, 1, 2), 1, 5.0)
     group.join(member(1), 0, 6.0)
-    assert group.settle(6.0) == pytest.approx(NEWCOMER_SETTLE_S)
-    group.settle(6.0 + NEWCOMER_SETTLE_S)
+    assert group.act_if_due(6.0) == pytest.approx(NEWCOMER_SETTLE_S)
+    group.act_if_due(6.0 + NEWCOMER_SETTLE_S)
     assert group.drain is not None
 
 
 def test_draining_takes_as_long_as_a_step_takes() -> None:
     group = formed(0, 1)
     group.stop_member("u1", "spot notice", 5.0)
-    assert group.settle(10_000.0) is None
+    assert group.act_if_due(10_000.0) is None
     assert group.world is not None
     group.set_alive(alive(0), 1, 10_001.0)
     assert (group.world, group.reason) == (None, "lost job-worker-1"), "the one with the notice is gone"
@@ -332,7 +332,7 @@ def test_after_the_loss_of_all_members_the_first_to_be_back_waits_for_the_others
     group.join(member(3), 0, 12.0)
     assert group.world is None
     group.join(member(5), 0, 14.0)
-    assert group.settle(14.0) == pytest.approx(12.0 + FIRST_SETTLE_S - 14.0)
+    assert group.act_if_due(14.0) == pytest.approx(12.0 + FIRST_SETTLE_S - 14.0)
     group.join(member(4), 0, 20.0)
     assert len(names(group)) == 3
 
@@ -391,12 +391,12 @@ def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
     group = formed(0, 1)
     fail(group, 0, 1.0, of_peers=True)
     group.note_sign("u1", VICTIMS_S, "stopping")
-    group.settle(1.0 + VICTIMS_S)
+    group.act_if_due(1.0 + VICTIMS_S)
     assert group.reason == "job-worker-0 lost a connection"
     group.join(member(0), 1, 12.0)
     for second in range(12, 60):
         group.note_sign("u1", float(second), "stopping")
-        group.settle(float(second))
+        group.act_if_due(float(second))
     fail(group, 1, 60.0, error="ValueError: cleaned up for a minute")
     group.join(member(1), 1, 61.0)
     assert failure_of(group, -2).worker == "job-worker-1"
@@ -411,7 +411,7 @@ def test_who_is_silent_explains_the_lost_connections_of_the_others() -> None:
     for index in (0, 2):
         fail(group, index, 100.0, of_peers=True)
     now = 100.0
-    while wait_s := group.settle(now):
+    while wait_s := group.act_if_due(now):
         now += wait_s
         for uid in ("u0", "u2"):
             group.note_sign(uid, now, "stopping")
@@ -423,8 +423,8 @@ def test_who_is_silent_explains_the_lost_connections_of_the_others() -> None:
 def test_the_ends_of_others_are_waited_for_but_not_for_long_after_an_error_of_ones_own() -> None:
     group = formed(0, 1)
     fail(group, 0, 1.0)
-    assert group.settle(1.0) == pytest.approx(CULPRIT_S)
-    group.settle(1.0 + CULPRIT_S)
+    assert group.act_if_due(1.0) == pytest.approx(CULPRIT_S)
+    group.act_if_due(1.0 + CULPRIT_S)
     assert group.state is GroupState.FORMING
 
 
@@ -433,7 +433,7 @@ def test_each_broken_connection_that_nobody_explains_is_looked_into_for_longer()
     group = formed(0, 1)
     for _ in range(3):
         fail(group, 0, 1.0, of_peers=True)
-        waits.append(group.settle(1.0))
+        waits.append(group.act_if_due(1.0))
         fail(group, 1, 1.0, of_peers=True)
         for i in (0, 1):
             group.join(member(i), group.generation, 1.0)
@@ -444,7 +444,7 @@ def test_broken_connections_end_no_job_while_the_report_of_who_broke_them_may_ha
     group = formed(0, 1)
     group.set_rules(GroupRules(limit=0))
     fail(group, 0, 1.0, of_peers=True)
-    group.settle(41.0)
+    group.act_if_due(41.0)
     fail(group, 1, 41.0, error="ValueError: the bug")
     assert (group.verdict("u0", 1), group.verdict("u1", 1)) == ("rejoin", "exit")
 
@@ -454,7 +454,7 @@ def test_who_has_not_heard_of_a_drain_and_loses_those_who_stop_for_it_has_not_fa
     group = formed(0, 1)
     group.stop_member("u1", "spot notice", 5.0)
     fail(group, 0, 6.0, of_peers=of_peers)
-    group.settle(6.0 + VICTIMS_S)
+    group.act_if_due(6.0 + VICTIMS_S)
     assert group.reason == ("spot notice" if of_peers else "job-worker-0 failed")
     join_all(group, 0, 1, now=20.0)
     assert group.failures.count == (not of_peers)
@@ -474,7 +474,7 @@ def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
     assert (group.verdict("u0", generation), group.verdict("u1", generation)) == ("exit", "rejoin")
     group.join(member(1), generation, 101.0)
     group.leave("u0", "blamed", 102.0)
-    group.settle(1000.0)
+    group.act_if_due(1000.0)
     assert group.world is None, "the job ends: nobody starts once more without the one to blame"
 
 
@@ -485,7 +485,7 @@ def test_nobody_waits_for_another_in_the_place_of_the_one_to_blame_where_none_is
     group.leave("u0", "blamed", 11.0)
     group.set_alive(alive(1, 2, 3), 1, 12.0)
     join_all(group, 1, 2, now=13.0)
-    group.settle(100.0)
+    group.act_if_due(100.0)
     assert group.world is None, "worker 3 comes in its place"
     group.set_rules(GroupRules(desired=2, limit=0))
     group.set_alive(alive(1, 2), 1, 101.0)
@@ -551,7 +551,7 @@ def test_a_hang_is_told_with_where_the_ranks_of_other_workers_wait() -> None:
     group.reports.places = {rank: RankPlace("all_reduce no. 6", waits=True) for rank in (0, 2)}
     group.reports.places[1] = RankPlace("load (data.py:40)")
     fail(group, 1, 9.0, error="the group hangs: rank 1 has been in load (data.py:40) for 5m00s")
-    group.settle(11.0)
+    group.act_if_due(11.0)
     assert group.failures.error_of("u1", 1) == (
         "the group hangs: rank 1 has been in load (data.py:40) for 5m00s; ranks 0, 2 wait in all_reduce no. 6"
     )
@@ -563,10 +563,10 @@ def test_the_pause_before_another_try_grows() -> None:
     now, pauses = 0.0, []
     for _ in range(5):
         all_fail(group, now)
-        wait_s = group.settle(now) or 0.0
+        wait_s = group.act_if_due(now) or 0.0
         pauses.append(wait_s)
         now += wait_s
-        group.settle(now)
+        group.act_if_due(now)
         assert group.world is not None
     assert pauses == pytest.approx([0.0, 1.0, 2.0, 3.0, 3.0])
 
@@ -593,7 +593,7 @@ def test_a_loss_that_is_known_later_takes_the_failure_back(lost: str) -> None:
     group = formed(0, 1, 2)
     fail(group, 0, 1.0)
     fail(group, 1, 1.0)
-    group.settle(1.0 + CULPRIT_S)
+    group.act_if_due(1.0 + CULPRIT_S)
     assert group.failures.count == 1
     join_all(group, 0, 1, now=3.0)
     if lost == "by the controller":
@@ -601,7 +601,7 @@ def test_a_loss_that_is_known_later_takes_the_failure_back(lost: str) -> None:
     elif lost == "it leaves":
         group.leave("u2", "spot notice", 4.0)
     else:
-        group.settle(2.0 + SILENT_S)
+        group.act_if_due(2.0 + SILENT_S)
     assert names(group) == ["job-worker-0", "job-worker-1"]
     assert (group.failures.count, group.history.generations[-2].failure) == (0, None)
 
@@ -671,7 +671,7 @@ def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
     if adopted:
         group.adopt(GroupWorld(1, (member(0), member(1))), 56.0)
     group.fail(RanksEnd("u0", "job-worker-0", found_at, HANG), 1, 61.0)
-    group.settle(61.0 + CULPRIT_S)
+    group.act_if_due(61.0 + CULPRIT_S)
     assert group.failures.count == failures
     assert group.verdict("u0", 1) == ("exit" if failures else "rejoin")
 
@@ -759,7 +759,7 @@ def test_failures_that_an_earlier_service_judged_and_did_not_store_count_whateve
         recall()
     group.join(member(1), 6, 51.0)
     if calls == "joins late":
-        group.settle(51.0 + ADOPT_S)
+        group.act_if_due(51.0 + ADOPT_S)
         assert names(group) == ["job-worker-1"]
         recall()
     else:
@@ -815,10 +815,10 @@ def test_newcomers_begin_no_group_beside_one_that_a_restarted_service_has_not_he
     group = restored(0, 1)
     group.set_alive(alive(0, 1, 2), 1, 50.0)
     group.join(member(2), 0, 50.0)
-    group.settle(50.0 + 2 * SILENT_S)
+    group.act_if_due(50.0 + 2 * SILENT_S)
     assert group.world is None
     group.adopt(GroupWorld(4, (member(0), member(1))), 75.0)
-    group.settle(75.0)
+    group.act_if_due(75.0)
     assert group.drain is not None, "it takes the newcomer in as ever"
     assert names(group) == ["job-worker-0", "job-worker-1"]
 
@@ -827,8 +827,8 @@ def test_a_group_that_is_never_heard_of_is_not_waited_for_for_ever() -> None:
     group = restored(0, 1)
     group.set_alive(alive(0, 2), 1, 50.0)
     group.join(member(2), 0, 50.0)
-    assert group.settle(51.0) == pytest.approx(ADOPT_S - 1.0)
-    group.settle(50.0 + ADOPT_S)
+    assert group.act_if_due(51.0) == pytest.approx(ADOPT_S - 1.0)
+    group.act_if_due(50.0 + ADOPT_S)
     assert names(group) == ["job-worker-2"]
 
 
@@ -839,11 +839,11 @@ def test_a_worker_that_a_restarted_service_has_not_heard_of_is_left_out_before_i
     group.adopt(GroupWorld(4, (member(0), member(1), member(2))), 51.0)
     group.set_alive(alive(0, 1), 1, 52.0)
     group.join(member(0), 4, 52.5)
-    group.settle(52.0 + SILENT_S)
+    group.act_if_due(52.0 + SILENT_S)
     assert names(group) == ["job-worker-0"]
     assert not group.signs.silent
-    assert group.settle(63.0) == pytest.approx(50.0 + ADOPT_S - 63.0), "it comes again by itself"
-    group.settle(50.0 + ADOPT_S)
+    assert group.act_if_due(63.0) == pytest.approx(50.0 + ADOPT_S - 63.0), "it comes again by itself"
+    group.act_if_due(50.0 + ADOPT_S)
     assert group.signs.silent == {"u1"}
 
 
@@ -879,7 +879,7 @@ def test_the_group_is_over_once_every_member_has_finished_and_nobody_starts_it_a
     assert group.state is GroupState.OVER
     group.set_alive(alive(0, 2), 1, 10.0)
     group.join(member(2), 0, 11.0)
-    group.settle(1000.0)
+    group.act_if_due(1000.0)
     assert (group.state, group.generation) == (GroupState.OVER, 1)
 
 
@@ -998,7 +998,7 @@ CAUSES: dict[GroupEvent, Callable[[Group], object]] = {
     GroupEvent.ALL_FINISHED: lambda group: [group.finish(uid, group.generation, 101.0) for uid in ("u0", "u1")],
     GroupEvent.REMOVAL_ANNOUNCED: lambda group: group.stop_member("u0", "scaled in", 101.0),
     GroupEvent.NEWCOMERS_DUE: lambda group: newcomer_joins(group, alive(0, 1, 2)),
-    GroupEvent.FAILURE_JUDGED: lambda group: group.settle(100.0 + VICTIMS_S),
+    GroupEvent.FAILURE_JUDGED: lambda group: group.act_if_due(100.0 + VICTIMS_S),
     GroupEvent.QUORUM_REACHED: last_members_join,
 }
 """How each event is brought about from outside."""
@@ -1083,7 +1083,7 @@ class Story:
             if kind == "leave":
                 self.go(slot)
         self.group.set_alive(alive(*self.living), self.minimum, self.now)
-        self.group.settle(self.now)
+        self.group.act_if_due(self.now)
         self.check()
 
     def go(self, slot: int) -> None:
@@ -1127,6 +1127,6 @@ def test_whatever_happens_generations_grow_and_hold_live_workers_only(
         for i in story.living:
             story.speak("join", i)
         story.now += 1000.0
-        story.group.settle(story.now)
+        story.group.act_if_due(story.now)
         story.check()
     assert (story.group.world is not None) == (len(story.living) >= minimum)

@@ -47,7 +47,7 @@ def test_a_script_that_fails_by_itself_is_waited_for_at_its_size() -> None:
     for second in range(11, 60, 3):
         for index in range(3):
             group.note_sign(f"u{index}", float(second))
-        group.settle(float(second))
+        group.act_if_due(float(second))
     assert group.state is GroupState.FORMING, "it gives signs of life"
     group.join(member(1), 1, 60.0)
     assert list(group.members.ranked) == ["u0", "u1", "u2"]
@@ -56,7 +56,7 @@ def test_a_script_that_fails_by_itself_is_waited_for_at_its_size() -> None:
 def test_a_worker_that_gets_ready_is_not_taken_for_a_silent_one() -> None:
     group = killed("SIGKILL")
     group.has_to_prepare(member(1), 1, 10.1)
-    group.settle(10.1 + 5 * SILENT_S)
+    group.act_if_due(10.1 + 5 * SILENT_S)
     assert not group.signs.silent
 
 
@@ -100,7 +100,7 @@ def lose_connections(group: Group, now: float) -> None:
     for index in (0, 2):
         fail(group, index, now, of_peers=True)
     group.note_sign("u1", now + 999.0, "stopping")
-    group.settle(now + 1000.0)
+    group.act_if_due(now + 1000.0)
     for index in range(3):
         group.join(member(index), group.generation, now + 1000.0)
     assert group.state is GroupState.TRAINING

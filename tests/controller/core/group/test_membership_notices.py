@@ -7,7 +7,7 @@ import pytest
 from elasticctl.api.status import JobStatus, ProgressStatus, WorkerStatus
 from elasticctl_controller.core.group.group_states import GroupState
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.interruption_notices import LEAVE_S, Notice
+from elasticctl_controller.core.interruption_notices import LEAVE_S, LeaveNotice
 from tests.support.controller.groups import alive, formed, join_all, member
 
 WORDS = "AWS spot interruption"
@@ -17,7 +17,7 @@ def warned(*indexes: int, deadline: float | None = 130.0) -> Group:
     """A group of three that has formed at 0 s; those members have to go, as their launchers say at 10 s."""
     group = formed(0, 1, 2)
     for index in indexes:
-        group.add_notice(f"u{index}", Notice(WORDS, deadline), 10.0)
+        group.add_notice(f"u{index}", LeaveNotice(WORDS, deadline), 10.0)
     return group
 
 
@@ -42,15 +42,15 @@ def test_it_trains_on_until_its_place_is_taken() -> None:
 
 def test_it_leaves_without_a_successor_before_its_deadline() -> None:
     group = warned(1)
-    assert group.settle(20.0) == 130.0 - LEAVE_S - 20.0
-    group.settle(130.0 - LEAVE_S)
+    assert group.act_if_due(20.0) == 130.0 - LEAVE_S - 20.0
+    group.act_if_due(130.0 - LEAVE_S)
     assert group.state is GroupState.DRAINING
     assert group.stay_s("u1", 116.0) == 0.0
 
 
 def test_one_without_a_deadline_waits_for_its_successor() -> None:
     group = warned(1, deadline=None)
-    assert group.settle(1e6) is None
+    assert group.act_if_due(1e6) is None
     assert group.state is GroupState.TRAINING
     come(group, 3, now=1e6)
     assert group.state is GroupState.DRAINING
@@ -67,8 +67,8 @@ def test_two_with_notice_cost_the_group_one_stop() -> None:
 
 def test_what_the_cluster_says_can_be_taken_back() -> None:
     group = formed(0, 1)
-    group.notices.given = {"u1": Notice("Karpenter is removing its node")}
-    group.settle(10.0)
+    group.notices.given = {"u1": LeaveNotice("Karpenter is removing its node")}
+    group.act_if_due(10.0)
     assert group.stay_s("u1", 10.0) > 1e9
     group.notices.given = {}
     assert group.stay_s("u1", 11.0) == 0.0
@@ -90,7 +90,7 @@ def test_who_is_in_the_group_already_has_taken_a_place() -> None:
     assert {each.uid for each in group.world.members} == {"u0", "u1", "u3"}
     group.note_sign("u0", 22.0, "running")
     group.note_step(2, ProgressStatus(step=2), 23.0)
-    group.settle(24.0)
+    group.act_if_due(24.0)
     assert group.notices.departing == {"u1"}
 
 
@@ -108,25 +108,25 @@ def test_it_may_not_stay_where_there_is_nothing_to_stay_in(state: str) -> None:
 
 def test_a_group_is_not_stopped_for_it_before_its_first_step() -> None:
     group = formed(0, 1, steps=False)
-    group.add_notice("u1", Notice(WORDS, 500.0), 1.0)
+    group.add_notice("u1", LeaveNotice(WORDS, 500.0), 1.0)
     come(group, 2, now=2.0)
     assert group.state is GroupState.TRAINING
-    assert group.settle(2.0) is not None, "ranks that report nothing are asked later"
+    assert group.act_if_due(2.0) is not None, "ranks that report nothing are asked later"
     group.note_step(1, ProgressStatus(step=1), 3.0)
-    group.settle(3.0)
+    group.act_if_due(3.0)
     assert group.state is GroupState.DRAINING
 
 
 def test_a_service_that_restarts_has_not_forgotten_it() -> None:
     workers = tuple(WorkerStatus(f"job-worker-{i}", f"u{i}", i, notice=WORDS if i else "") for i in (0, 1))
     group = Group.restored("j", JobStatus(workers=workers))
-    assert group.notices.reported == {"u1": Notice(WORDS)}
+    assert group.notices.reported == {"u1": LeaveNotice(WORDS)}
 
 
 def test_what_is_known_of_workers_that_are_gone_is_forgotten() -> None:
     group = warned(1)
-    group.settle(120.0)
+    group.act_if_due(120.0)
     group.set_alive(alive(0, 2), 1, 121.0)
     assert (group.notices.reported, group.notices.departing) == ({}, set())
-    group.add_notice("stranger", Notice(WORDS), 122.0)
+    group.add_notice("stranger", LeaveNotice(WORDS), 122.0)
     assert group.notices.reported == {}

@@ -25,10 +25,10 @@ def training(*indexes: int, minimum: int = 1) -> Group:
 
 def next_event(group: Group, now: float) -> float:
     """Settle when the group has asked for it; returns when that was (or `now`, if it does not ask)."""
-    wait_s = group.settle(now)
+    wait_s = group.act_if_due(now)
     if wait_s is None:
         return now
-    group.settle(now + wait_s)
+    group.act_if_due(now + wait_s)
     return now + wait_s
 
 
@@ -62,7 +62,7 @@ def test_ranks_that_reach_each_other_train_on_without_the_service() -> None:
     group.lose_contact("u1", 10.5)
     for second in range(11, 200):
         group.note_step(1, ProgressStatus(step=second), float(second))
-        group.settle(second + 0.5)
+        group.act_if_due(second + 0.5)
         assert group.state is GroupState.TRAINING
 
 
@@ -70,9 +70,9 @@ def test_long_steps_are_not_taken_for_a_standstill() -> None:
     group = training(0, 1, 2)
     group.note_step(1, ProgressStatus(step=11), 110.0)  # an evaluation, say
     group.lose_contact("u1", 150.0)
-    group.settle(250.0)
+    group.act_if_due(250.0)
     assert group.state is GroupState.TRAINING
-    group.settle(310.0)
+    group.act_if_due(310.0)
     assert group.state is GroupState.FORMING
 
 
@@ -80,22 +80,22 @@ def test_nothing_is_concluded_while_nobody_can_be_reached_or_ranks_wait_for_the_
     group = training(0, 1)
     for uid in ("u0", "u1"):
         group.lose_contact(uid, 11.0)
-    assert group.settle(500.0) is None
+    assert group.act_if_due(500.0) is None
     assert group.state is GroupState.TRAINING, "their steps cannot be reported"
     group = training(0, 1)
     group.reports.obstacle = "the storage does not answer"
     group.lose_contact("u1", 11.0)
-    group.settle(500.0)
+    group.act_if_due(500.0)
     assert group.state is GroupState.TRAINING
 
 
 def test_a_first_step_may_take_as_long_as_it_likes_unless_its_ranks_are_seen_not_to_move() -> None:
     group = formed(0, 1, steps=False)
     group.lose_contact("u1", 1.0)
-    assert group.settle(2000.0) is None
+    assert group.act_if_due(2000.0) is None
     assert group.state is GroupState.TRAINING
     group.reports.places[0] = RankPlace("all_reduce", waits=True)
-    group.settle(2001.0)
+    group.act_if_due(2001.0)
     assert group.state is GroupState.FORMING
 
 
@@ -103,7 +103,7 @@ def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
     group = training(0, 1)
     group.lose_contact("u1", 11.0)
     group.note_sign("u1", 11.0 + UNREACHABLE_S / 2)
-    group.settle(500.0)
+    group.act_if_due(500.0)
     assert group.state is GroupState.TRAINING
 
 
@@ -121,11 +121,11 @@ def test_several_that_hang_up_at_once_say_something_of_the_network() -> None:
     group = training(0, 1, 2, 3)
     for index in (0, 1, 2):
         group.lose_contact(f"u{index}", 11.0 + index / 10, hung_up=True)
-    group.settle(30.0)
+    group.act_if_due(30.0)
     assert group.state is GroupState.TRAINING
     group.note_sign("u0", 40.0)
     group.lose_contact("u0", 40.0, hung_up=True)
-    group.settle(40.0 + HUNG_UP_S)
+    group.act_if_due(40.0 + HUNG_UP_S)
     assert group.reason == "cannot reach job-worker-0", "it has been alone"
 
 
@@ -133,7 +133,7 @@ def test_a_broken_connection_says_nothing_of_a_launcher_that_calls_again() -> No
     group = training(0, 1, 2)
     group.lose_contact("u1", 11.0, hung_up=True)
     group.note_sign("u1", 11.0 + HUNG_UP_S / 2)
-    group.settle(500.0)
+    group.act_if_due(500.0)
     assert group.state is GroupState.TRAINING
 
 
@@ -152,7 +152,7 @@ def test_a_member_that_is_stopping_its_ranks_is_still_waited_for() -> None:
     group.join(member(0), 1, 11.0)
     for second in range(11, 80, 3):
         group.note_sign("u1", float(second), "stopping")
-        group.settle(second + 1.0)
+        group.act_if_due(second + 1.0)
     assert group.state is GroupState.FORMING
 
 
@@ -173,7 +173,7 @@ def test_a_group_that_is_too_small_waits_for_a_member_that_gives_signs_of_life()
     group.join(member(0), 1, 11.0)
     for second in range(11, 300, 3):
         group.note_sign("u1", float(second), "stopping")
-        group.settle(second + 1.0)
+        group.act_if_due(second + 1.0)
     assert not group.signs.silent
     assert not group.signs.overdue
 
@@ -183,12 +183,12 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
     group = training(0, 1, 2)
     for index in (0, 2):
         group.note_sign(f"u{index}", 15.0)
-    assert group.settle(15.0) is None
+    assert group.act_if_due(15.0) is None
     group.reports.places = {0: RankPlace("all_reduce", waits=True)}
-    assert group.settle(15.0) == pytest.approx(10.0 + ADOPT_S - 15.0)
+    assert group.act_if_due(15.0) == pytest.approx(10.0 + ADOPT_S - 15.0)
     for index in (0, 2):
         group.note_sign(f"u{index}", 54.0)
-    group.settle(10.0 + ADOPT_S)
+    group.act_if_due(10.0 + ADOPT_S)
     assert group.state is GroupState.FORMING
     assert group.reason == "cannot reach job-worker-1"
 
@@ -196,5 +196,5 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
 def test_if_nobody_is_heard_it_is_the_service_that_is_cut_off() -> None:
     group = training(0, 1)
     group.reports.places = {0: RankPlace("all_reduce", waits=True)}
-    assert group.settle(100.0) is None
+    assert group.act_if_due(100.0) is None
     assert group.state is GroupState.TRAINING

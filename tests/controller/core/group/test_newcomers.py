@@ -88,7 +88,7 @@ def formed(names: str, *, automatic: bool) -> Group:
 def joins(group: Group, name: str, now: float, alive: str) -> float | None:
     group.set_alive({f"uid-{one}": one for one in alive}, 1, now)
     group.join(member(name), 0, now)
-    return group.settle(now)
+    return group.act_if_due(now)
 
 
 def test_an_automatic_group_waits_for_those_on_their_way_as_long_as_it_pays() -> None:
@@ -98,7 +98,7 @@ def test_an_automatic_group_waits_for_those_on_their_way_as_long_as_it_pays() ->
     assert 0 < again_s <= 30.0
     assert group.next_generation.growth.startswith("1 ready to join; waits at most ")
     said = group.next_generation.growth
-    group.settle(101.0)
+    group.act_if_due(101.0)
     assert group.next_generation.growth == said, "said once: what is left to wait is no news"
     joins(group, "d", 102.0, "abcd")
     assert group.drain is not None
@@ -109,7 +109,7 @@ def test_an_automatic_group_waits_for_those_on_their_way_as_long_as_it_pays() ->
 def test_it_does_not_wait_for_ever() -> None:
     group = formed("ab", automatic=True)
     again_s = joins(group, "c", 100.0, "abcd")
-    group.settle(100.0 + again_s)
+    group.act_if_due(100.0 + again_s)
     assert group.drain is not None
 
 

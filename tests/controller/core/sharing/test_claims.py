@@ -19,8 +19,8 @@ from elasticctl_controller.core.sharing.claims import (
     TO_COME,
     LastGrant,
     Node,
-    Pool,
     Project,
+    SharedPool,
     Worker,
     build_claim,
     build_pools,
@@ -123,10 +123,10 @@ def test_gpus_are_pooled_by_type_as_labels_tell_it() -> None:
         node("f", 0, slots=4),
     ]
     assert build_pools(nodes, (), (), {}) == (
-        Pool("a100", (Node("c", 8),)),
-        Pool(CPU, (Node("f", 4),), "CPU slot"),
-        Pool(GPU, (Node("d", 2),)),
-        Pool("t4", (Node("a", 4), Node("b", 1))),
+        SharedPool("a100", (Node("c", 8),)),
+        SharedPool(CPU, (Node("f", 4),), "CPU slot"),
+        SharedPool(GPU, (Node("d", 2),)),
+        SharedPool("t4", (Node("a", 4), Node("b", 1))),
     )
 
 
@@ -135,7 +135,7 @@ def test_what_other_jobs_hold_is_not_there_to_be_shared() -> None:
     gone = replace(other.status.workers[1], cause=Cause.KILLED)
     other = replace(other, status=replace(other.status, workers=(other.status.workers[0], gone)))
     nodes = [node("node-0", 4), node("node-1", 4)]
-    assert build_pools(nodes, (), [other], {}) == (Pool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
+    assert build_pools(nodes, (), [other], {}) == (SharedPool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
 
 
 def test_a_node_that_a_template_names_holds_nothing_before_it_accepts_the_pod() -> None:
@@ -143,7 +143,7 @@ def test_a_node_that_a_template_names_holds_nothing_before_it_accepts_the_pod() 
     other = with_workers(a_job(queue="team", template=template(gpus=10**15)), 1)
     sent = replace(other.status.workers[0], started_at=None, phase="Pending")
     other = replace(other, status=replace(other.status, workers=(sent,)))
-    assert build_pools([node("node-0", 4)], (), [other], {}) == (Pool(GPU, (Node("node-0", 4),)),)
+    assert build_pools([node("node-0", 4)], (), [other], {}) == (SharedPool(GPU, (Node("node-0", 4),)),)
 
 
 def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
@@ -152,12 +152,14 @@ def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
         node("node-0", 8) | {"spec": {"unschedulable": True}},
         node("node-1", 8) | {"spec": {"unschedulable": True}},
     ]
-    assert build_pools(nodes, [job], (), {}) == (Pool(GPU, (Node("node-0", 2),)),)
+    assert build_pools(nodes, [job], (), {}) == (SharedPool(GPU, (Node("node-0", 2),)),)
 
 
 def test_nodes_that_would_come_count_as_there() -> None:
-    assert build_pools([node("a", 4)], (), (), {GPU: 16, "t4": 0}) == (Pool(GPU, (Node("a", 4), Node(TO_COME, 12))),)
-    assert build_pools([node("a", 4)], (), (), {GPU: 2}) == (Pool(GPU, (Node("a", 4),)),)
+    assert build_pools([node("a", 4)], (), (), {GPU: 16, "t4": 0}) == (
+        SharedPool(GPU, (Node("a", 4), Node(TO_COME, 12))),
+    )
+    assert build_pools([node("a", 4)], (), (), {GPU: 2}) == (SharedPool(GPU, (Node("a", 4),)),)
 
 
 def test_what_other_pods_hold_is_not_there_to_be_shared_nor_still_to_come() -> None:
@@ -166,8 +168,8 @@ def test_what_other_pods_hold_is_not_there_to_be_shared_nor_still_to_come() -> N
     other = with_workers(a_job(queue="team", template=template(gpus=1)), 1)
     pools = build_pools([taken, node("node-1", 4)], (), [other], {GPU: 9})
     assert pools == (
-        Pool(CPU, (Node("node-0", 2),), "CPU slot"),
-        Pool(GPU, (Node("node-0", 0), Node("node-1", 4), Node(TO_COME, 1))),
+        SharedPool(CPU, (Node("node-0", 2),), "CPU slot"),
+        SharedPool(GPU, (Node("node-0", 0), Node("node-1", 4), Node(TO_COME, 1))),
     )
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from elasticctl_controller.core.sharing import grant_workers
 from elasticctl_controller.core.sharing.claims import (
     Claim,
+    GrantReason,
     Node,
-    Pool,
     Project,
-    Reason,
+    SharedPool,
     SharingDecision,
     SharingRules,
     Worker,
@@ -26,8 +26,8 @@ from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 NOW = 10_000.0
 
 
-def a_pool(*slots: int, name: str = "t4") -> Pool:
-    return Pool(name, tuple(Node(f"n{number}", count) for number, count in enumerate(slots)))
+def a_pool(*slots: int, name: str = "t4") -> SharedPool:
+    return SharedPool(name, tuple(Node(f"n{number}", count) for number, count in enumerate(slots)))
 
 
 def a_claim(key: str, least: int, most: int | None = None, **fields) -> Claim:
@@ -41,7 +41,7 @@ def guaranteed(name: str, slots: int, **fields) -> Project:
     return Project(name, guaranteed={"t4": slots}, **fields)
 
 
-def decided(pool: Pool, claims: list[Claim], *projects: Project, now: float = NOW) -> SharingDecision:
+def decided(pool: SharedPool, claims: list[Claim], *projects: Project, now: float = NOW) -> SharingDecision:
     return decide([pool], projects, claims, now, RULES)
 
 
@@ -141,7 +141,7 @@ def test_a_guarantee_is_the_reason_only_for_what_it_keeps_from_others() -> None:
     holder = a_claim("ma/x", 8, granted=8)
     waits = a_claim("b/y", 1, submitted_at=5.0)
     grant = decided(a_pool(8), [holder, waits], guaranteed("ma", 2)).grants["b/y"]
-    assert (grant.reason, grant.words) == (Reason.WAITS_TURN, "waits for 1 GPU held by jobs that come first")
+    assert (grant.reason, grant.words) == (GrantReason.WAITS_TURN, "waits for 1 GPU held by jobs that come first")
     both = [a_claim("b/x", 2), a_claim("c/x", 3), a_claim("a/y", 6, submitted_at=5.0), a_claim("c/z", 1)]
     words = decided(a_pool(8), both, guaranteed("b", 2), guaranteed("c", 3)).grants["a/y"].words
     assert words == "waits for 4 GPUs, 3 of which c is guaranteed"
@@ -157,7 +157,7 @@ def test_a_guarantee_outranks_priority() -> None:
 def test_a_limit_holds_though_there_is_room() -> None:
     found = decided(a_pool(8), [a_claim("a/x", 2, 8), a_claim("a/y", 2)], Project("a", limit={"t4": 4}))
     assert sizes(found) == {"a/x": 2, "a/y": 2}
-    assert found.grants["a/x"].reason is Reason.LIMITED
+    assert found.grants["a/x"].reason is GrantReason.LIMITED
     assert found.grants["a/x"].words == "has 2 of 8 workers: a may have 4 GPUs"
 
 
@@ -251,11 +251,11 @@ def test_demand_beyond_a_limit_is_none() -> None:
 @pytest.mark.parametrize(
     ("pool", "reason", "words"),
     [
-        (a_pool(), Reason.NO_ROOM, "waits for nodes: it needs 2 GPUs, and t4 has 0 GPUs"),
-        (a_pool(8, name="h100"), Reason.NO_POOL, 'waits for nodes: there is no pool "t4"'),
+        (a_pool(), GrantReason.NO_ROOM, "waits for nodes: it needs 2 GPUs, and t4 has 0 GPUs"),
+        (a_pool(8, name="h100"), GrantReason.NO_POOL, 'waits for nodes: there is no pool "t4"'),
     ],
 )
-def test_a_pool_that_is_not_there_is_waited_for(pool: Pool, reason: Reason, words: str) -> None:
+def test_a_pool_that_is_not_there_is_waited_for(pool: SharedPool, reason: GrantReason, words: str) -> None:
     grant = decided(pool, [a_claim("a/x", 2, 4, granted=2)]).grants["a/x"]
     assert (grant.workers, grant.reason, grant.words) == (0, reason, words)
     assert grant.leave == ("a/x-0", "a/x-1")
@@ -318,7 +318,7 @@ def test_what_does_not_fit_the_nodes_goes_without(packings, third, monkeypatch: 
     ]
     found = decided(a_pool(3, 3), claims)
     assert sizes(found) == {"a/x": 2, "a/y": 0, "a/z": third}
-    assert found.grants["a/y"].reason is Reason.NO_ROOM
+    assert found.grants["a/y"].reason is GrantReason.NO_ROOM
     assert found.usage[0].used == 4 + third
 
 

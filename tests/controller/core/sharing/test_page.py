@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, Reason, SharingDecision
+from elasticctl_controller.core.sharing.claims import Claim, GrantReason, Node, Project, SharedPool, SharingDecision
 from elasticctl_controller.core.sharing.grant_workers import decide
 from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 from tests.support.controller.sharing_page import Page
@@ -49,7 +49,7 @@ def test_the_division_is_the_pages(
         name: build_project(name, own, most, weight if name == "b" else 1.0)
         for name, own, most in zip("abc", quota, limit, strict=True)
     }
-    pool = Pool("t4", (Node("n", slots),))
+    pool = SharedPool("t4", (Node("n", slots),))
     found = decide([pool], projects.values(), claims, NOW, RULES)
     assert sizes(found) == Page("t4", slots, projects, claims, NOW).decide()
 
@@ -88,11 +88,11 @@ def check_words(place: Place, decision: SharingDecision) -> None:
     for key, grant in decision.grants.items():
         for slots, lender in re.findall(r"(\d+) GPUs? from (\w)", grant.words):
             lent[lender] += int(slots)
-        if grant.reason in (Reason.WAITS_GUARANTEE, Reason.WAITS_PRIORITY, Reason.WAITS_TURN):
+        if grant.reason in (GrantReason.WAITS_GUARANTEE, GrantReason.WAITS_PRIORITY, GrantReason.WAITS_TURN):
             job = place.jobs[key]
             missing = job.least * job.slots_per_worker - free
             assert re.match(rf"waits for {missing} GPUs?\b", grant.words), grant.words
-        if grant.reason is Reason.WAITS_GUARANTEE:
+        if grant.reason is GrantReason.WAITS_GUARANTEE:
             named = re.findall(r"\b[abc]\b", grant.words)
             assert named, grant.words
             assert all(usage[name].guaranteed and usage[name].used for name in named), grant.words
