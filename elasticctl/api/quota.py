@@ -23,7 +23,7 @@ POOLS = (*GPU_TYPES, GPU, CPU)
 CPU_SLOTS = "elasticctl.dev/cpu-slots"
 """The resource that a node with CPUs to share offers."""
 HELD = "held"
-"""In the status of a node, beside `allocatable`: what pods that are not workers use, by resource."""
+"""In the status of a node, next to `allocatable`: what pods that are not workers use, by resource."""
 MAX_SLOTS = 1_000_000
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
 

@@ -230,7 +230,7 @@ class Scaling:
 class GroupGeneration:
     """One incarnation of the training group, as the rendezvous saw it.
 
-    `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
+    `opened_at`: the old group was asked to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
     optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
     `failure`: it ended because ranks failed, and the same workers restarted them; ranks that hung made their last
     step at `last_step_at`.

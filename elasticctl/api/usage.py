@@ -78,7 +78,7 @@ class WorkerUsage:
 
     @property
     def at_work(self) -> float:
-        """The load in percent, to tell busy workers from idle ones: of its least used GPU, or else of its CPUs."""
+        """The load in percent, by which busy workers differ from idle ones: of its least used GPU, or of its CPUs."""
         known = [percent for percent in self.gpus.percent if percent is not None]
         if known:
             return min(known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticctl.api.observed.history import activity_text, reports_steps
-from elasticctl.api.observed.workers import MOUNTS, STILL_ENDING, UNTOLD
+from elasticctl.api.observed.workers import MOUNTS, STILL_ENDING, WITHOUT_EVENTS
 from elasticctl.api.podtemplate import SETUP_VARIABLE
 from elasticctl.api.status import Phase
 from elasticctl.api.text import plural, plural_are, shorten, span
@@ -21,7 +21,7 @@ def starting(case: Case) -> Finding | None:
     """Workers are being created, and the cluster reports no problem."""
     if not case.waiting or case.job.suspend or case.job.desired == 0 or any(case.pod_waits()):
         return None
-    if case.wait is not None and case.wait.reason in (*UNTOLD, *MOUNTS, STILL_ENDING):
+    if case.wait is not None and case.wait.reason in (*WITHOUT_EVENTS, *MOUNTS, STILL_ENDING):
         return None
     until = case.status.backoff.until
     if until is not None and until > case.now:

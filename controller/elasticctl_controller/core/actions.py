@@ -52,7 +52,7 @@ class Decision:
     """What to do now. The loop writes `status` first, and runs `actions` only if that write succeeded.
 
     `requeue_s`: reconcile again after this many seconds even if nothing changes (None: no need). `unexplained`: a pod
-    that has not started for a reason that only events can tell.
+    that has not started for a reason that only events give.
     """
 
     status: JobStatus

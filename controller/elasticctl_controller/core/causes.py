@@ -1,8 +1,9 @@
 """Why a worker ended: one cause per worker, from the evidence that the cluster and the launcher left.
 
-Exit codes alone cannot tell a preemption from a bug: a torchrun agent that gets SIGTERM exits with 1, and so does a
-script that raises. So the evidence is considered in a fixed order, the strongest first: what the controller did itself,
-what the cluster says about pod and node, what the kernel did, what happened to peers, and only then the application.
+Exit codes alone do not distinguish a preemption from a bug: a torchrun agent that gets SIGTERM exits with 1, and so
+does a script that raises. So the evidence is considered in a fixed order, the strongest first: what the controller did
+itself, what the cluster says about pod and node, what the kernel did, what happened to peers, and only then the
+application.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class TrainingHistory:
         newest = replace(newest, first_step_at=Timestamp(now) if first else newest.first_step_at, last_step=last_step)
         self.generations[-1] = newest
         if self.progress is None or first or progress.step >= (self.progress.step or 0):
-            self.progress = _add_metrics(self.progress or ProgressStatus(), progress, Timestamp(now), anew=first)
+            self.progress = _add_metrics(self.progress or ProgressStatus(), progress, Timestamp(now), is_first=first)
         warm = not first and newest.first_step_at is not None and now >= newest.first_step_at + WARMUP_S
         if warm and progress.samples_per_s is not None and progress.samples_per_s > 0:
             rate = self.rates.setdefault(len(newest.workers), progress.samples_per_s)
@@ -225,7 +225,7 @@ def close_recovered(status: JobStatus) -> JobStatus:
     """Close the interruptions and scalings after which a generation has taken its first step.
 
     If the script has not reported any step, all that can be known is that the group has formed. That closes them until
-    a first step tells more.
+    there is a first step.
     """
     return replace(
         status,
@@ -306,18 +306,18 @@ def _has_stepped(item: GroupGeneration) -> bool:
     return item.first_step_at is not None and item.resumed_step is not None
 
 
-def _add_metrics(known: ProgressStatus, seen: ProgressStatus, now: Timestamp, *, anew: bool) -> ProgressStatus:
-    """`seen`, with the metrics that were known and are not in it; `anew`: it is the first step of a generation.
+def _add_metrics(known: ProgressStatus, seen: ProgressStatus, now: Timestamp, *, is_first: bool) -> ProgressStatus:
+    """`seen`, with the metrics that were known and are not in it; `is_first`: it is the first step of a generation.
 
     If ranks differ about since when a metric has not been finite, the earliest step counts.
     """
-    lost = {} if anew else {name: item for name, item in known.not_finite.items() if name not in seen.metrics}
+    lost = {} if is_first else {name: item for name, item in known.not_finite.items() if name not in seen.metrics}
     for name, item in seen.not_finite.items():
         before = lost.get(name)
         earlier = before is not None and before.step <= item.step
         lost[name] = replace(before, value=item.value) if before is not None and earlier else replace(item, at=now)
-    told = {**seen.metrics, **lost}
-    older = [(name, value) for name, value in known.metrics.items() if name not in told]
+    reported = {**seen.metrics, **lost}
+    older = [(name, value) for name, value in known.metrics.items() if name not in reported]
     metrics = [*older, *((name, value) for name, value in seen.metrics.items() if name not in lost)]
     return replace(
         seen, at=now, metrics=dict(metrics[-MAX_METRICS:]), not_finite=dict(list(lost.items())[-MAX_METRICS:])

@@ -14,7 +14,7 @@ from typing import Any
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.goal import pool_words
 from elasticctl.api.observed.history import not_finite_text, reports_steps
-from elasticctl.api.observed.workers import UNTOLD
+from elasticctl.api.observed.workers import WITHOUT_EVENTS
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, Interruption, JobStatus, Phase
 from elasticctl.api.text import plural, shorten, span, times
@@ -253,7 +253,7 @@ def _phase_changes(old: JobStatus, new: JobStatus) -> list[Event]:
 def _waits(old: JobStatus, new: JobStatus) -> list[Event]:
     """An event for what workers wait for, if Kubernetes records none about a pod."""
     found = find_condition(new.conditions, ConditionType.WORKERS_WAITING)
-    if found is None or found.status != "True" or found.reason not in UNTOLD or found in old.conditions:
+    if found is None or found.status != "True" or found.reason not in WITHOUT_EVENTS or found in old.conditions:
         return []
     return [Event(WARNING, found.reason, found.message)]
 

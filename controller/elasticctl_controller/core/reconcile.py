@@ -153,7 +153,7 @@ def _is_own_wish(job: ElasticJob, share: ShareStatus) -> bool:
 
 
 def _set_start_time(status: JobStatus, decision: PhaseDecision, now: float) -> JobStatus:
-    """Set the start time. Suspending clears it and resuming sets it anew, as for a batch/Job; so does queueing."""
+    """Set the start time. Suspending clears it and resuming sets it again, as for a batch/Job; so does queueing."""
     if decision.phase is Phase.SUSPENDED or decision.reason == QUEUED:
         return replace(status, start_time=None)
     starting = status.start_time is None and not decision.phase.terminal
@@ -211,7 +211,7 @@ def _list_creations(
     The pod of an ended worker is deleted within a pass or two, so the next worker waits for its index rather than use
     a new one. Workers that have to go but still run are replaced at once, above the maximum if need be, except on a
     shared cluster, which has no room for that. The name of an ended pod that a finalizer keeps is given up. A name that
-    a stranger's pod had is tried again when that is due, if no other is free.
+    a pod of somebody else had is tried again when that is due, if no other is free.
     """
     backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:

@@ -57,9 +57,9 @@ def decide_wait(
         if pod.wait is not None:
             return PodWait(pod.wait.reason, _with_autoscaler(job, cluster, pod, pod.wait)[:MAX_MESSAGE_CHARS])
     for pod in pending:
-        told = _told(job, cluster, pod)
-        if told is not None:
-            return PodWait(told.reason, told.message[:MAX_MESSAGE_CHARS])
+        wait = _from_events(job, cluster, pod)
+        if wait is not None:
+            return PodWait(wait.reason, wait.message[:MAX_MESSAGE_CHARS])
     ignored = next((pod for pod in pending if _ignored_at(pod) <= now), None)
     if ignored is None:
         return None
@@ -67,7 +67,7 @@ def decide_wait(
 
 
 def find_unexplained(roster: Roster, workers: Collection[WorkerStatus]) -> Pod | None:
-    """The first pod that waits for something that only events tell: a machine, or what its node cannot mount."""
+    """The first pod that waits for something that only events say: a machine, or what its node cannot mount."""
     pending = _pending(roster, workers)
     first = next((pod for pod in pending if pod.wait is not None), None)
     if first is not None:
@@ -108,12 +108,12 @@ def _refused(job: ElasticJob, cluster: ClusterView) -> PodWait | None:
 
 
 def _taken(job: ElasticJob, roster: Roster, cluster: ClusterView, missing: int) -> PodWait | None:
-    """A stranger's pod that has a worker's name, if too few names are left for the missing workers.
+    """A pod of somebody else that has a worker's name, if too few names are left for the missing workers.
 
     Pods of an earlier job of this name are about to go, and are not reported.
     """
-    strangers = [pod for pod in cluster.pods if pod.uid not in roster.pods and _is_stranger(job, pod)]
-    names = {*cluster.taken, *(pod.name for pod in strangers)}
+    foreign = [pod for pod in cluster.pods if pod.uid not in roster.pods and _is_foreign(job, pod)]
+    names = {*cluster.taken, *(pod.name for pod in foreign)}
     if not names:
         return None
     if sum(1 for _ in free_indices(job, cluster, job.max)) >= missing:
@@ -157,24 +157,24 @@ def _with_autoscaler(job: ElasticJob, cluster: ClusterView, pod: Pod, wait: PodW
     if pod.uid not in cluster.events:  # not asked yet, by this controller
         stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
         return stored.message if stored is not None and stored.message.startswith(before) else words
-    told = cluster.events[pod.uid]
-    return words if told is None else f"{before}{told.message}"
+    said = cluster.events[pod.uid]
+    return words if said is None else f"{before}{said.message}"
 
 
-def _told(job: ElasticJob, cluster: ClusterView, pod: Pod) -> PodWait | None:
+def _from_events(job: ElasticJob, cluster: ClusterView, pod: Pod) -> PodWait | None:
     """What events say about a waiting pod that has its node."""
     if not pod.node:
         return None
-    told = cluster.events.get(pod.uid)
-    if told is not None:
-        return PodWait(told.reason, f"{pod.name}: {told.message}")
+    said = cluster.events.get(pod.uid)
+    if said is not None:
+        return PodWait(said.reason, f"{pod.name}: {said.message}")
     stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
     if pod.uid in cluster.events or stored is None or stored.status != "True" or stored.reason not in MOUNTS:
         return None
     return PodWait(stored.reason, stored.message) if stored.message.startswith(f"{pod.name}: ") else None
 
 
-def _is_stranger(job: ElasticJob, pod: Pod) -> bool:
+def _is_foreign(job: ElasticJob, pod: Pod) -> bool:
     if pod.deleting or worker_index(job.name, pod.name) is None or pod.owner_uid == job.uid:
         return False
     newer = job.created_at is not None and pod.created_at is not None and pod.created_at > job.created_at

@@ -38,7 +38,7 @@ class ControllerMetrics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._page, self._fresh_until = clock, b"", float("-inf")
-        # A `_created` series beside each counter would double what every scrape stores.
+        # A `_created` series for each counter would double what every scrape stores.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._passes = Histogram(

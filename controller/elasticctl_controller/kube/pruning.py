@@ -15,7 +15,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, INSTANCE_LABEL
 from elasticctl.api.objects import as_list, as_mapping, as_text
-from elasticctl.api.observed.workers import beside_worker
+from elasticctl.api.observed.workers import sidecars_of
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU_SLOTS
 from elasticctl.api.spec import ANNOTATION_POOL, ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
@@ -176,14 +176,14 @@ def _container_status(status: Mapping[str, Any]) -> Manifest:
 
 
 def _before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
-    """The init containers that cannot start, are running or have failed, if there are any. Those that run beside the
+    """The init containers that cannot start, are running or have failed, if there are any. Those that run next to the
     worker are only included if they cannot start.
     """
-    beside, kept = beside_worker(spec), []
+    sidecars, kept = sidecars_of(spec), []
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
         state = as_mapping(item.get("state"))
         failed = as_mapping(state.get("terminated")).get("exitCode", 0) != 0
-        if state.get("waiting") or (as_text(item.get("name")) not in beside and (state.get("running") or failed)):
+        if state.get("waiting") or (as_text(item.get("name")) not in sidecars and (state.get("running") or failed)):
             kept.append({**_pick(item, ("name",)), "state": {**_container_status(item)["state"], **_running(state)}})
     return {"initContainerStatuses": kept} if kept else {}
 

@@ -29,7 +29,7 @@ _SHIM = str(Path(shim.__file__).resolve())
 
 
 class WorkerProcess:
-    """A running shim with its worker below it; its start time tells it from a later process with the same pid."""
+    """A running shim with its worker below it; a later process with the same pid has another start time."""
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid

@@ -108,7 +108,7 @@ class Workload(Protocol):
 @dataclass(frozen=True, slots=True)
 class AppliedActions:
     """The outcome of a pass: why a worker was `refused` ("": none was; None: none was to be created), the names of the
-    workers that were `created`, and the names that are `taken` by strangers' pods.
+    workers that were `created`, and the names that are `taken` by pods of others.
     """
 
     refused: str | None

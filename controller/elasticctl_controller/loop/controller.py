@@ -111,7 +111,7 @@ class _Memory:
 
     `written_at` is when its status was last written, in seconds since the epoch. `pods` are its parsed pods, by the id
     of their manifests. `refused` is why the last worker could not be created (None: none was tried). `taken` are names
-    of workers that strangers' pods had, and when to try them again. `token` is its newest token, and `delivered_token`
+    of workers that pods of others had, and when to try them again. `token` is its newest token, and `delivered_token`
     the number of the last one that was delivered to its workers. `left` are the nodes that workers have to leave, and
     until when new workers avoid them. Times are in seconds since the epoch.
     """
@@ -379,7 +379,7 @@ class Controller:
         self._memory(job).written_at = now
 
     def _update_group(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
-        """Tell the rendezvous service which workers are alive, and which of them are being stopped.
+        """Report to the rendezvous service which workers are alive, and which of them are being stopped.
 
         A worker that somebody else deletes counts as ended, but stays a member until it is gone.
         """

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.objects import as_text, at
-from elasticctl.api.observed.pod_events import failed_probe, told_by_events
+from elasticctl.api.observed.pod_events import failed_probe, wait_by_events
 from elasticctl.api.observed.workers import PROBE_FAILED, Pod, PodWait
 from elasticctl.api.podtemplate import worker_container
 from elasticctl.api.spec import ElasticJob
@@ -52,7 +52,7 @@ class PodEvents:
         return {} if answer is None else {answer.uid: answer.wait}
 
     def drop_answer(self, key: str) -> None:
-        """Forget the answer about a job none of whose pods waits for a reason that only events tell."""
+        """Drop the answer about a job none of whose pods waits for a reason that only events give."""
         self._answers.pop(key, None)
 
     def ask(self, job: ElasticJob, pod: Pod, now: float) -> tuple[bool, float]:
@@ -66,7 +66,7 @@ class PodEvents:
         least_s = fair_pause_s(list(self._answers), job.key, ASKED_PER_S)
         if answer is not None and now < answer.at + max(answer.pause_s, least_s):
             return False, answer.at + max(answer.pause_s, least_s) - now
-        wait = told_by_events(self._list_events(job, pod.uid), placed=bool(pod.node), now=now)
+        wait = wait_by_events(self._list_events(job, pod.uid), placed=bool(pod.node), now=now)
         is_new = answer is None or answer.wait != wait
         pause_s = FIRST_PAUSE_S if answer is None or is_new else min(answer.pause_s * 2, LONGEST_PAUSE_S)
         self._answers[job.key] = _Answer(pod.uid, wait, now, pause_s)

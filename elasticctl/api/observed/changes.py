@@ -137,8 +137,8 @@ def _read(manifest: object) -> Iterator[tuple[str, Change]]:
         if not (isinstance(key, str) and key.startswith(PREFIX)):
             continue
         try:
-            told = json.loads(as_text(text))
+            stored = json.loads(as_text(text))
         except (ValueError, RecursionError):
             continue
-        if isinstance(told, Mapping):
-            yield key, from_json(Change, told)
+        if isinstance(stored, Mapping):
+            yield key, from_json(Change, stored)

@@ -11,7 +11,7 @@ MOST_PLACES = 5
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """The call `where` that a rank is in; `waits`: it waits there for other ranks, as far as its launcher can tell."""
+    """The call `where` that a rank is in; `waits`: it waits there for other ranks, as far as its launcher knows."""
 
     where: str
     waits: bool = False

@@ -22,7 +22,7 @@ STEADY = ("training", "running")
 """What a group does without an end in sight."""
 _FIRST_STEP = "first step"
 _WITH_REASON = ("hung", "draining", "training")
-"""What is said of these beside the word is a sentence of its own."""
+"""What is said about these next to the word is a sentence of its own."""
 
 
 def reports_steps(status: JobStatus) -> bool:
@@ -292,8 +292,8 @@ def add_point(
     if curve.at_s and at_s == curve.at_s[-1]:
         curve = _drop_point(curve, len(curve.at_s) - 1)
     known = {name: values for name, values in curve.metrics.items() if values}
-    told: dict[str, float | None] = {**metrics, **dict.fromkeys(not_finite)}
-    names = [*known, *(name for name in told if name not in known)][:MAX_METRICS]
+    reported: dict[str, float | None] = {**metrics, **dict.fromkeys(not_finite)}
+    names = [*known, *(name for name in reported if name not in known)][:MAX_METRICS]
     longer = Curve(
         since=since,
         at_s=(*curve.at_s, at_s),

@@ -24,8 +24,8 @@ _MOUNTED = ("Pulling", "Pulled", "Created", "Started")
 def failed_mount(events: Iterable[Manifest]) -> Manifest | None:
     """Return the pod's newest event of a mount that failed, unless it succeeded afterwards."""
     ordered = sorted(events, key=lambda event: seen_at(event) or 0.0)
-    told = [event for event in ordered if at(event, "reason") in (*MOUNTS, *_MOUNTED)]
-    return told[-1] if told and at(told[-1], "reason") in MOUNTS else None
+    mounts = [event for event in ordered if at(event, "reason") in (*MOUNTS, *_MOUNTED)]
+    return mounts[-1] if mounts and at(mounts[-1], "reason") in MOUNTS else None
 
 
 def failed_probe(events: Iterable[Manifest], container: str) -> str:
@@ -59,7 +59,7 @@ def seen_at(event: Manifest) -> float | None:
     return next((moment for moment in map(from_rfc3339, stamps) if moment is not None), None)
 
 
-def told_by_events(events: Iterable[Manifest], *, placed: bool, now: float) -> PodWait | None:
+def wait_by_events(events: Iterable[Manifest], *, placed: bool, now: float) -> PodWait | None:
     """Why a pod has not started, according to its own events; None if they give no reason.
 
     For a pod that is `placed`, that is a mount that fails; for one without a node, an autoscaler's recent message.

@@ -15,7 +15,7 @@ from elasticctl.api.objects import at
 from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.history import reports_steps
 from elasticctl.api.observed.pod_events import seen_at
-from elasticctl.api.observed.workers import UNTOLD
+from elasticctl.api.observed.workers import WITHOUT_EVENTS
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Condition, ConditionType, GroupGeneration, Interruption, Scaling
 from elasticctl.api.text import plural, span, times
@@ -59,15 +59,15 @@ def fold_repeated(
 ) -> list[TimelineEntry]:
     """Merge equal warnings about pods into one entry, at the time of the first.
 
-    With `counted`, the entry tells their number, the number of workers and the time between first and last, and so
+    With `counted`, the entry gives their number, the number of workers and the time between first and last, and so
     changes with the next warning.
     """
     warnings = _count_warnings(events)
-    told: dict[tuple[str, str], list[TimelineEntry]] = {}
+    alike: dict[tuple[str, str], list[TimelineEntry]] = {}
     for entry in entries:
-        told.setdefault((entry.what, entry.details), []).append(entry)
+        alike.setdefault((entry.what, entry.details), []).append(entry)
     folded: list[TimelineEntry] = []
-    for key, equal in told.items():
+    for key, equal in alike.items():
         count, last = warnings.get(key, (0, 0.0))
         if not count:
             folded += equal
@@ -106,7 +106,7 @@ def _condition(job: ElasticJob, item: Condition) -> Iterator[TimelineEntry]:
     if item.type == "Created" or (item.status != "True" and item.type != "Suspended"):
         return  # its creation time and its current condition say it already
     if item.type == ConditionType.WORKERS_WAITING:
-        if item.reason in UNTOLD:  # else Kubernetes' own events tell it
+        if item.reason in WITHOUT_EVENTS:  # otherwise Kubernetes' own events say it
             yield from _entry_at(item.last_transition_time, item.reason, job.name, item.message)
         return
     word = item.type.lower() if item.status == "True" else "resumed"

@@ -33,13 +33,13 @@ INITIALIZING = "Initializing"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 """Kubernetes' reason of a pod that ran for longer than its own `activeDeadlineSeconds`."""
 PROBE_FAILED = "ProbeFailed"
-"""The controller's own reason of a pod whose worker was killed for its liveness or startup probe: only events tell."""
+"""The controller's own reason of a pod whose worker was killed for its liveness or startup probe: only events say."""
 FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER = "FailedCreate", "NameTaken", "NoScheduler"
-"""Reasons of the condition WorkersWaiting that the controller finds: the API server refuses a pod, a stranger's has its
-name, the scheduler that it names has not looked at it."""
+"""Reasons of the condition WorkersWaiting that the controller finds: the API server refuses a pod, another pod
+has its name, the scheduler that it names has not looked at it."""
 STILL_ENDING = "StillEnding"
 """Another: pods of former workers, whose names are needed, have not ended yet."""
-UNTOLD = (FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER)
+WITHOUT_EVENTS = (FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER)
 """Of these Kubernetes keeps no event about a pod."""
 MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedMapVolume")
 """Reasons of events, and so of the condition, of which the pod itself says nothing."""
@@ -92,7 +92,7 @@ class Pod:
     disruption_target: bool = False
     drained: bool = False
     has_stopped: bool = False
-    """All its containers have ended. Kubernetes tells of it a second before it changes the phase."""
+    """All its containers have ended. Kubernetes reports this a second before it changes the phase."""
     pool: str = ""
 
     @property
@@ -111,7 +111,7 @@ class Pod:
         ended = as_mapping(as_mapping(_worker_status(spec, status).get("state")).get("terminated"))
         ended = ended or _failed_before(spec, status)
         exit_code, reason = ended.get("exitCode"), as_text(status.get("reason")) or as_text(ended.get("reason"))
-        said, told = as_text(ended.get("message")), as_text(status.get("message"))
+        said, overall = as_text(ended.get("message")), as_text(status.get("message"))
         disruption = _condition(status, "DisruptionTarget")
         is_target = disruption.get("status") == "True"
         preempted = ANNOTATION_PREEMPTED in as_mapping(meta.get("annotations"))
@@ -133,7 +133,7 @@ class Pod:
             wait=read_wait(manifest),
             exit_code=exit_code if isinstance(exit_code, int) else None,
             reason=reason,
-            message=(told or said) if reason == DEADLINE_EXCEEDED else (said or told),
+            message=(overall or said) if reason == DEADLINE_EXCEEDED else (said or overall),
             disruption_target=preempted or is_target,
             drained=is_target and not preempted and disruption.get("reason") == _BY_EVICTION,
             has_stopped=_has_stopped(spec, status),
@@ -237,7 +237,7 @@ def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
     return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
 
 
-def beside_worker(spec: Mapping[str, Any]) -> set[str]:
+def sidecars_of(spec: Mapping[str, Any]) -> set[str]:
     """The names of the init containers that are sidecars."""
     given = map(as_mapping, as_list(spec.get("initContainers")))
     return {as_text(item.get("name")) for item in given if item.get("restartPolicy") == "Always"}
@@ -245,10 +245,10 @@ def beside_worker(spec: Mapping[str, Any]) -> set[str]:
 
 def _init_states(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The init containers, without sidecars, by name and state."""
-    beside = beside_worker(spec)
+    sidecars = sidecars_of(spec)
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
         name = as_text(item.get("name"))
-        if name not in beside:
+        if name not in sidecars:
             yield name, as_mapping(item.get("state"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import to_rfc3339
-from elasticctl.api.observed.pod_events import COMES_WITHIN_S, told_by_events
+from elasticctl.api.observed.pod_events import COMES_WITHIN_S, wait_by_events
 from elasticctl.api.observed.workers import PodWait
 
 NOW = 1_700_000_000.0
@@ -24,10 +24,10 @@ def event(reason: str, message: str = "words", ago_s: float = 10, who: str = "ku
 
 def test_the_newest_word_of_the_kubelet_decides() -> None:
     failed = event("FailedMount", 'configmap "conf"\nnot found.', 20)
-    assert told_by_events([failed], placed=True, now=NOW) == PodWait("FailedMount", 'configmap "conf" not found')
-    assert told_by_events([event("Pulling"), failed], placed=True, now=NOW) is None, "it was mounted since"
+    assert wait_by_events([failed], placed=True, now=NOW) == PodWait("FailedMount", 'configmap "conf" not found')
+    assert wait_by_events([event("Pulling"), failed], placed=True, now=NOW) is None, "it was mounted since"
     again = event("FailedCreatePodSandBox", "no network", 5)
-    assert told_by_events([again, event("Pulling"), failed], placed=True, now=NOW) == PodWait(
+    assert wait_by_events([again, event("Pulling"), failed], placed=True, now=NOW) == PodWait(
         "FailedCreatePodSandBox", "no network"
     )
 
@@ -35,17 +35,17 @@ def test_the_newest_word_of_the_kubelet_decides() -> None:
 def test_the_newest_word_of_an_autoscaler_decides() -> None:
     scheduler = event("FailedScheduling", "0/3 nodes", 1, "default-scheduler")
     none = event("NotTriggerScaleUp", "max node group size reached", 50, "cluster-autoscaler")
-    found = told_by_events([none, scheduler], placed=False, now=NOW)
+    found = wait_by_events([none, scheduler], placed=False, now=NOW)
     assert found == PodWait("NotTriggerScaleUp", "the autoscaler adds no node: max node group size reached")
     coming = event("Nominated", "Pod should schedule on: nodeclaim/default-x", 20, "karpenter")
-    found = told_by_events([coming, none, scheduler], placed=False, now=NOW)
+    found = wait_by_events([coming, none, scheduler], placed=False, now=NOW)
     assert found == PodWait("Nominated", "the autoscaler adds a node: Pod should schedule on: nodeclaim/default-x")
-    assert told_by_events([scheduler], placed=False, now=NOW) is None
-    assert told_by_events([coming], placed=False, now=NOW + COMES_WITHIN_S) is None
-    assert told_by_events([coming], placed=True, now=NOW) is None
+    assert wait_by_events([scheduler], placed=False, now=NOW) is None
+    assert wait_by_events([coming], placed=False, now=NOW + COMES_WITHIN_S) is None
+    assert wait_by_events([coming], placed=True, now=NOW) is None
 
 
 @pytest.mark.parametrize("odd", [{}, {"reason": 3}, {"reason": "FailedMount", "message": 7, "lastTimestamp": []}])
 @pytest.mark.parametrize("placed", [True, False])
 def test_events_of_any_content_are_read(odd: dict[str, Any], placed: bool) -> None:
-    told_by_events([odd], placed=placed, now=NOW)
+    wait_by_events([odd], placed=placed, now=NOW)

@@ -62,7 +62,7 @@ _SLACK_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a decision is based on: the policy's `situation`, and what is kept beside it."""
+    """What a decision is based on: the policy's `situation`, and what is stored with it."""
 
     situation: Situation
     pools: tuple[PoolStatus, ...]

@@ -184,7 +184,7 @@ def drain_for_notices(group: GroupRecord, now: float) -> float | None:
 
 
 def let_go(group: GroupRecord, uids: Collection[str], reason: str, now: float) -> None:
-    """Tell members to stop, and drain the group."""
+    """Ask members to stop, and drain the group."""
     group.notices.depart(uids)
     group.members.mark_leaving(group.notices.departing)
     group.advance(GroupEvent.REMOVAL_ANNOUNCED, now, reason)

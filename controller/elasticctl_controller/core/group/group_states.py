@@ -1,6 +1,6 @@
 """The states of a job's training group with their data, the events that change them, and the one transition function.
 
-`membership.Group` turns what agents and the controller say into events. docs/state-machines.md shows the table.
+`membership.Group` turns the reports of agents and the controller into events. docs/state-machines.md shows the table.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ class Group(GroupRecord):
         elif (
             self.world is None and generation == self.restored_service.unseen and self._is_first_report(end, generation)
         ):
-            # It broke while there was no service; who else was lost then, nobody can tell.
+            # It broke while there was no service; who else was lost then is unknown.
             self.restored_service.count_failure_of(generation)
             self.failures.count_one()
             self.failures.judge(Judgement(generation, end, exits=not self.may_restart(end)))

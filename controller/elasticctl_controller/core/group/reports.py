@@ -44,7 +44,7 @@ class ScriptReports:
     """What ranks say about their script and their state.
 
     With `stays`, ranks stay in their processes when the group changes, so workers that have to start their ranks do
-    that first. `examples` tells those what the others call their model with, for them to compile theirs. With
+    that first. `examples` is what the others call their model with, for them to compile theirs. With
     `serves_commands`, workers have no ranks, but run what a launcher program on the first of them asks for: a change of
     the group stops nothing.
 

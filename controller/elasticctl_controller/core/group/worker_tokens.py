@@ -24,7 +24,7 @@ OVERLAP_S = 3600.0
 """How long the previous token stays valid once the next one is delivered: kubelets take about two minutes to bring
 it."""
 LATE = 8
-"""A caller with one of this many expired tokens is told to retry with a newer one, rather than that its token is
+"""A caller with one of this many expired tokens has to retry with a newer one; it does not hear that its token is
 wrong."""
 
 

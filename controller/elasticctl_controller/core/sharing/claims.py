@@ -1,7 +1,7 @@
 """What jobs claim of a shared cluster: pools, projects, claims and grants, and how they follow from manifests.
 
 A *slot* is what a worker takes of a node: a GPU, or a processor for workers without GPUs. A *pool* is the slots of one
-kind: GPUs by type, as far as a node's labels or a job's placement tell it, or the processors that a node offers under
+kind: GPUs by type, as far as a node's labels or a job's placement say it, or the processors that a node offers under
 `CPU_SLOTS`, of which a worker takes one per rank. A claim asks for slots of one pool, so pools are decided one by one.
 Times are seconds since the epoch.
 """

@@ -201,7 +201,7 @@ def build_update(workload: Manifest) -> Manifest:
 
 
 def digests(job: ElasticJob) -> str:
-    """Two digests, of the pod and of all that the job requests: a Workload with other digests is out of date."""
+    """`POD.ALL`: digests that show whether a Workload still requests what the job wants."""
     priority = priority_class(job)
     everything = [job.queue, _pod_set(job), [priority.name, priority.of_pods] if priority is not None else None]
     return f"{digest(_template(job))}.{digest(everything)}"
