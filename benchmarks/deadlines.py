@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.deadline_policies import RIGID, most_there, with_changes, without_changes
 from benchmarks.figures import percentile, show
 from benchmarks.programs import count, parser
-from elasticctl.planning.choose_workers import decide
+from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.replay import Policy, Replay, ReplayedJob
 from elasticctl.simulation.traces import Recording, Trace, parse_trace

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from elasticctl.planning.choose_workers import decide
+from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import (
     LEAST_LOOK_S,
     ON_DEMAND,

@@ -18,7 +18,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from elasticctl.planning.availability import Seen
-from elasticctl.planning.choose_workers import decide
+from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.replay import Outcome, Plan, Replay
 from elasticctl.simulation.traces import Recording, Trace

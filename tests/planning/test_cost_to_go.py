@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from elasticctl.planning.availability import AvailabilityRecord
-from elasticctl.planning.choose_workers import decide
 from elasticctl.planning.cost_to_go import Outlook, passing, rules_for, state_of
+from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import ON_DEMAND, Choice, Costs, HeldWorkers, Market, SizeReason, Speeds, SpotPool
 from tests.support.planning import situation
 

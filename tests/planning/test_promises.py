@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elasticctl.planning.choose_workers import decide
+from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import Choice, Costs, PlannedSize, Situation, Speeds
 from elasticctl.simulation.replay import Replay, ReplayedJob, ReplayResult
 from elasticctl.simulation.traces import Recording, Trace

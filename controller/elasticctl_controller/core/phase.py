@@ -8,7 +8,7 @@ from elasticctl.api.codec import Timestamp, to_rfc3339
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, JobStatus, Phase
 from elasticctl.api.text import times
-from elasticctl_controller.core.restarts import complete_failure, describe_failure, fatal_failure, paused_until
+from elasticctl_controller.core.failure_budget import complete_failure, describe_failure, fatal_failure, paused_until
 from elasticctl_controller.core.workers import Roster, completed_at, count_kept, is_active
 
 # Running and Restarting replace each other; the others stay once set.

@@ -19,7 +19,16 @@ from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareS
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob
 from elasticctl_controller.core.causes import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
-from elasticctl_controller.core.goal.goals import plan_workers
+from elasticctl_controller.core.failure_budget import (
+    BY_SHARING,
+    add_worker_seconds,
+    attribute_to_nodes,
+    count_broken_generations,
+    count_ends,
+    paused_until,
+    record_scaling,
+)
+from elasticctl_controller.core.goal.deadline_plan import plan_workers
 from elasticctl_controller.core.goal.pool_order import follow_order
 from elasticctl_controller.core.group.worker_tokens import due_times, keep_newest, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
@@ -34,15 +43,6 @@ from elasticctl_controller.core.phase import (
     stragglers_until,
     update_conditions,
     update_limit,
-)
-from elasticctl_controller.core.restarts import (
-    BY_SHARING,
-    add_worker_seconds,
-    attribute_to_nodes,
-    count_broken_generations,
-    count_ends,
-    paused_until,
-    record_scaling,
 )
 from elasticctl_controller.core.waiting import (
     decide_wait,

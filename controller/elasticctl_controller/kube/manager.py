@@ -34,7 +34,6 @@ from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.features import ALL, Feature
 from elasticctl.kubeapi.watch import Reflector, object_key
-from elasticctl_controller.core.gangs import build_gang, gang_name, group_of, join_gang
 from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
@@ -49,7 +48,7 @@ from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls, no_webhook_urls
 from elasticctl_controller.kube.flags import Flags, parse_flags
-from elasticctl_controller.kube.gangs import Gangs
+from elasticctl_controller.kube.gangs import Gangs, build_gang, gang_name, group_of, join_gang
 from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing, NoQueueing
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, ControllerMetrics

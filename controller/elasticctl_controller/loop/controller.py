@@ -20,12 +20,12 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.actions import Decision
+from elasticctl_controller.core.failure_budget import is_asked_for
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
 from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed, TokenView
 from elasticctl_controller.core.reconcile import reconcile
-from elasticctl_controller.core.restarts import is_asked_for
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, apply_actions, log_events, log_fields
 from elasticctl_controller.loop.pod_events import LONGEST_PAUSE_S, PodEvents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.hang_description import describe_hang
+from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.status import Activity
 from elasticctl.api.text import plural
 from elasticctl_controller.core.group.group_states import FormingGroup, GroupState

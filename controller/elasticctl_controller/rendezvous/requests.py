@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.api.codec import Timestamp, camel, from_json, to_rfc3339
-from elasticctl.api.observed.hang_description import RankPlace
+from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.status import NOT_FINITE_VALUES, NotFiniteMetric, ProgressStatus, RankFailure
 from elasticctl.api.usage import WorkerUsage
 from elasticctl_controller.core.causes import parse_failure

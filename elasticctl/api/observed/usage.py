@@ -1,4 +1,7 @@
-"""Machines in use, step times and their history, in words, from `status.usage`. `now` is in seconds since the epoch."""
+"""Machines in use, and where the time of training goes: in words, and over time, from `status.usage` and its history.
+
+`now` is in seconds since the epoch. The history keeps about a hundred moments, however long the job runs.
+"""
 
 from __future__ import annotations
 
@@ -195,19 +198,19 @@ _UNKNOWN = "unknown: only scripts that use the training library report it"
 
 def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:
     """The mean over all workers that report; a part that one of them does not know is unknown."""
-    told = [worker.step_times for worker in workers if worker.step_times.is_known]
+    reported = [worker.step_times for worker in workers if worker.step_times.is_known]
 
     def mean(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
     data, reduced, saved = (
-        mean([times.data for times in told]),
-        mean([times.all_reduce for times in told]),
-        mean([times.save for times in told]),
+        mean([times.data for times in reported]),
+        mean([times.all_reduce for times in reported]),
+        mean([times.save for times in reported]),
     )
     apart = sum(share for share in (data, reduced, saved) if share is not None)
-    return StepTimes(data, max(0.0, 1.0 - apart) if told else None, reduced, saved)
+    return StepTimes(data, max(0.0, 1.0 - apart) if reported else None, reduced, saved)
 
 
 def part_texts(times: StepTimes) -> tuple[str, ...]:
@@ -246,10 +249,10 @@ def add_usage(history: UsageHistory, usage: JobUsage | None) -> UsageHistory:
     at_s = round(at - since, 1)
     if history.at_s and at_s <= history.at_s[-1]:
         return history
-    before, told = len(history.at_s), _together(usage)
+    before, measured = len(history.at_s), _together(usage)
     columns = {
-        name: (*fitted(history.columns.get(name, ()), before), told.get(name))
-        for name in dict.fromkeys([*history.columns, *(name for name, value in told.items() if value is not None)])
+        name: (*fitted(history.columns.get(name, ()), before), measured.get(name))
+        for name in dict.fromkeys([*history.columns, *(name for name, value in measured.items() if value is not None)])
     }
     longer = UsageHistory(since, (*history.at_s, at_s), columns)
     return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, least_point(longer.at_s))

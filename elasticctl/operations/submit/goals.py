@@ -114,7 +114,7 @@ def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
 
 
 def _judged(job: ElasticJob, goal: Goal, prices: Prices | None, now: datetime) -> str:
-    from elasticctl.planning.feasibility import judge
+    from elasticctl.planning.deadline_feasibility import judge
     from elasticctl.planning.scaling_curve import Point, ScalingCurve
     from elasticctl.planning.situation import Costs, Speeds
 

@@ -12,7 +12,6 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, TokenStatus
-from elasticctl_controller.core.gangs import build_gang, gang_name
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
@@ -21,6 +20,7 @@ from elasticctl_controller.core.manifests import (
 from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls
+from elasticctl_controller.kube.gangs import build_gang, gang_name
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending

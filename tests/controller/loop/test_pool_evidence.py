@@ -10,7 +10,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import SPOT, Goal, PlanStatus, PoolStatus
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.goal.goals import plan_workers
+from elasticctl_controller.core.goal.deadline_plan import plan_workers
 from elasticctl_controller.core.goal.pools import seen_of
 from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
 from elasticctl_controller.loop import pool_evidence

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import from_json, to_json
-from elasticctl.api.observed.hang_description import describe_hang
+from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
 from elasticctl_controller.core.group.members import Members

@@ -20,7 +20,7 @@ from elasticctl.api.observed.history import remaining_s
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl.planning.choose_workers import HOLD_H
+from elasticctl.planning.deadline_policy import HOLD_H
 from elasticctl.planning.situation import Costs
 from elasticctl_controller.core.goal.pools import (
     Present,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from elasticctl.api.observed.hang_description import RankPlace
+from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import (
     CULPRIT_S,

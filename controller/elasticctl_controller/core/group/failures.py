@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elasticctl.api.observed.hang_description import RankPlace, describe_hang
+from elasticctl.api.observed.ranks import RankPlace, describe_hang
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
 from elasticctl.api.text import join_some

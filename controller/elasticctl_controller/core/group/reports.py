@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from elasticctl.api.observed.hang_description import RankPlace
+from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.usage import JobUsage, WorkerUsage
 
 SHOW_EVERY_S = 9.0

@@ -23,8 +23,7 @@ from elasticctl_controller.core.sharing.claims import (
     SharingRules,
     Usage,
 )
-from elasticctl_controller.core.sharing.packing import Packing
-from elasticctl_controller.core.sharing.preemption import Explanation, explain_changes, select_preempted
+from elasticctl_controller.core.sharing.packing import Explanation, Packing, explain_changes, select_preempted
 
 PACKINGS = 4
 """How often a pool is divided again because workers of several slots do not fit; after that, these get none."""

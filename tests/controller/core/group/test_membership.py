@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.hang_description import RankPlace
+from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, GroupRules, RanksEnd
 from elasticctl_controller.core.group.generations import FIRST_SETTLE_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.api.observed.hang_description import RankPlace
+from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.status import ProgressStatus
 from elasticctl_controller.core.group.endings import STILL_S
 from elasticctl_controller.core.group.group_states import GroupState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.planning.feasibility import judge
+from elasticctl.planning.deadline_feasibility import judge
 from elasticctl.planning.situation import Costs, Speeds
 
 SPEEDS = Speeds.of({1: 1.0, 4: 3.6})

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl.api.observed.hang_description import MOST_PLACES, RankPlace, describe_hang, ranks_text
+from elasticctl.api.observed.ranks import MOST_PLACES, RankPlace, describe_hang, ranks_text
 
 
 def test_the_rank_that_the_others_wait_for_comes_first() -> None:

@@ -1,4 +1,4 @@
-"""A description of a group that is stuck: which rank is where, and which ranks wait for it."""
+"""Where the ranks of a group that hangs are, and which of them the others wait for."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, PlanStatus, Prefer
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.restarts import BY_PLAN
+from elasticctl_controller.core.failure_budget import BY_PLAN
 from tests.support.controller.goal_world import PRICES, TICK_S, GoalWorld, Timing, a_goal_job
 from tests.support.controller.samples import NOW, a_step
 

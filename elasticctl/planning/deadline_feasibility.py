@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from elasticctl.planning.choose_workers import aim_h, table_for, weights_of
-from elasticctl.planning.on_demand_fallback import fallback_s, spare_s
+from elasticctl.planning.deadline_fallback import fallback_s, spare_s
+from elasticctl.planning.deadline_policy import aim_h, table_for, weights_of
 from elasticctl.planning.situation import Costs, PlannedSize, Situation, SizeReason, Speeds
 
 

@@ -17,12 +17,13 @@ from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
 from elasticctl.api.observed.history import steps_per_s_by_size
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl.planning.choose_workers import decide
-from elasticctl.planning.feasibility import Expected, expect
-from elasticctl.planning.on_demand_fallback import least_usd
+from elasticctl.planning.deadline_fallback import least_usd
+from elasticctl.planning.deadline_feasibility import Expected, expect
+from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.scaling_curve import Point, ScalingCurve
 from elasticctl.planning.situation import ON_DEMAND as PLANNED_ON_DEMAND
 from elasticctl.planning.situation import Choice, HeldWorkers, Situation, SizeReason, Speeds, SpotPool
+from elasticctl_controller.core.failure_budget import BY_PLAN
 from elasticctl_controller.core.goal.pools import (
     Present,
     costs_as_kept,
@@ -37,7 +38,6 @@ from elasticctl_controller.core.goal.pools import (
 )
 from elasticctl_controller.core.manifests import grace_s
 from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
-from elasticctl_controller.core.restarts import BY_PLAN
 
 MAX_STEPS = 20
 MAX_SIZES = 8

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticctl.planning.availability import GUESS_LEAVES
 from elasticctl.planning.cost_to_go import Outlook, outlook, passing, rules_for, state_of
-from elasticctl.planning.on_demand_fallback import burn_usd_per_h, fallback_workers, is_safe, ready_in_s, spare_s
+from elasticctl.planning.deadline_fallback import burn_usd_per_h, fallback_workers, is_safe, ready_in_s, spare_s
 from elasticctl.planning.situation import (
     AGES_H,
     LEAST_LOOK_S,
