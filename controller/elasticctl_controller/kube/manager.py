@@ -56,9 +56,9 @@ from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
-from elasticctl_controller.loop.controller import Controller, Scheduling
+from elasticctl_controller.loop.controller import Controller, Listeners, Scheduling
 from elasticctl_controller.loop.notification_delivery import Outbox
-from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
+from elasticctl_controller.loop.notifier import Notifier, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhook_client import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
@@ -131,7 +131,7 @@ class Manager:
         )
         urls = kube_webhook_urls(api) if flags.has(Feature.NOTIFICATIONS) else no_webhook_urls
         self._outbox = Outbox(urls, report_as_events(self._workload), rules=WebhookRules.parse(flags.webhook_to))
-        self._noticing = NotifyingWorkload(self._workload, self._outbox)
+        self._notifier = Notifier(self._workload.get_job, self._outbox)
         self._quotas = KubeQuotas(api)
         self._spending = Spending(api, self._quotas, self._workload, self._limits_changed)
         self._limits = ProjectLimits(self._quotas.of, self._spending.today)
@@ -140,12 +140,12 @@ class Manager:
         self._quotas.subscribe(self._limits_changed)
         self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key), namespace=flags.watch_namespace)
         self._controller = Controller(
-            self._noticing,
+            self._workload,
             self._rendezvous,
             queue=self._queue,
-            on_pass=self._metrics.observe_pass,
             threads=LOOPS,
             scheduling=self._scheduling(),
+            listeners=Listeners(self._metrics.observe_pass, self._notifier.announce, self._notifier.drop_job),
         )
         self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
         self._metrics.register_gauges(self._workload.jobs.items, self._queue.__len__, self._election.holds)
@@ -196,7 +196,7 @@ class Manager:
             "spending": self._spending,
             "kueue": self._kueue,
             "notifications": self._outbox,
-            "waiting jobs": self._noticing,
+            "waiting jobs": self._notifier,
             "loop": self._controller,
         }
         return {name: part for name, part in parts.items() if part is not None}

@@ -42,9 +42,9 @@ from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import LocalStore, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
-from elasticctl_controller.loop.controller import Controller, Scheduling
+from elasticctl_controller.loop.controller import Controller, Listeners, Scheduling
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, value_of
-from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
+from elasticctl_controller.loop.notifier import Notifier, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhook_client import WebhookRules
 from elasticctl_controller.rendezvous.listener import Guard, Listener
@@ -81,9 +81,10 @@ class Supervisor:
         self._outbox = Outbox(
             local_webhook_urls(paths), report_as_events(self._workload), rules=WebhookRules(own_machine=True)
         )
-        self._noticing = NotifyingWorkload(self._workload, self._outbox)
+        self._notifier = Notifier(self._workload.get_job, self._outbox)
         scheduling = Scheduling(restrict=self._limits.restrict, allotment=self._allocator.allotment)
-        self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
+        listeners = Listeners(on_status=self._notifier.announce, on_gone=self._notifier.drop_job)
+        self._controller = Controller(self._workload, self._rendezvous, scheduling=scheduling, listeners=listeners)
         self._kubelet = LocalKubelet(
             self._store,
             paths,
@@ -116,7 +117,7 @@ class Supervisor:
         self._store.subscribe(self._on_store_change)
         self._allocator.start()
         self._outbox.start()
-        self._noticing.start()
+        self._notifier.start()
         self._controller.start()
         log.info("version %s serves %s", elasticctl.__version__, self._paths.state)
         if ready is not None:
@@ -137,7 +138,7 @@ class Supervisor:
         if self._stop_workers and not self._kubelet.drain().wait(DRAIN_LIMIT_S):
             log.error("some workers did not end within %.0f s", DRAIN_LIMIT_S)
         self._kubelet.stop()
-        self._noticing.stop()
+        self._notifier.stop()
         self._outbox.stop()
 
     def _shut_down(self, stop_workers: bool) -> None:

@@ -105,6 +105,19 @@ class Scheduling:
     queueing: Queueing | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears of what the loop does.
+
+    `on_pass(seconds, outcome)` is called after each pass with "ok", "conflict" or "error"; `on_status(job, status)`
+    once a job's new status is stored, with the job as it was before; `on_gone(key)` for a job that there is no more.
+    """
+
+    on_pass: Callable[[float, str], None] = lambda seconds, outcome: None
+    on_status: Callable[[ElasticJob, JobStatus], None] = lambda job, status: None
+    on_gone: Callable[[str], None] = lambda key: None
+
+
 @dataclass(slots=True)
 class _Memory:
     """What the loop remembers about one job between passes.
@@ -129,8 +142,7 @@ class _Memory:
 class Controller:
     """Reconciles the jobs of a `Workload`. Without a `rendezvous`, jobs bring their own.
 
-    `on_pass(seconds, outcome)` is called after each pass with "ok", "conflict" or "error". Up to `threads` jobs are
-    worked on at once, but never one job by two threads.
+    Up to `threads` jobs are worked on at once, but never one job by two threads.
     """
 
     def __init__(
@@ -139,13 +151,13 @@ class Controller:
         rendezvous: Rendezvous | None,
         clock: Callable[[], float] = time.time,
         queue: WorkQueue | None = None,
-        on_pass: Callable[[float, str], None] = lambda seconds, outcome: None,
         threads: int = 1,
         scheduling: Scheduling | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         self._scheduling = scheduling or Scheduling()
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
-        self._queue, self._on_pass = WorkQueue() if queue is None else queue, on_pass
+        self._queue, self._listeners = WorkQueue() if queue is None else queue, listeners or Listeners()
         self._memories: dict[str, _Memory] = {}
         self._evidence = PoolEvidence()
         self._events = PodEvents(workload.list_pod_events)
@@ -185,7 +197,7 @@ class Controller:
             took_s = time.monotonic() - began
             if took_s > SLOW_PASS_S:
                 log.warning("job %s: the pass took %.0f s", key, took_s, extra={"job": key})
-            self._on_pass(took_s, outcome)
+            self._listeners.on_pass(took_s, outcome)
             if outcome == OK:
                 self._queue.reset_failures(key)
             else:
@@ -212,6 +224,7 @@ class Controller:
         manifest = self._workload.get_job(key)
         if manifest is None:
             self._memories.pop(key, None)
+            self._listeners.on_gone(key)
             self._events.drop_answer(key)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
@@ -376,6 +389,7 @@ class Controller:
             self._queue.add_after(job.key, wait_s)
             return
         self._workload.write_status(job, decision.status)
+        self._listeners.on_status(job, decision.status)
         self._memory(job).written_at = now
 
     def _update_group(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:

@@ -1,8 +1,8 @@
 """Sends notifications of the changes of jobs to their webhooks.
 
-`NotifyingWorkload` stands between the loop and the real `Workload` and sees each status that is written, so nothing is
-sent that is not stored, and two replicas never send the same. Notifications are lost if the controller is killed
-between writing a status and sending them. `Outbox` sends them.
+The loop announces each status that it has written, so nothing is sent that is not stored, and two replicas never send
+the same. Notifications are lost if the controller is killed between writing a status and sending them. `Outbox` sends
+them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core import notifications
-from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.core.notifications import Notification
-from elasticctl_controller.loop.apply_actions import PodCreator, Workload
+from elasticctl_controller.loop.apply_actions import Workload
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox
 
 WAITS_LONG_S = 900.0
@@ -42,17 +40,20 @@ class _Wait:
     due: float
 
 
-class NotifyingWorkload:
-    """`inner`, with notifications about its jobs sent to `outbox`, also when a job has waited for `waits_long_s`."""
+class Notifier:
+    """Sends notifications about jobs to `outbox`, also when a job has waited for `waits_long_s`.
+
+    `find_job(key)` returns a job's manifest, or None if it is gone.
+    """
 
     def __init__(
         self,
-        inner: Workload,
+        find_job: Callable[[str], Mapping[str, Any] | None],
         outbox: Outbox,
         waits_long_s: float = WAITS_LONG_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._inner, self._outbox, self._waits_long_s, self._clock = inner, outbox, waits_long_s, clock
+        self._find_job, self._outbox, self._waits_long_s, self._clock = find_job, outbox, waits_long_s, clock
         self._changed = threading.Condition()
         self._waits: dict[str, _Wait] = {}  # by job uid, in the order in which they began
         self._stopped = False
@@ -75,60 +76,19 @@ class NotifyingWorkload:
         """True between `start` and `stop`; False if the thread has died, which is an error."""
         return self._thread.is_alive()
 
-    @property
-    def rendezvous_endpoint(self) -> str:
-        return self._inner.rendezvous_endpoint
-
-    def subscribe(self, callback: Callable[[str], None]) -> None:
-        self._inner.subscribe(callback)
-
-    def get_job(self, key: str) -> Mapping[str, Any] | None:
-        """Return the job's manifest, or None if it is gone; then it no longer waits."""
-        manifest = self._inner.get_job(key)
-        if manifest is None:
-            with self._changed:
-                for uid in [uid for uid, wait in self._waits.items() if wait.key == key]:
-                    del self._waits[uid]
-        return manifest
-
-    def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
-        return self._inner.list_pods(job)
-
-    def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
-        return self._inner.list_pod_events(job, uid)
-
-    def node_notices(self) -> Mapping[str, LeaveNotice]:
-        return self._inner.node_notices()
-
-    def nodes_may_be_named(self) -> bool:
-        return self._inner.nodes_may_be_named()
-
-    def lost_nodes(self) -> frozenset[str]:
-        return self._inner.lost_nodes()
-
-    def pod_creator(self, job: ElasticJob) -> PodCreator:
-        return self._inner.pod_creator(job)
-
-    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
-        self._inner.delete_pod(job, name, uid, force=force)
-
-    def deliver_token(self, job: ElasticJob) -> None:
-        self._inner.deliver_token(job)
-
-    def delete_job(self, job: ElasticJob) -> None:
-        self._inner.delete_job(job)
-
-    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        self._inner.record_event(job, type_, reason, message)
-
-    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
-        """Store the status, and send its notifications if the job wants them."""
-        self._inner.write_status(job, status)
+    def announce(self, job: ElasticJob, status: JobStatus) -> None:
+        """A status has been stored: send its notifications if the job, which has the status before, wants them."""
         if job.notify:
             now = self._clock()
             for item in notifications.list_notifications(job, status, now):
                 self._outbox.put(Destination(job.namespace, job.notify), item)
             self._track_waiting(job, status, now)
+
+    def drop_job(self, key: str) -> None:
+        """A job is gone: it no longer waits."""
+        with self._changed:
+            for uid in [uid for uid, wait in self._waits.items() if wait.key == key]:
+                del self._waits[uid]
 
     def _track_waiting(self, job: ElasticJob, status: JobStatus, now: float) -> None:
         """Note whether a job waits; there is one notification each time that it does."""
@@ -137,7 +97,7 @@ class NotifyingWorkload:
                 self._waits.pop(job.uid, None)
             elif job.uid not in self._waits:
                 for uid in [uid for uid, wait in self._waits.items() if wait.key == job.key]:
-                    del self._waits[uid]  # it was deleted and created again, and nobody has seen it gone
+                    del self._waits[uid]  # it was deleted and created again in between
                 self._waits[job.uid] = _Wait(job.key, now, time.monotonic() + self._waits_long_s)
                 self._changed.notify()
 
@@ -165,7 +125,7 @@ class NotifyingWorkload:
                 log.exception("job %s: the notification that it waits failed", wait.key, extra={"job": wait.key})
 
     def _notify_of_wait(self, uid: str, wait: _Wait) -> None:
-        job = ElasticJob.from_manifest(self._inner.get_job(wait.key) or {})
+        job = ElasticJob.from_manifest(self._find_job(wait.key) or {})
         if job.uid != uid or not job.notify or job.status.phase not in notifications.WAITING:
             with self._changed:  # it no longer waits, and other notifications say so
                 self._waits.pop(uid, None)

@@ -30,7 +30,7 @@ from elasticctl_controller.loop.apply_actions import (
     call_all,
     slow_start,
 )
-from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller
+from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller, Listeners
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.controller.samples import Clock
@@ -549,7 +549,7 @@ def test_a_slow_job_holds_up_no_other_where_there_are_threads(bench: Bench) -> N
         outcomes.append(outcome)
 
     workload = Slow(bench.store, "unix:///nowhere")
-    controller = Controller(workload, None, bench.clock, on_pass=note, threads=2)
+    controller = Controller(workload, None, bench.clock, threads=2, listeners=Listeners(on_pass=note))
     bench.store.create_job(shell_job("job", "true"))
     controller.start()
     try:

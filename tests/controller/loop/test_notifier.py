@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import to_json
-from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, NotFoundError
+from elasticctl.api.errors import ClusterError, ForbiddenError, NotFoundError
 from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.local.paths import LocalPaths
@@ -22,7 +22,7 @@ from elasticctl_controller.kube.event_recorder import kube_webhook_urls
 from elasticctl_controller.local.supervisor import local_webhook_urls
 from elasticctl_controller.loop import notifier as noticing_module
 from elasticctl_controller.loop.notification_delivery import Destination
-from elasticctl_controller.loop.notifier import NotifyingWorkload, report_as_events
+from elasticctl_controller.loop.notifier import Notifier, report_as_events
 from tests.support.controller.samples import NOW, a_job
 from tests.support.waiting import wait_until
 
@@ -30,13 +30,10 @@ RUNNING = JobStatus(phase=Phase.RUNNING, active=3)
 
 
 class Place:
-    """A workload of one job, in memory; a write that is `refused` raises."""
-
-    rendezvous_endpoint = "unix:///r.sock"
+    """A workload of one job, in memory."""
 
     def __init__(self) -> None:
         self.manifest: dict[str, Any] | None = None
-        self.refused = False
         self.events: list[tuple[str, str, str]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -46,8 +43,6 @@ class Place:
         return self.manifest
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
-        if self.refused:
-            raise ConflictError("the job has changed")
         metadata = {"name": job.name, "uid": job.uid, "annotations": {ANNOTATION_NOTIFY: job.notify}}
         self.manifest = {"metadata": metadata, "status": to_json(status)}
 
@@ -75,12 +70,12 @@ def post() -> Post:
 
 
 @pytest.fixture
-def noticing() -> Iterator[Callable[..., NotifyingWorkload]]:
+def noticing() -> Iterator[Callable[..., Notifier]]:
     """Makes workloads that are told of at once how long a job has waited, once they are started."""
-    made: list[NotifyingWorkload] = []
+    made: list[Notifier] = []
 
-    def make(place: Place, post: Post, *, started: bool = True) -> NotifyingWorkload:
-        made.append(NotifyingWorkload(place, post, 0.05, lambda: NOW))  # type: ignore[arg-type]
+    def make(place: Place, post: Post, *, started: bool = True) -> Notifier:
+        made.append(Notifier(place.get_job, post, 0.05, lambda: NOW))  # type: ignore[arg-type]
         if started:
             made[-1].start()
         return made[-1]
@@ -90,25 +85,26 @@ def noticing() -> Iterator[Callable[..., NotifyingWorkload]]:
         one.stop()
 
 
-Noticing = Callable[..., NotifyingWorkload]
+Noticing = Callable[..., Notifier]
 
 
-def test_only_what_is_stored_is_told_and_only_of_jobs_that_want_it(noticing: Noticing, post: Post) -> None:
+def write(place: Place, made: Notifier, job: ElasticJob, status: JobStatus) -> None:
+    """Store a status and announce it, as the loop does."""
+    place.write_status(job, status)
+    made.announce(job, status)
+
+
+def test_only_jobs_that_want_it_are_reported(noticing: Noticing, post: Post) -> None:
     place = Place()
     made = noticing(place, post)
-    made.write_status(a_job(), RUNNING)
+    write(place, made, a_job(), RUNNING)
     assert post.got == []
     wanting = a_job(notify="secret:slack", namespace="team-a")
-    place.refused = True
-    with pytest.raises(ConflictError):
-        made.write_status(wanting, RUNNING)
-    assert post.got == []
-    place.refused = False
-    made.write_status(wanting, RUNNING)
+    write(place, made, wanting, RUNNING)
     assert [(destination, item.kind.value) for destination, item in post.got] == [
         (Destination("team-a", "secret:slack"), "started")
     ]
-    made.write_status(replace(wanting, status=RUNNING), replace(RUNNING, active=2))
+    write(place, made, replace(wanting, status=RUNNING), replace(RUNNING, active=2))
     assert post.kinds == ["started"]
 
 
@@ -116,21 +112,22 @@ def test_a_long_wait_is_told_once_with_its_reason(noticing: Noticing, post: Post
     place, job = Place(), a_job(notify="secret:slack")
     made = noticing(place, post)
     waiting = JobStatus(phase=Phase.PENDING, message="waits for 2 GPUs")
-    made.write_status(job, waiting)
+    write(place, made, job, waiting)
     wait_until(lambda: post.kinds == ["waits"])
     assert post.got[0][1].text == "has been waiting for 0.0s: waits for 2 GPUs"
-    made.write_status(replace(job, status=waiting), replace(waiting, message="waits for 1 GPU"))
-    made.write_status(replace(job, status=waiting), RUNNING)
+    write(place, made, replace(job, status=waiting), replace(waiting, message="waits for 1 GPU"))
+    write(place, made, replace(job, status=waiting), RUNNING)
     restarting = replace(RUNNING, phase=Phase.RESTARTING)
-    made.write_status(replace(job, status=RUNNING), restarting)
+    write(place, made, replace(job, status=RUNNING), restarting)
     wait_until(lambda: post.kinds == ["waits", "started", "waits"])
 
 
 def test_only_the_job_that_has_the_name_now_is_watched(noticing: Noticing, post: Post) -> None:
     """The old one was told of, and deleted and created again before anybody saw it gone."""
-    made = noticing(Place(), post, started=False)
+    place = Place()
+    made = noticing(place, post, started=False)
     for uid in ("old", "new"):
-        made.write_status(replace(a_job(notify="secret:slack"), uid=uid), JobStatus())
+        write(place, made, replace(a_job(notify="secret:slack"), uid=uid), JobStatus())
     assert list(made._waits) == ["new"]
 
 
@@ -138,7 +135,7 @@ def test_only_the_job_that_has_the_name_now_is_watched(noticing: Noticing, post:
 def test_a_job_that_is_gone_waits_no_more(noticing: Noticing, post: Post, gone: dict[str, Any] | None) -> None:
     place = Place()
     made = noticing(place, post, started=False)
-    made.write_status(a_job(notify="secret:slack"), JobStatus())
+    write(place, made, a_job(notify="secret:slack"), JobStatus())
     place.manifest = gone
     made.start()
     wait_until(lambda: not made._waits)
@@ -159,20 +156,19 @@ def test_a_store_that_fails_for_a_while_ends_no_watch_over_who_waits(
 
     place = Failing()
     made = noticing(place, post)
-    made.write_status(a_job(notify="secret:slack"), JobStatus(message="waits for 2 GPUs"))
+    write(place, made, a_job(notify="secret:slack"), JobStatus(message="waits for 2 GPUs"))
     wait_until(lambda: not errors)
-    made.write_status(a_job(notify="secret:slack", uid="another"), JobStatus(message="waits for 2 GPUs"))
+    write(place, made, a_job(notify="secret:slack", uid="another"), JobStatus(message="waits for 2 GPUs"))
     wait_until(lambda: post.kinds == ["waits"])
 
 
 def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(noticing: Noticing, post: Post) -> None:
     place = Place()
     made = noticing(place, post)
-    made.write_status(a_job(notify="secret:slack"), JobStatus())
+    write(place, made, a_job(notify="secret:slack"), JobStatus())
     wait_until(lambda: post.kinds == ["waits"])
     assert made._waits
-    place.manifest = None
-    assert made.get_job("default/digits") is None
+    made.drop_job("default/digits")
     assert not made._waits
 
 
