@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,18 +29,14 @@ from pythonjsonlogger.json import JsonFormatter
 import elasticctl
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import ClusterError, ElasticctlError
-from elasticctl.api.spec import LABEL_INDEX, ElasticJob
+from elasticctl.api.spec import ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
-from elasticctl.kubeapi.features import ALL, Feature
+from elasticctl.kubeapi.features import Feature
 from elasticctl.kubeapi.watch import Reflector, object_key
-from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
+from elasticctl_controller.core.group.worker_tokens import derive_token
 from elasticctl_controller.core.manifests import (
     build_budget,
-    build_group_service,
-    build_network_policy,
-    build_service,
-    build_token_secret,
     harden,
 )
 from elasticctl_controller.core.sharing.claims import SharingRules
@@ -48,11 +44,17 @@ from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls, no_webhook_urls
 from elasticctl_controller.kube.flags import Flags, parse_flags
-from elasticctl_controller.kube.gangs import Gangs, build_gang, gang_name, group_of, join_gang
+from elasticctl_controller.kube.gangs import Gangs, join_gang
 from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing, NoQueueing
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, ControllerMetrics
-from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.owned_objects import (
+    ObjectBuilders,
+    OwnedObjects,
+    build_companions,
+    build_current_token,
+    build_named_group,
+)
 from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
@@ -79,8 +81,6 @@ server; over thousands of workers, it does so for seconds."""
 CONNECTIONS = 40
 """Enough for the requests of all passes, up to seven watches, the events and the lease."""
 
-GroupBuilder = Callable[[ElasticJob, list[Manifest]], Manifest | None]
-"""Builds the PodGroup that the pods of a job name, if they name one."""
 
 log = logging.getLogger(__name__)
 
@@ -319,32 +319,6 @@ class Manager:
 
     def _metrics_page(self) -> bytes:
         return response(200, CONTENT_TYPE, self._metrics.render_at_rest())
-
-
-def build_named_group(job: ElasticJob, pods: list[Manifest], features: Collection[Feature] = ALL) -> Manifest | None:
-    """The PodGroup of Kubernetes that these pods of the job name, if they name one."""
-    if Feature.GANGS not in features:
-        return None
-    return build_gang(job) if any(group_of(pod) == gang_name(job) for pod in pods) else None
-
-
-def build_companions(
-    key: bytes, job: ElasticJob, pod: Manifest, build_group: GroupBuilder = build_named_group
-) -> list[Manifest]:
-    """What must exist before a pod: a NetworkPolicy, a Service (its own, or that of all workers with their token), and
-    perhaps a PodGroup.
-    """
-    named = build_group(job, [pod])
-    group = [build_network_policy(job), *([named] if named is not None else [])]
-    if job.rdzv_endpoint:
-        return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
-    return [*group, build_group_service(job), build_current_token(key, job)]
-
-
-def build_current_token(key: bytes, job: ElasticJob) -> Manifest:
-    """The Secret with the job's current token."""
-    number = job.status.token.number if job.status.token is not None else 0
-    return build_token_secret(job, derive_token(key, job.uid, number), derive_peer_key(key, job.uid))
 
 
 def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:

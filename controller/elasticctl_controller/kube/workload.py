@@ -24,7 +24,8 @@ from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.kube.event_recorder import EventRecorder
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
-from elasticctl_controller.kube.pods import KubePods, OwnedObjects, PodFinisher, delete_options, job_key_of
+from elasticctl_controller.kube.owned_objects import OwnedObjects, delete_options
+from elasticctl_controller.kube.pods import KubePods, PodFinisher, job_key_of
 from elasticctl_controller.kube.pruning import prune_job, prune_node, unfold_job
 from elasticctl_controller.loop.apply_actions import PodCreator
 

@@ -13,8 +13,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.manifests import build_budget, build_pod
 from elasticctl_controller.kube.gangs import RECHECK_S, Gangs, build_gang, gang_name, group_of, is_gang, join_gang
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
-from elasticctl_controller.kube.manager import build_companions, build_named_group
-from elasticctl_controller.kube.pods import KubePods, ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects, build_companions, build_named_group
+from elasticctl_controller.kube.pods import KubePods
 from elasticctl_controller.kube.pruning import prune_pod
 from tests.support.control import ControlApi
 from tests.support.controller.samples import JOB_UID, a_job

@@ -22,7 +22,7 @@ from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls
 from elasticctl_controller.kube.gangs import build_gang, gang_name
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
-from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas, Spending
 from elasticctl_controller.loop.notification_delivery import Destination
 from tests.support.control import ControlApi

@@ -16,7 +16,7 @@ from elasticctl.api.spec import worker_labels
 from elasticctl.api.status import Phase
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
-from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import ControlApi

@@ -16,8 +16,7 @@ from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, ElasticJob
 from elasticctl.api.status import JobStatus, Phase, TokenStatus
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
-from elasticctl_controller.kube.manager import build_companions
-from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects, build_companions
 from elasticctl_controller.loop.apply_actions import NameTakenError
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench

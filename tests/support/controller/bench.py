@@ -9,8 +9,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
-from elasticctl_controller.kube.manager import build_current_token
-from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects, build_current_token
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import ControlApi
 from tests.support.jobs import shell_job
