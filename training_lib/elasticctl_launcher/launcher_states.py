@@ -93,117 +93,51 @@ _S, _E = LauncherState, LauncherEvent
 
 FINAL_STATES = frozenset({_S.SUCCEEDED, _S.LEFT, _S.FAILED})
 
-_TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
-    _S.JOINING: {
-        _E.GROUP_FORMED: _S.STARTING,
-        _E.RANKS_WANTED: _S.PREPARING,
-        _E.GROUP_FINISHED: _S.SUCCEEDED,
-        _E.REMOVED: _S.LEFT,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
+_WITH_RANKS = (_S.RUNNING, _S.NOTICED, _S.DRAINING, _S.DRAINING_TO_LEAVE)
+_FINISHED = (_S.FINISHING, _S.FINISHING_TO_LEAVE, _S.FINISHING, _S.FINISHING_TO_LEAVE)
+_JUDGED = (_S.JUDGING, _S.LEAVING, _S.JUDGING, _S.LEAVING)
+_RESTARTED = (_S.RESTARTING, _S.LEAVING, _S.RESTARTING, _S.LEAVING)
+"""What follows from the four states with ranks: a worker that has to leave leaves instead."""
+
+_TRANSITIONS: Mapping[LauncherEvent, Mapping[LauncherState, LauncherState]] = {
+    _E.GROUP_FORMED: {_S.JOINING: _S.STARTING},
+    _E.RANKS_WANTED: {_S.JOINING: _S.PREPARING},
+    _E.RANKS_PREPARED: {_S.PREPARING: _S.JOINING},
+    _E.RANKS_STARTED: {_S.STARTING: _S.RUNNING},
+    _E.ALL_RANKS_SUCCEEDED: dict(zip(_WITH_RANKS, _FINISHED, strict=True)),
+    _E.RANK_FAILED: dict(zip(_WITH_RANKS, _JUDGED, strict=True)) | {_S.RESTARTING: _S.JUDGING},
+    _E.RANK_SUSPENDED: dict(zip(_WITH_RANKS, _JUDGED, strict=True)),
+    _E.RANKS_HUNG: dict(zip(_WITH_RANKS, _JUDGED, strict=True)),
+    _E.RANKS_DECLINED: dict(zip(_WITH_RANKS, _RESTARTED, strict=True)),
+    _E.GENERATION_STALE: dict(zip(_WITH_RANKS, _RESTARTED, strict=True)),
+    _E.DRAIN_REQUESTED: {
+        _S.RUNNING: _S.DRAINING,
+        _S.NOTICED: _S.DRAINING_TO_LEAVE,
+        _S.DRAINING: _S.DRAINING,
+        _S.DRAINING_TO_LEAVE: _S.DRAINING_TO_LEAVE,
     },
-    _S.PREPARING: {
-        _E.RANKS_PREPARED: _S.JOINING,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
+    _E.LEAVE_DUE: dict.fromkeys((_S.RUNNING, _S.NOTICED, _S.DRAINING_TO_LEAVE), _S.DRAINING_TO_LEAVE),
+    _E.CANNOT_DRAIN: {_S.DRAINING: _S.RESTARTING, _S.DRAINING_TO_LEAVE: _S.LEAVING},
+    _E.RANKS_DRAINED: dict(zip(_WITH_RANKS, _RESTARTED, strict=True)),
+    _E.DRAIN_TIMED_OUT: {_S.DRAINING_TO_LEAVE: _S.LEAVING},
+    _E.SIGTERM: {
+        **dict.fromkeys((_S.JOINING, _S.PREPARING, _S.STARTING, _S.JUDGING, _S.LEAVING), _S.LEAVING),
+        **dict.fromkeys((_S.FINISHING, _S.FINISHING_TO_LEAVE), _S.LEAVING),
+        **dict.fromkeys((_S.RUNNING, _S.NOTICED), _S.NOTICED),
+        **dict.fromkeys((_S.DRAINING, _S.DRAINING_TO_LEAVE), _S.DRAINING_TO_LEAVE),
+        _S.RESTARTING: _S.RESTARTING,  # handled when the next generation would be joined
+        _S.FAILING: _S.FAILING,
     },
-    _S.STARTING: {
-        _E.RANKS_STARTED: _S.RUNNING,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
+    _E.TOLD_TO_REJOIN: {
+        _S.JUDGING: _S.RESTARTING,
+        _S.FINISHING: _S.RESTARTING,
+        _S.FINISHING_TO_LEAVE: _S.LEAVING,
     },
-    _S.RUNNING: {
-        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
-        _E.RANK_FAILED: _S.JUDGING,
-        _E.RANK_SUSPENDED: _S.JUDGING,
-        _E.RANKS_HUNG: _S.JUDGING,
-        _E.RANKS_DECLINED: _S.RESTARTING,
-        _E.GENERATION_STALE: _S.RESTARTING,
-        _E.DRAIN_REQUESTED: _S.DRAINING,
-        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
-        _E.RANKS_DRAINED: _S.RESTARTING,
-        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
-        _E.SIGTERM: _S.NOTICED,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.NOTICED: {
-        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING_TO_LEAVE,
-        _E.RANK_FAILED: _S.LEAVING,
-        _E.RANK_SUSPENDED: _S.LEAVING,
-        _E.RANKS_HUNG: _S.LEAVING,
-        _E.RANKS_DECLINED: _S.LEAVING,
-        _E.GENERATION_STALE: _S.LEAVING,
-        _E.DRAIN_REQUESTED: _S.DRAINING_TO_LEAVE,
-        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
-        _E.RANKS_DRAINED: _S.LEAVING,
-        _E.SIGTERM: _S.NOTICED,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.DRAINING: {
-        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
-        _E.RANK_FAILED: _S.JUDGING,
-        _E.RANK_SUSPENDED: _S.JUDGING,
-        _E.RANKS_HUNG: _S.JUDGING,
-        _E.RANKS_DECLINED: _S.RESTARTING,
-        _E.GENERATION_STALE: _S.RESTARTING,
-        _E.DRAIN_REQUESTED: _S.DRAINING,
-        _E.CANNOT_DRAIN: _S.RESTARTING,
-        _E.RANKS_DRAINED: _S.RESTARTING,
-        _E.SIGTERM: _S.DRAINING_TO_LEAVE,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.DRAINING_TO_LEAVE: {
-        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING_TO_LEAVE,
-        _E.RANK_FAILED: _S.LEAVING,
-        _E.RANK_SUSPENDED: _S.LEAVING,
-        _E.RANKS_HUNG: _S.LEAVING,
-        _E.RANKS_DECLINED: _S.LEAVING,
-        _E.GENERATION_STALE: _S.LEAVING,
-        _E.DRAIN_REQUESTED: _S.DRAINING_TO_LEAVE,
-        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
-        _E.CANNOT_DRAIN: _S.LEAVING,
-        _E.RANKS_DRAINED: _S.LEAVING,
-        _E.DRAIN_TIMED_OUT: _S.LEAVING,
-        _E.SIGTERM: _S.DRAINING_TO_LEAVE,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.JUDGING: {
-        _E.TOLD_TO_REJOIN: _S.RESTARTING,
-        _E.TOLD_TO_EXIT: _S.FAILING,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.RESTARTING: {
-        _E.RANKS_STOPPED: _S.JOINING,
-        _E.RANK_FAILED: _S.JUDGING,
-        _E.SIGTERM: _S.RESTARTING,  # handled when the next generation would be joined
-        _E.ERROR: _S.FAILED,
-    },
-    _S.FINISHING: {
-        _E.GROUP_FINISHED: _S.SUCCEEDED,
-        _E.TOLD_TO_REJOIN: _S.RESTARTING,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.FINISHING_TO_LEAVE: {
-        _E.GROUP_FINISHED: _S.SUCCEEDED,
-        _E.TOLD_TO_REJOIN: _S.LEAVING,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.LEAVING: {
-        _E.RANKS_STOPPED: _S.LEFT,
-        _E.SIGTERM: _S.LEAVING,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.FAILING: {
-        _E.RANKS_STOPPED: _S.FAILED,
-        _E.SIGTERM: _S.FAILING,
-        _E.ERROR: _S.FAILED,
-    },
-    _S.SUCCEEDED: {},
-    _S.LEFT: {},
-    _S.FAILED: {},
+    _E.TOLD_TO_EXIT: {_S.JUDGING: _S.FAILING},
+    _E.RANKS_STOPPED: {_S.RESTARTING: _S.JOINING, _S.LEAVING: _S.LEFT, _S.FAILING: _S.FAILED},
+    _E.GROUP_FINISHED: dict.fromkeys((_S.JOINING, _S.FINISHING, _S.FINISHING_TO_LEAVE), _S.SUCCEEDED),
+    _E.REMOVED: {_S.JOINING: _S.LEFT},
+    _E.ERROR: dict.fromkeys((state for state in LauncherState if state not in FINAL_STATES), _S.FAILED),
 }
 
 
@@ -213,7 +147,7 @@ class ImpossibleLauncherEvent(Exception):
 
 def transition(state: LauncherState, event: LauncherEvent) -> LauncherState:
     """Return the state after `event`; it stays the same if the event is ignored. Raises ImpossibleLauncherEvent."""
-    after = _TRANSITIONS[state].get(event)
+    after = _TRANSITIONS[event].get(state)
     if after is None:
         raise ImpossibleLauncherEvent(f"{event.value} while {state.value}")
     return after
