@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from elasticctl.api.errors import ConflictError, ElasticctlError
 from elasticctl.api.observed.workers import Pod
@@ -24,11 +24,11 @@ from elasticctl_controller.core.failure_budget import is_asked_for
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
-from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed, TokenView
+from elasticctl_controller.core.observed import Allotment, GroupView, Observed, TokenView
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, apply_actions, log_events, log_fields
-from elasticctl_controller.loop.pod_events import LONGEST_PAUSE_S, PodEvents
+from elasticctl_controller.loop.cluster_observer import ClusterObserver, notices_of
 from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
 
@@ -45,9 +45,6 @@ REFUSED_PER_S = 20.0
 """... but no more often than this over all jobs, so that many of them do not use up the requests that others need. Each
 namespace has the same share of it."""
 TOKEN_RETRY_S = 60.0
-AVOID_S = 300.0
-"""How long new workers avoid a node after its notice; by then it is mostly gone. Nodes that accept no pods anyway are
-not named in new workers' pods, because Karpenter adds no machine for a pod that names nodes."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
 log = logging.getLogger(__name__)
@@ -122,11 +119,10 @@ class Listeners:
 class _Memory:
     """What the loop remembers about one job between passes.
 
-    `written_at` is when its status was last written, in seconds since the epoch. `pods` are its parsed pods, by the id
-    of their manifests. `refused` is why the last worker could not be created (None: none was tried). `taken` are names
-    of workers that pods of others had, and when to try them again. `token` is its newest token, and `delivered_token`
-    the number of the last one that was delivered to its workers. `left` are the nodes that workers have to leave, and
-    until when new workers avoid them. Times are in seconds since the epoch.
+    `written_at` is when its status was last written. `refused` is why the last worker could not be created (None: none
+    was tried). `taken` are names of workers that pods of others had, and when to try them again. `token` is its newest
+    token, and `delivered_token` the number of the last one that was delivered to its workers. Times are in seconds
+    since the epoch.
     """
 
     job_uid: str
@@ -135,8 +131,6 @@ class _Memory:
     taken: dict[str, float] = field(default_factory=dict)
     token: TokenStatus | None = None
     delivered_token: int = 0
-    left: dict[str, float] = field(default_factory=dict)
-    pods: dict[int, tuple[Mapping[str, Any], Pod]] = field(default_factory=dict)
 
 
 class Controller:
@@ -160,7 +154,7 @@ class Controller:
         self._queue, self._listeners = WorkQueue() if queue is None else queue, listeners or Listeners()
         self._memories: dict[str, _Memory] = {}
         self._evidence = PoolEvidence()
-        self._events = PodEvents(workload.list_pod_events)
+        self._cluster = ClusterObserver(workload, clock)
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
@@ -225,7 +219,7 @@ class Controller:
         if manifest is None:
             self._memories.pop(key, None)
             self._listeners.on_gone(key)
-            self._events.drop_answer(key)
+            self._cluster.drop_job(key)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
@@ -269,18 +263,12 @@ class Controller:
             self._queue.add(job.key)
 
     def _ask_about(self, job: ElasticJob, pod: Pod | None) -> None:
-        """Find out why a pod does not start, for the next pass; a failure is only logged."""
-        if pod is None:
-            self._events.drop_answer(job.key)
-            return
-        try:
-            is_new, again_s = self._events.ask(job, pod, self._clock())
-        except ElasticctlError as e:
-            log.warning("job %s: no events about %s: %s", job.key, pod.name, e, extra=log_fields(job, pod.name))
-            is_new, again_s = False, LONGEST_PAUSE_S
+        """Find out why a pod does not start, for the next pass."""
+        is_new, again_s = self._cluster.ask_about(job, pod)
         if is_new:
             self._queue.add(job.key)
-        self._queue.add_after(job.key, again_s)
+        if again_s is not None:
+            self._queue.add_after(job.key, again_s)
 
     def _check_admission(self, job: ElasticJob, observed: Observed) -> QueuedJob:
         queueing = self._scheduling.queueing
@@ -304,72 +292,17 @@ class Controller:
     def _observe(self, job: ElasticJob) -> Observed:
         memory, rendezvous = self._memory(job), self._rendezvous_of(job)
         allotment = self._scheduling.allotment(job)
-        cluster, group, token = self._observe_cluster(job), GroupView(), TokenView(memory.token, memory.delivered_token)
+        cluster = self._cluster.observe(job, memory.refused, memory.taken)
+        group, token = GroupView(), TokenView(memory.token, memory.delivered_token)
         if rendezvous is not None:
             group = rendezvous.view(job.key, job.uid)
-            cluster = self._add_notices(job, cluster, group.notices, is_shared=allotment is not None)
+            cluster = self._cluster.add_notices(job, cluster, group.notices, is_shared=allotment is not None)
             token = replace(token, every_s=rendezvous.token_every_s)
         return Observed(cluster, group, allotment, self._evidence.of(job), token)
-
-    def _observe_cluster(self, job: ElasticJob) -> ClusterView:
-        now, memory = self._clock(), self._memory(job)
-        return ClusterView(
-            pods=self._explain_ends(job, self._pods(job)),
-            lost_nodes=self._workload.lost_nodes(),
-            refused=memory.refused,
-            taken={name: at <= now for name, at in memory.taken.items()},
-            events=self._events.of(job.key),
-        )
-
-    def _add_notices(
-        self, job: ElasticJob, cluster: ClusterView, reported: Mapping[str, LeaveNotice], *, is_shared: bool
-    ) -> ClusterView:
-        """What the cluster shows, with the workers that will have to leave, as far as they may be replaced."""
-        nodes = self._workload.node_notices()
-        notices = {**_notices_of(cluster.pods, nodes), **reported}
-        avoid = self._nodes_to_avoid(job, cluster, notices, nodes)
-        return replace(
-            cluster,
-            notices={} if is_shared else notices,  # there is no room for replacements
-            avoid=avoid if self._workload.nodes_may_be_named() else (),
-        )
 
     def _rendezvous_of(self, job: ElasticJob) -> Rendezvous | None:
         """The rendezvous service, unless the job brings its own."""
         return None if job.rdzv_endpoint else self._rendezvous
-
-    def _nodes_to_avoid(
-        self,
-        job: ElasticJob,
-        cluster: ClusterView,
-        notices: Mapping[str, LeaveNotice],
-        nodes: Mapping[str, LeaveNotice],
-    ) -> tuple[str, ...]:
-        """The nodes that workers of the job have to leave, now or until a while ago, and that still accept pods."""
-        now, memory = self._clock(), self._memory(job)
-        closed = cluster.lost_nodes | {node for node, notice in nodes.items() if notice.closed}
-        left = {node: until for node, until in memory.left.items() if until > now}
-        left |= {pod.node: now + AVOID_S for pod in cluster.pods if pod.node and pod.uid in notices}
-        memory.left = {node: until for node, until in left.items() if node not in closed}
-        return tuple(sorted(memory.left))
-
-    def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
-        """The job's pods; only those that have changed since the last pass are parsed again."""
-        known = self._memory(job).pods
-        found: dict[int, tuple[Mapping[str, Any], Pod]] = {}
-        for manifest in self._workload.list_pods(job):
-            before = known.get(id(manifest))  # the entry keeps the manifest alive, so that no other object gets its id
-            found[id(manifest)] = before or (manifest, Pod.from_manifest(manifest))
-        self._memory(job).pods = found
-        return tuple(pod for _, pod in found.values())
-
-    def _explain_ends(self, job: ElasticJob, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """The pods, with what only events say about their ends; a failure to read the events is only logged."""
-        try:
-            return self._events.explain_ends(job, pods, self._workload.lost_nodes(), self._clock())
-        except ElasticctlError as e:
-            log.warning("job %s: no events about workers that have ended: %s", job.key, e, extra=log_fields(job))
-            return pods
 
     def _memory(self, job: ElasticJob) -> _Memory:
         """What is remembered about this very job, not about an earlier one of its name."""
@@ -409,7 +342,7 @@ class Controller:
             present = [w for w in present if w.node or w.phase != PodPhase.PENDING]
         alive = {worker.uid: worker.name for worker in present}
         stopping = {w.uid for w in present if w.removal or job.suspend}
-        notices = _notices_of(pods, self._workload.node_notices())
+        notices = notices_of(pods, self._workload.node_notices())
         notices |= {pod.uid: _deletion(pod) for pod in pods if pod.deleting}
         unasked = {uid: notice for uid, notice in notices.items() if uid in alive and uid not in stopping}
         if over and all(pod.ended for pod in pods):
@@ -451,11 +384,6 @@ class Controller:
         """Seconds until a worker of this job that could not be created is tried again."""
         refused = [other for other, memory in list(self._memories.items()) if memory.refused or memory.taken]
         return max(REFUSED_RETRY_S, fair_pause_s(refused, key, REFUSED_PER_S))
-
-
-def _notices_of(pods: Iterable[Pod], nodes: Mapping[str, LeaveNotice]) -> dict[str, LeaveNotice]:
-    """The notices that pods get from their nodes, by the pods' uids."""
-    return {pod.uid: nodes[pod.node] for pod in pods if pod.node in nodes}
 
 
 def _deletion(pod: Pod) -> LeaveNotice:

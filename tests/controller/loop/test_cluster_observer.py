@@ -11,7 +11,13 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.observed.workers import Pod, PodWait
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Cause, JobStatus, WorkerStatus
-from elasticctl_controller.loop.pod_events import ASKED_PER_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST_ENDS, PodEvents
+from elasticctl_controller.loop.cluster_observer import (
+    ASKED_PER_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MOST_ENDS,
+    PodEvents,
+)
 from tests.support.controller.samples import NOW, a_job, a_pod, an_end, told
 
 POD = a_pod(0, PodPhase.PENDING)
