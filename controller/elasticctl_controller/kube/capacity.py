@@ -51,7 +51,7 @@ class KubeCapacity:
     def __init__(self, api: LimitedApi, workload: KubeWorkload, quotas: KubeQuotas) -> None:
         self._workload, self._quotas = workload, quotas
         self._holders = ObjectStore(prune_holder, keep=lambda pod: pod["gpus"] > 0)
-        self.reflectors = (Reflector(api, OTHER_PODS, self._holders),)
+        self.reflector = Reflector(api, OTHER_PODS, self._holders)
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` whenever the division of capacity may change."""
@@ -69,21 +69,6 @@ class KubeCapacity:
         self._quotas.store.subscribe(lambda old, new: on_change())
         self._holders.subscribe(lambda old, new: on_change())
         self._workload.pods.cache.subscribe(pod_changed)
-
-    def start(self) -> None:
-        """Start to watch other pods."""
-        for reflector in self.reflectors:
-            reflector.start()
-
-    def stop(self) -> None:
-        """Stop the watches."""
-        for reflector in self.reflectors:
-            reflector.stop()
-
-    @property
-    def alive(self) -> bool:
-        """True from `start` to `stop`, unless a watch's thread has died, which is an error."""
-        return all(reflector.alive for reflector in self.reflectors)
 
     def all_jobs(self) -> Iterator[Manifest]:
         """Return every job, one at a time: they may be large."""

@@ -185,8 +185,8 @@ class Manager:
         parts: dict[str, ManagedPart | None] = {
             "election": self._election,
             "workload": self._workload,
-            "quotas": self._quotas if self._flags.has(Feature.LIMITS) else None,
-            "capacity": self._capacity,
+            "quotas": self._quotas.reflector if self._flags.has(Feature.LIMITS) else None,
+            "other pods": self._capacity.reflector if self._capacity is not None else None,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -262,8 +262,7 @@ class Manager:
             self._allocator.wake()
 
     def _reflectors(self) -> list[Reflector]:
-        watches = (self._workload, self._quotas if self._flags.has(Feature.LIMITS) else None, self._capacity)
-        return [reflector for part in watches if part is not None for reflector in part.reflectors]
+        return [*self._workload.reflectors, *(part for part in self._watching.values() if isinstance(part, Reflector))]
 
     def _synced(self) -> bool:
         return all(reflector.wait_synced(0) for reflector in self._reflectors())

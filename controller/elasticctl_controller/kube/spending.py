@@ -40,7 +40,7 @@ class KubeQuotas:
 
     def __init__(self, api: LimitedApi) -> None:
         self.store = ObjectStore()
-        self.reflectors = (Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.store, optional=True),)
+        self.reflector = Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.store, optional=True)
 
     def subscribe(self, on_change: Callable[[str], None]) -> None:
         """Call `on_change(project)` whenever the limits of a project's jobs change."""
@@ -50,21 +50,6 @@ class KubeQuotas:
                 on_change(str(at(new or old, "metadata", "name")))
 
         self.store.subscribe(changed)
-
-    def start(self) -> None:
-        """Start to watch."""
-        for reflector in self.reflectors:
-            reflector.start()
-
-    def stop(self) -> None:
-        """Stop the watch."""
-        for reflector in self.reflectors:
-            reflector.stop()
-
-    @property
-    def alive(self) -> bool:
-        """True from `start` to `stop`, unless the watch's thread has died, which is an error."""
-        return all(reflector.alive for reflector in self.reflectors)
 
     def of(self, project: str) -> Manifest | None:
         """Return a project's quota; None if it has none."""

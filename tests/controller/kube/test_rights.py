@@ -98,10 +98,10 @@ def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
     floor = KubeCapacity(api, bench.workload, quotas)
     spending = Spending(api, quotas, bench.workload, lambda project: None)
     bench.begin()
-    quotas.start()
+    quotas.reflector.start()
     floor.subscribe(lambda: None)
-    floor.start()
-    wait_until(lambda: all(reflector.wait_synced(0) for reflector in (quotas.reflectors[0], *floor.reflectors)))
+    floor.reflector.start()
+    wait_until(lambda: all(reflector.wait_synced(0) for reflector in (quotas.reflector, floor.reflector)))
     try:
         a_life(bench, api)
         quota = {"metadata": {"name": "default"}, "spec": {"allowed": {"usdPerDay": 5}}}
@@ -111,8 +111,8 @@ def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
         with suppress(WebhookError):  # there is none, as the answer says
             kube_webhook_urls(api)(Destination("default", "secret:slack"))
     finally:
-        floor.stop()
-        quotas.stop()
+        floor.reflector.stop()
+        quotas.reflector.stop()
         bench.workload.stop()
     taken = {right for request in list(control.requests) if (right := asked(request)) is not None}
     assert taken <= allowed(), sorted(taken - allowed())

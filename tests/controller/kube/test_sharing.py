@@ -76,9 +76,9 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
     told: list[int] = []
     workload, quotas, floor = floor_of(control)
     workload.start()
-    quotas.start()
+    quotas.reflector.start()
     floor.subscribe(lambda: told.append(1))
-    floor.start()
+    floor.reflector.start()
     try:
         job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
         wait_until(lambda: told)
@@ -105,8 +105,8 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
         control.remove("/api/v1/nodes/n1")
         wait_until(lambda: floor.healthy_nodes() == [])
     finally:
-        floor.stop()
-        quotas.stop()
+        floor.reflector.stop()
+        quotas.reflector.stop()
         workload.stop()
 
 
@@ -130,9 +130,9 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
     put_stranger(control, "finished", 4, "n2", "Succeeded")
     workload, quotas, floor = floor_of(control)
     workload.start()
-    quotas.start()
+    quotas.reflector.start()
     floor.subscribe(lambda: told.append(1))
-    floor.start()
+    floor.reflector.start()
 
     def held() -> list[object]:
         return [node["status"].get(HELD) for node in floor.healthy_nodes()]
@@ -171,8 +171,8 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
         selectors = {request.params.get("fieldSelector") for request in control.requests if "/pods" in request.path}
         assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
     finally:
-        floor.stop()
-        quotas.stop()
+        floor.reflector.stop()
+        quotas.reflector.stop()
         workload.stop()
 
 

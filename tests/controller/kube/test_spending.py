@@ -28,7 +28,7 @@ class Ledger:
         self.quotas = KubeQuotas(self.api)
         self.changed: list[str] = []
         self.quotas.subscribe(self.changed.append)
-        self.quotas.start()
+        self.quotas.reflector.start()
         self.spending = self.restarted()
 
     def restarted(self) -> Spending:
@@ -47,7 +47,7 @@ def ledger(control: ControlApi) -> Iterator[Ledger]:
     bench.begin()
     found = Ledger(bench)
     yield found
-    found.quotas.stop()
+    found.quotas.reflector.stop()
     bench.workload.stop()
 
 

@@ -249,7 +249,7 @@ def test_a_hundred_dead_webhooks_of_a_project_delay_no_other(office: Offices) ->
                 raise WebhookError("nobody answers")
             return hook.url
 
-        one.outbox._url_of = url_of  # type: ignore[assignment]
+        one.outbox._value_of = url_of  # type: ignore[assignment]
         try:
             for n in range(notification_delivery.MAX_PROJECT_DESTINATIONS + 20):
                 one.tell("x", Destination("dead", f"secret:{n}"))
