@@ -14,7 +14,7 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, GroupGeneration, Phase, WorkerStatus
 from elasticctl_controller.core.actions import DeleteWorker
 from elasticctl_controller.core.causes import is_lost
-from elasticctl_controller.core.observed import ClusterView, WorkerMoves
+from elasticctl_controller.core.observation import ClusterView, WorkerMoves
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED, FINISHING, PhaseDecision
 from elasticctl_controller.core.workers import FINISHED, SCALED_IN, SUSPENDED, Roster, is_active, stays
 

@@ -29,7 +29,7 @@ from elasticctl.api.status import (
     ScalingPhase,
 )
 from elasticctl.api.usage import UsageHistory
-from elasticctl_controller.core.observed import GroupView
+from elasticctl_controller.core.observation import GroupView
 
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3

@@ -33,7 +33,7 @@ from elasticctl_controller.core.goal.pool_order import follow_order
 from elasticctl_controller.core.group.worker_tokens import due_times, keep_newest, rotate
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
-from elasticctl_controller.core.observed import Observed, WorkerMoves
+from elasticctl_controller.core.observation import Observed, WorkerMoves
 from elasticctl_controller.core.phase import (
     FINISHING,
     QUEUED,

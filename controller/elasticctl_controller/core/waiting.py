@@ -23,7 +23,7 @@ from elasticctl.api.observed.workers import (
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, WorkerStatus
 from elasticctl.api.text import plural, shorten
-from elasticctl_controller.core.observed import ClusterView
+from elasticctl_controller.core.observation import ClusterView
 from elasticctl_controller.core.phase import find_condition, put_condition
 from elasticctl_controller.core.workers import Roster, free_indices, is_active, worker_index
 

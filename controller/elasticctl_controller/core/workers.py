@@ -16,7 +16,7 @@ from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.causes import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
 from elasticctl_controller.core.interruption_notices import LeaveNotice
-from elasticctl_controller.core.observed import ClusterView, Observed
+from elasticctl_controller.core.observation import ClusterView, Observed
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
 SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'

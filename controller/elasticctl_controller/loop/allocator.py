@@ -18,7 +18,7 @@ from elasticctl.api.codec import Manifest, Timestamp, from_rfc3339, to_rfc3339
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ShareStatus
-from elasticctl_controller.core.observed import Allotment
+from elasticctl_controller.core.observation import Allotment
 from elasticctl_controller.core.sharing.claims import (
     TO_COME,
     Claim,

@@ -23,7 +23,7 @@ from elasticctl.api.podtemplate import worker_container
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.causes import is_unannounced_kill
 from elasticctl_controller.core.interruption_notices import LeaveNotice
-from elasticctl_controller.core.observed import ClusterView
+from elasticctl_controller.core.observation import ClusterView
 from elasticctl_controller.loop.apply_actions import Workload, log_fields
 from elasticctl_controller.loop.workqueue import fair_pause_s
 

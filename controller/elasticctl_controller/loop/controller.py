@@ -24,7 +24,7 @@ from elasticctl_controller.core.failure_budget import is_asked_for
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
-from elasticctl_controller.core.observed import Allotment, GroupView, Observed, TokenView
+from elasticctl_controller.core.observation import Allotment, GroupView, Observed, TokenView
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, apply_actions, log_events, log_fields

@@ -12,7 +12,7 @@ from elasticctl.api.goal import PoolStatus
 from elasticctl.api.podtemplate import hardware, node_labels
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.observed import SeenPools
+from elasticctl_controller.core.observation import SeenPools
 
 MOST_KINDS = 1024
 """The most kinds of machines, over all namespaces; beyond that, those that were reported longest ago are forgotten."""

@@ -32,7 +32,7 @@ from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from elasticctl_controller.core.interruption_notices import Leaving
-from elasticctl_controller.core.observed import GroupView
+from elasticctl_controller.core.observation import GroupView
 from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.admission import most_connections
 from elasticctl_controller.rendezvous.authorization import Authorization

@@ -35,7 +35,7 @@ from elasticctl_controller.core.history import (
     only_progress_changed,
     steps_redone,
 )
-from elasticctl_controller.core.observed import GroupView
+from elasticctl_controller.core.observation import GroupView
 from tests.support.controller.samples import NOW, a_generation, a_pod, a_running_job, a_step
 
 FIRST = a_generation(1, 3, formed_at=Timestamp(NOW), first_step_at=Timestamp(NOW + 1), resumed_step=0, last_step=57)

@@ -11,7 +11,7 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
 from elasticctl.api.status import Cause, ConditionType, Phase, ReplicaStatus, ScalingPhase, ShareStatus
 from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker
 from elasticctl_controller.core.interruption_notices import LeaveNotice
-from elasticctl_controller.core.observed import Observed
+from elasticctl_controller.core.observation import Observed
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.workers import SILENT_MESSAGE
 from tests.support.controller.samples import (

@@ -191,7 +191,7 @@ def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Off
     with serving(Hook()) as hook:
         one = office(hook)
         url = one.urls["secret:slack"]
-        one.outbox._url_of = lambda destination: (blocked.wait(), url)[1]  # type: ignore[assignment]
+        one.outbox._value_of = lambda destination: (blocked.wait(), url)[1]  # type: ignore[assignment]
         one.tell("first")
         wait_until(lambda: not one.outbox._queues[SLACK].pending)
         for n in range(notification_delivery.MAX_PENDING + 50):

@@ -12,7 +12,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.goal.deadline_plan import plan_workers
 from elasticctl_controller.core.goal.pools import seen_of
-from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
+from elasticctl_controller.core.observation import Observed, SeenPools, WorkerMoves
 from elasticctl_controller.loop import pool_evidence
 from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from tests.support.controller.goal_world import GRACE, a_goal_job

@@ -19,7 +19,7 @@ from elasticctl_controller.core.group.members import Members
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.reports import ScriptReports
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
-from elasticctl_controller.core.observed import GroupView
+from elasticctl_controller.core.observation import GroupView
 from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
 from tests.support.anything import HUGE, JSON
 

@@ -16,7 +16,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, Sharing, worker_name
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, ProgressStatus
 from elasticctl_controller.core.actions import CreateWorker, DeleteWorker
-from elasticctl_controller.core.observed import ClusterView, GroupView, Observed
+from elasticctl_controller.core.observation import ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.controller.samples import JOB_UID, NOW, stored
 

@@ -12,7 +12,7 @@ from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteWorker
-from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed
+from elasticctl_controller.core.observation import Allotment, ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import reconcile
 
 NOW = 1_000_000.0

@@ -16,7 +16,7 @@ from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker
 from elasticctl_controller.core.interruption_notices import LeaveNotice
-from elasticctl_controller.core.observed import Allotment, ClusterView, GroupView, Observed
+from elasticctl_controller.core.observation import Allotment, ClusterView, GroupView, Observed
 from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
 

@@ -37,7 +37,7 @@ from elasticctl_controller.core.goal.pools import (
     update_pools,
 )
 from elasticctl_controller.core.manifests import grace_s
-from elasticctl_controller.core.observed import Observed, SeenPools, WorkerMoves
+from elasticctl_controller.core.observation import Observed, SeenPools, WorkerMoves
 
 MAX_STEPS = 20
 MAX_SIZES = 8

@@ -31,7 +31,7 @@ from elasticctl_controller.core.goal.pools import (
     present_workers,
 )
 from elasticctl_controller.core.manifests import grace_s
-from elasticctl_controller.core.observed import Observed, WorkerMoves
+from elasticctl_controller.core.observation import Observed, WorkerMoves
 
 PREFERENCE = 0.1
 """If prices show no saving, a better place in the order is assumed to be worth this share of a machine's price."""

@@ -21,7 +21,7 @@ from elasticctl.api.status import JobStatus
 from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.situation import AGES_H, Costs, Market
 from elasticctl_controller.core.causes import is_lost
-from elasticctl_controller.core.observed import Observed
+from elasticctl_controller.core.observation import Observed
 from elasticctl_controller.core.workers import own_pods
 
 RETRY_S, RETRIES = 900.0, 2.5
