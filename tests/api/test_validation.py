@@ -197,7 +197,7 @@ def walk(node: dict[str, Any]) -> Any:
 
 
 def test_the_schema_is_structural() -> None:
-    """Kubernetes' rules for a v1 CRD: a type everywhere, and no properties beside additionalProperties."""
+    """Kubernetes' rules for a v1 CRD: a type everywhere, and no properties next to additionalProperties."""
     for node in walk(schema()):
         assert node.get("type") in {"object", "array", "string", "integer", "number", "boolean"}
         assert not ("properties" in node and "additionalProperties" in node)

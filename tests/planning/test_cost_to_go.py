@@ -92,7 +92,7 @@ def test_sizes_that_are_no_faster_are_left_out() -> None:
 
 
 def test_a_short_job_has_spot_machines_too() -> None:
-    """Beside its deadline a start is long, and still it pays."""
+    """A start is long compared with the time left, and still it pays."""
     base = situation(time_left_s=45 * 60.0, there=8)
     work = 15 * 60 * base.speeds.per_s[-1]
     decision = decide(replace(base, work_left=work, saved_left=work, look_s=10.0))

@@ -111,7 +111,7 @@ class PodEvents:
 
 
 @dataclass(slots=True)
-class _Known:
+class _SeenPods:
     """What is remembered of one job: its parsed `pods`, by the id of their manifests, and the nodes that workers have
     `left`, with the time (seconds since the epoch) until which new workers avoid them."""
 
@@ -126,7 +126,7 @@ class ClusterObserver:
     def __init__(self, workload: Workload, clock: Callable[[], float]) -> None:
         self._workload, self._clock = workload, clock
         self._events = PodEvents(workload.list_pod_events)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _SeenPods] = {}
 
     def observe(self, job: ElasticJob, refused: str | None, taken: Mapping[str, float]) -> ClusterView:
         """What the cluster shows now. `taken` are names of workers that other pods have, and when to try each again."""
@@ -173,11 +173,11 @@ class ClusterObserver:
         self._known.pop(key, None)
         self._events.drop_answer(key)
 
-    def _of(self, job: ElasticJob) -> _Known:
+    def _of(self, job: ElasticJob) -> _SeenPods:
         """What is remembered about this very job, not about an earlier one of its name."""
         known = self._known.get(job.key)
         if known is None or known.job_uid != job.uid:
-            known = self._known[job.key] = _Known(job.uid)
+            known = self._known[job.key] = _SeenPods(job.uid)
         return known
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:

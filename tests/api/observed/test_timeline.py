@@ -47,7 +47,7 @@ def test_everything_is_told_once_and_in_order() -> None:
 
 
 def test_an_entry_does_not_change_when_more_becomes_known() -> None:
-    """So that a reader who has been told it need not be told again."""
+    """So that nobody has to read it twice."""
     open_end = {**job()["status"]["interruptions"][0], "recoveredAt": None, "recoveryS": None, "stepsRedone": None}
     before = timeline(ElasticJob.from_manifest(job(interruptions=[open_end])))
     after = timeline(ElasticJob.from_manifest(job()))

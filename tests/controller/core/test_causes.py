@@ -22,7 +22,7 @@ from elasticctl_controller.core.causes import (
     parse_failure,
 )
 from tests.support.any_json import JSON
-from tests.support.controller.samples import NOW, a_pod, an_end, told
+from tests.support.controller.samples import NOW, a_pod, an_end, termination_message
 
 KNOWN = WorkerStatus(name="digits-worker-1", uid="uid-1", index=1, node="node-1")
 LEAVING = WorkerStatus(name="digits-worker-1", uid="uid-1", index=1, removal="ScaledIn")
@@ -69,16 +69,20 @@ ENDS = [
     ("success", an_end(1, 0), Cause.COMPLETED),
     ("success beside a failed sidecar", an_end(1, 0, phase=PodPhase.FAILED), Cause.COMPLETED),
     ("success beside a running sidecar", a_pod(1, exit_code=0), Cause.COMPLETED),
-    ("the launcher had notice", an_end(1, 1, message=told("preempted")), Cause.PREEMPTED),
-    ("the launcher had notice and the script exits 0", an_end(1, 0, message=told("preempted")), Cause.PREEMPTED),
+    ("the launcher had notice", an_end(1, 1, message=termination_message("preempted")), Cause.PREEMPTED),
+    (
+        "the launcher had notice and the script exits 0",
+        an_end(1, 0, message=termination_message("preempted")),
+        Cause.PREEMPTED,
+    ),
     ("out of memory", an_end(1, 137, reason="OOMKilled"), Cause.OOM_KILLED),
     ("SIGKILL", an_end(1, 137, reason="Error"), Cause.KILLED),
     ("SIGTERM", an_end(1, 143, reason="Error"), Cause.KILLED),
-    ("a killed rank", an_end(1, 137, message=told("killed", exitCode=137)), Cause.KILLED),
+    ("a killed rank", an_end(1, 137, message=termination_message("killed", exitCode=137)), Cause.KILLED),
     ("nobody saw it end", a_pod(1, PodPhase.FAILED), Cause.KILLED),
-    ("the launcher saw a peer go", an_end(1, 1, message=told("collateral")), Cause.COLLATERAL),
-    ("no step for too long", an_end(1, 1, message=told("stuck")), Cause.STUCK),
-    ("the script raised", an_end(1, 1, reason="Error", message=told("application")), Cause.APPLICATION),
+    ("the launcher saw a peer go", an_end(1, 1, message=termination_message("collateral")), Cause.COLLATERAL),
+    ("no step for too long", an_end(1, 1, message=termination_message("stuck")), Cause.STUCK),
+    ("the script raised", an_end(1, 1, reason="Error", message=termination_message("application")), Cause.APPLICATION),
     ("a segfault", an_end(1, 139, reason="Error"), Cause.APPLICATION),
     ("a command that is not there", an_end(1, 128, reason="StartError"), Cause.APPLICATION),
     ("failed beside a running sidecar", a_pod(1, exit_code=3), Cause.APPLICATION),
@@ -100,20 +104,20 @@ def test_a_lost_node_ends_its_workers_and_excuses_their_failures():
     lost = frozenset({"node-1"})
     assert why(a_pod(1), lost=lost) is Cause.NODE_LOST
     assert why(a_pod(2), lost=lost) is None
-    assert why(an_end(1, 1, message=told("application")), lost=lost) is Cause.NODE_LOST
+    assert why(an_end(1, 1, message=termination_message("application")), lost=lost) is Cause.NODE_LOST
     assert why(an_end(1, 0), lost=lost) is Cause.COMPLETED
     assert why(an_end(1, 1, disruption_target=True), lost=lost) is Cause.PREEMPTED
 
 
 def test_a_failure_shortly_after_a_peers_loss_is_collateral():
     assert why(an_end(1, 1), losses=[PEER]) is Cause.COLLATERAL
-    assert why(an_end(1, 1, message=told("application")), losses=[PEER]) is Cause.COLLATERAL
+    assert why(an_end(1, 1, message=termination_message("application")), losses=[PEER]) is Cause.COLLATERAL
     assert why(an_end(1, 137, reason="OOMKilled"), losses=[PEER]) is Cause.OOM_KILLED
     assert why(an_end(1, 1), losses=[Loss(Timestamp(NOW - 31), exact=True)]) is Cause.APPLICATION
 
 
 def test_a_worker_found_stuck_is_not_excused_by_a_peers_loss():
-    assert why(an_end(1, 1, message=told("stuck")), losses=[PEER]) is Cause.STUCK
+    assert why(an_end(1, 1, message=termination_message("stuck")), losses=[PEER]) is Cause.STUCK
 
 
 def test_a_worker_made_after_the_loss_is_not_excused_by_it():
@@ -139,7 +143,9 @@ def test_an_end_is_never_in_the_future():
 
 
 def test_a_launchers_message_is_read_and_bounded():
-    found = parse_failure(told("application", lastLines=[str(i) * 500 for i in range(50)], error="e" * 1000))
+    found = parse_failure(
+        termination_message("application", lastLines=[str(i) * 500 for i in range(50)], error="e" * 1000)
+    )
     assert found is not None
     assert (found.rank, found.exit_code) == (2, 1)
     assert len(found.last_lines) == MAX_LINES

@@ -13,11 +13,21 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import ElasticJob, PodPhase, Policy, RestartPolicy
 from elasticctl.api.status import CheckpointStatus, GroupGeneration, Phase, RankFailure, RestartBackoff
 from elasticctl_controller.core.reconcile import reconcile
-from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, observe, told
+from tests.support.controller.samples import (
+    NOW,
+    a_job,
+    a_pod,
+    a_running_job,
+    a_step,
+    an_end,
+    created,
+    observe,
+    termination_message,
+)
 
 
 def test_an_application_failure_waits_for_the_backoff():
-    job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=told("application")), a_pod(2)])
+    job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=termination_message("application")), a_pod(2)])
     assert job.status.failures == 1
     job, decision = a_step(job, [a_pod(0), a_pod(2)], NOW + 0.25)
     assert created(decision) == []
@@ -46,7 +56,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause():
     job = replace(job, status=replace(job.status, backoff=RestartBackoff(failures=1, until=Timestamp(NOW + 3601))))
     job, decision = a_step(job, [a_pod(0), a_pod(1)])
     assert created(decision) == [2]
-    job, decision = a_step(job, [a_pod(0), an_end(1, 1, message=told("application"))])
+    job, decision = a_step(job, [a_pod(0), an_end(1, 1, message=termination_message("application"))])
     assert job.status.backoff.until == NOW + 60
     assert job.status.reason != "BackOff"
 
@@ -54,7 +64,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_pause():
 def test_a_row_of_failures_beyond_all_counting_pauses_for_the_longest_time():
     status = replace(a_running_job().status, backoff=RestartBackoff(failures=10**6, until=Timestamp(NOW + 1)))
     job = replace(a_running_job(backoff_limit=100), status=status)
-    job, _ = a_step(job, [a_pod(0), an_end(1, 1, message=told("application")), a_pod(2)])
+    job, _ = a_step(job, [a_pod(0), an_end(1, 1, message=termination_message("application")), a_pod(2)])
     assert job.status.backoff.until == NOW + 60
 
 
@@ -67,7 +77,7 @@ def test_workers_that_fail_together_lengthen_the_pause_once():
 
 
 def test_one_fault_in_all_workers_is_counted_once():
-    ends = [an_end(i, 1, message=told("application")) for i in range(3)]
+    ends = [an_end(i, 1, message=termination_message("application")) for i in range(3)]
     job, _ = a_step(a_running_job(), ends)
     assert job.status.restarts == {"ApplicationError": 1, "Collateral": 2}
     assert job.status.failures == 1
@@ -85,7 +95,9 @@ def test_a_survivor_that_fails_soon_after_a_loss_or_a_reduction_is_not_blamed():
 
 @pytest.mark.parametrize("cause", ["preempted", "collateral"])
 def test_somebody_elses_fault_is_replaced_at_once(cause):
-    job, _ = a_step(a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 1, message=told(cause)), a_pod(2)])
+    job, _ = a_step(
+        a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 1, message=termination_message(cause)), a_pod(2)]
+    )
     assert (job.status.failures, job.status.backoff.until) == (0, None)
     assert created(a_step(job, [a_pod(0), a_pod(2)])[1]) == [1]
 
@@ -137,11 +149,11 @@ def test_steps_in_between_begin_a_new_series():
 
 
 def test_a_failure_that_counts_begins_a_new_series_after_a_new_checkpoint_only():
-    assert killed_in_a_row(4, stepped, message=told("application")) == [1, 2, 4, 8]
-    assert killed_in_a_row(4, committed, message=told("application")) == [1] * 4
+    assert killed_in_a_row(4, stepped, message=termination_message("application")) == [1, 2, 4, 8]
+    assert killed_in_a_row(4, committed, message=termination_message("application")) == [1] * 4
 
 
-@pytest.mark.parametrize("taken", [{"message": told("preempted")}, {"disruption_target": True}])
+@pytest.mark.parametrize("taken", [{"message": termination_message("preempted")}, {"disruption_target": True}])
 def test_what_the_platform_takes_away_does_not_lengthen_the_pause(taken):
     assert killed_in_a_row(8, **taken) == [1] * 8
 
@@ -162,7 +174,7 @@ def test_a_script_that_crashes_at_once_fails_the_job_after_its_budget():
         runs += len(created(decision))
         start, now = now, now + 2
         if created(decision):
-            message = told("application", error=f"ValueError: attempt {runs}")
+            message = termination_message("application", error=f"ValueError: attempt {runs}")
             worker = an_end(0, 1, uid=f"uid-{runs}", message=message, started_at=start, finished_at=Timestamp(now))
             job, _ = a_step(job, [worker], now)
     assert runs == 3
@@ -265,7 +277,7 @@ def test_a_new_checkpoint_refills_the_budget_and_an_old_one_does_not():
 
 def test_the_last_failure_of_the_budget_names_the_rank_and_its_error():
     job = a_pass(a_running_job(backoff_limit=1), broken(1, NOW - 9))
-    last = an_end(1, 3, message=told("application"))
+    last = an_end(1, 3, message=termination_message("application"))
     job, _ = a_step(job, [a_pod(0), last, a_pod(2)])
     assert (job.status.phase, job.status.reason) == (Phase.FAILED, "BackoffLimitExceeded")
     assert "rank 2" in job.status.message
@@ -275,7 +287,7 @@ def test_the_last_failure_of_the_budget_names_the_rank_and_its_error():
 
 def test_the_last_failure_is_kept_beside_the_first():
     job = a_pass(a_running_job(backoff_limit=1), broken(1, NOW - 9))
-    job, _ = a_step(job, [a_pod(0), an_end(1, 3, message=told("application")), a_pod(2)])
+    job, _ = a_step(job, [a_pod(0), an_end(1, 3, message=termination_message("application")), a_pod(2)])
     first, last = job.status.first_failure, job.status.last_failure
     assert first is not None
     assert last is not None

@@ -1,4 +1,4 @@
-"""What training told, folded into the status: never forgotten, never added up twice."""
+"""What ranks have reported, folded into the status: never lost, never counted twice."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ generations = st.builds(GroupGeneration, first_step_at=times, formed_at=times, r
 @settings(max_examples=60)
 @given(world=st.lists(generations, max_size=30), cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))))
 def test_steps_are_counted_once_however_the_news_comes(world, cuts):
-    """The service forgets its past at will and tells the rest again and again; the sum grows once per generation."""
+    """The service loses its past at any time and reports the rest again; the sum grows once per generation."""
     world = [replace(item, generation=number, workers=("a",)) for number, item in enumerate(world, 1)]
     status, counted = JobStatus(), set()
     for first, last in sorted(cuts, key=lambda cut: cut[1]):

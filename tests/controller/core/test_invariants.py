@@ -14,18 +14,18 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, Policy, Re
 from elasticctl.api.status import Phase, ShareStatus
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED
 from elasticctl_controller.core.reconcile import apply_share
-from tests.support.controller.samples import JOB_UID, told
+from tests.support.controller.samples import JOB_UID, termination_message
 from tests.support.controller.world import Faults, World
 
 NODES = st.sampled_from(["node-a", "node-b", "node-c"])
 ENDS: list[tuple[str, dict[str, Any]]] = [
     ("application", {"exit_code": 1, "reason": "Error"}),
-    ("application", {"exit_code": 1, "message": told("application")}),
+    ("application", {"exit_code": 1, "message": termination_message("application")}),
     ("application", {"exit_code": 139, "message": "{not json"}),
-    ("collateral", {"exit_code": 1, "message": told("collateral")}),
-    ("stuck", {"exit_code": 1, "message": told("stuck")}),
-    ("preempted", {"exit_code": 143, "message": told("preempted")}),
-    ("preempted", {"exit_code": 1, "message": told("preempted")}),
+    ("collateral", {"exit_code": 1, "message": termination_message("collateral")}),
+    ("stuck", {"exit_code": 1, "message": termination_message("stuck")}),
+    ("preempted", {"exit_code": 143, "message": termination_message("preempted")}),
+    ("preempted", {"exit_code": 1, "message": termination_message("preempted")}),
     ("killed", {"exit_code": 137}),
     ("killed", {"exit_code": None}),
     ("oom", {"exit_code": 137, "reason": "OOMKilled"}),

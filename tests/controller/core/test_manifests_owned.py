@@ -1,4 +1,4 @@
-"""What a job has beside its pods."""
+"""What a job owns besides its pods."""
 
 from __future__ import annotations
 

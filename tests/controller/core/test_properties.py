@@ -17,11 +17,31 @@ from elasticctl_controller.core.actions import DeleteWorker
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.any_json import JSON
 from tests.support.anything import shaped
-from tests.support.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, observe, stored, told
+from tests.support.controller.samples import (
+    JOB_UID,
+    NOW,
+    a_job,
+    a_pod,
+    a_step,
+    an_end,
+    deleted,
+    observe,
+    stored,
+    termination_message,
+)
 from tests.support.controller.world import check_decision
 
 times = st.none() | st.integers(-200, 10).map(lambda s: Timestamp(NOW + s))
-messages = st.sampled_from(["", "boom", told("application"), told("collateral"), told("stuck"), told("preempted")])
+messages = st.sampled_from(
+    [
+        "",
+        "boom",
+        termination_message("application"),
+        termination_message("collateral"),
+        termination_message("stuck"),
+        termination_message("preempted"),
+    ]
+)
 some_pods = st.lists(
     st.builds(
         Pod,
@@ -171,7 +191,7 @@ def test_a_status_of_any_content_can_be_gone_on_from(status, suspend, share):
     spec |= {"replicaSpecs": {"Worker": {"replicas": 3}}}
     manifest = {"metadata": {"name": "digits", "uid": JOB_UID}, "spec": spec, "status": status}
     job = ElasticJob.from_manifest(manifest)
-    pods = (a_pod(0), an_end(1, 1, message=told("application")), an_end(2, 137, reason="OOMKilled"))
+    pods = (a_pod(0), an_end(1, 1, message=termination_message("application")), an_end(2, 137, reason="OOMKilled"))
     given_ = None if share is None else ShareStatus(share, message="shared")
     newer = GroupGeneration(job.status.generation + 1, ("digits-worker-0",), formed_at=Timestamp(NOW))
     for _ in range(3):

@@ -24,7 +24,7 @@ from tests.support.controller.samples import (
     an_end,
     created,
     deleted,
-    told,
+    termination_message,
 )
 
 THREE = [a_pod(0), a_pod(1), a_pod(2)]
@@ -308,7 +308,7 @@ class TestEnding:
 
     def test_workers_that_wait_are_there_to_stay_and_not_yet_active_in_torchelastics_count(self):
         pending = a_pod(2, PodPhase.PENDING)
-        job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=told("application")), pending])
+        job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=termination_message("application")), pending])
         assert job.status.active == 2
         assert job.status.replica_statuses["Worker"] == ReplicaStatus(active=1, succeeded=0, failed=1)
 

@@ -112,7 +112,7 @@ class LeaseServer:
 
 
 class Replica:
-    """A candidate, and what it was told. It stands in for the event that its election waits for, too."""
+    """A candidate, and what was reported to it. It stands in for the event that its election waits for, too."""
 
     def __init__(self, server: LeaseServer, name: str) -> None:
         self.name, self._server, self._clock = name, server, server.clock

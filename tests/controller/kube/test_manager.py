@@ -42,7 +42,7 @@ def replicas(control: ControlApi, tmp_path: Path) -> Iterator[list[Replica]]:
 
 
 def test_news_goes_to_the_webhook_of_the_jobs_own_namespace(control: ControlApi, replicas: list[Replica]) -> None:
-    """Told once, though two replicas watch; and what cannot be told is an event, without the URL."""
+    """Sent once, though two replicas watch; what cannot be delivered becomes an event, without the URL."""
     with serving(Hook()) as hook:
         secret = {"metadata": {"name": SECRET}, "data": {"slack": base64.b64encode(hook.url.encode()).decode()}}
         control.put(f"/api/v1/namespaces/default/secrets/{SECRET}", secret)

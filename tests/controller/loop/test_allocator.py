@@ -1,4 +1,4 @@
-"""The allocator over a floor in memory: what it decides, remembers, and whom it tells; the decisions are real ones."""
+"""The allocator over a floor in memory, with real decisions: what it decides and remembers, which jobs it reports."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Bench:
         return share.workers
 
     def carried_out(self) -> None:
-        """Every job has the workers that it was given, all running, as its status tells."""
+        """Every job has the workers that it was given, all running, as its status says."""
         for key, manifest in self.floor.jobs.items():
             found = self.allocator.allotment(self.job(key))
             assert found is not None

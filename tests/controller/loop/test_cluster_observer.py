@@ -18,7 +18,7 @@ from elasticctl_controller.loop.cluster_observer import (
     MOST_ENDS,
     PodEvents,
 )
-from tests.support.controller.samples import NOW, a_job, a_pod, an_end, told
+from tests.support.controller.samples import NOW, a_job, a_pod, an_end, termination_message
 
 POD = a_pod(0, PodPhase.PENDING)
 FAILED = {"reason": "FailedMount", "message": "no such secret", "lastTimestamp": to_rfc3339(NOW)}
@@ -98,7 +98,7 @@ def test_a_worker_that_its_own_probe_has_killed_says_so(code: int) -> None:
     bench = Bench()
     bench.events = killed()
     assert ends(bench, probed(), an_end(0, code)) == [("ProbeFailed", "its liveness probe failed: HTTP 500")]
-    told_to_stop = an_end(0, 1, message=told("preempted"))
+    told_to_stop = an_end(0, 1, message=termination_message("preempted"))
     assert ends(bench, probed(), told_to_stop) == [("ProbeFailed", "its liveness probe failed: HTTP 500")]
 
 

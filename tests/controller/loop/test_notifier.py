@@ -1,4 +1,4 @@
-"""Each status that is stored is looked at for news, of the jobs that want it."""
+"""Notifications of the jobs that want them, from each status that is stored."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def post() -> Post:
 
 @pytest.fixture
 def noticing() -> Iterator[Callable[..., Notifier]]:
-    """Makes workloads that are told of at once how long a job has waited, once they are started."""
+    """Makes notifiers that report a waiting job at once, when they have been started."""
     made: list[Notifier] = []
 
     def make(place: Place, post: Post, *, started: bool = True) -> Notifier:
@@ -108,7 +108,7 @@ def test_only_jobs_that_want_it_are_reported(noticing: Noticing, post: Post) -> 
     assert post.kinds == ["started"]
 
 
-def test_a_long_wait_is_told_once_with_its_reason(noticing: Noticing, post: Post) -> None:
+def test_a_long_wait_is_reported_once_with_its_reason(noticing: Noticing, post: Post) -> None:
     place, job = Place(), a_job(notify="secret:slack")
     made = noticing(place, post)
     waiting = JobStatus(phase=Phase.PENDING, message="waits for 2 GPUs")
@@ -123,7 +123,7 @@ def test_a_long_wait_is_told_once_with_its_reason(noticing: Noticing, post: Post
 
 
 def test_only_the_job_that_has_the_name_now_is_watched(noticing: Noticing, post: Post) -> None:
-    """The old one was told of, and deleted and created again before anybody saw it gone."""
+    """The old one was announced, and deleted and created again before anybody saw it gone."""
     place = Place()
     made = noticing(place, post, started=False)
     for uid in ("old", "new"):
@@ -162,7 +162,7 @@ def test_a_store_that_fails_for_a_while_ends_no_watch_over_who_waits(
     wait_until(lambda: post.kinds == ["waits"])
 
 
-def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(noticing: Noticing, post: Post) -> None:
+def test_a_job_that_is_deleted_after_its_wait_was_reported_is_dropped(noticing: Noticing, post: Post) -> None:
     place = Place()
     made = noticing(place, post)
     write(place, made, a_job(notify="secret:slack"), JobStatus())

@@ -1,4 +1,4 @@
-"""What a new job is told of pools that other jobs have seen: those of its namespace, on the same machines."""
+"""What a new job learns about pools that other jobs have seen: those of its namespace, on the same machines."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def an_end(index: int, exit_code: int | None, **fields: Any) -> Pod:
     return a_pod(index, **({"phase": phase, "exit_code": exit_code, "finished_at": Timestamp(NOW)} | fields))
 
 
-def told(verdict: str, **fields: Any) -> str:
+def termination_message(verdict: str, **fields: Any) -> str:
     """A termination message as the launcher writes it."""
     return json.dumps(
         {"verdict": verdict, "rank": 2, "exitCode": 1, "error": "ValueError: no", "lastLines": ["a", "b"]} | fields

@@ -1,4 +1,4 @@
-"""Groups whose ranks stay in their processes: who starts ranks anew does so beside the others."""
+"""Groups whose ranks stay in their processes: workers that start ranks do so while the others train."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def join_again(group: Group, *indexes: int, now: float) -> GroupWorld:
 
 
 def test_a_group_that_hangs_twice_without_a_step_starts_anew_together() -> None:
-    """Who starts its ranks does not do so beside others that could train: they would hang once more."""
+    """A worker does not start its ranks while others that could train wait: they would hang again."""
     group = staying(0, 1)
     hang(group, 60.0)
     assert not join_again(group, 0, 1, now=61.0).anew

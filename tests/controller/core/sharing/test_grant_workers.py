@@ -323,7 +323,7 @@ def test_what_does_not_fit_the_nodes_goes_without(packings, third, monkeypatch: 
 
 
 def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -> None:
-    """Six and four slots: the guaranteed ones would just fit beside each other on the node that a large one needs."""
+    """Six and four slots: the guaranteed ones would just fit together on the node that a large one needs."""
     claims = [a_claim("c/small", 2), a_claim("a/large", 2, slots_per_worker=4)]
     found = decided(a_pool(4, 6), claims, guaranteed("c", 2))
     assert sizes(found) == {"c/small": 2, "a/large": 2}

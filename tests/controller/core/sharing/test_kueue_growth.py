@@ -174,7 +174,7 @@ def test_only_its_own_workloads_are_its() -> None:
 
 @dataclass
 class Runs:
-    """A job, its Workloads by name and its pods, which end a moment after they have been told to."""
+    """A job, its Workloads by name and its pods, which end a moment after they were asked to."""
 
     job: ElasticJob
     workloads: dict[str, Manifest] = field(default_factory=dict)
@@ -432,7 +432,7 @@ class Story:
             self.patch(one, base, patches[step]())
 
     def follow(self) -> bool:
-        """Workers that were told to go are gone; True if there were any."""
+        """Workers that were asked to leave are gone; True if there were any."""
         going = [one for one in self.kueue.jobs.values() if one.pods > one.wanted]
         for one in going:
             one.pods = one.wanted

@@ -1,4 +1,4 @@
-"""What Kueue is told: patches of a Workload's status."""
+"""What is reported to Kueue: patches of a Workload's status."""
 
 from __future__ import annotations
 
