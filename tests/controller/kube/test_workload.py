@@ -213,7 +213,7 @@ def test_a_budget_follows_the_jobs_size(bench: Bench) -> None:
 
 
 def test_our_budget_steps_back_for_one_that_somebody_else_keeps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticctl_controller.kube.pods.BUDGETS_S", 0.0)
+    monkeypatch.setattr("elasticctl_controller.kube.owned_objects.BUDGETS_S", 0.0)
     job = bench.submit()
     bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, desired=3))
     theirs = {"metadata": {"name": "team", "namespace": "default"}, "spec": {"selector": {}}}

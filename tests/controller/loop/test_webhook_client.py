@@ -82,7 +82,7 @@ def post(rules: WebhookRules, url: str) -> int:
     async def call() -> int:
         client = WebhookClient(rules, answer_s=600.0)
         try:
-            return (await client.post("project", url, b"{}")).status
+            return (await client.post("project", url, b"{}", {"Content-Type": "application/json"})).status
         finally:
             client.close()
 
