@@ -19,7 +19,7 @@ from benchmarks.programs import count, parser
 from benchmarks.sharing_simulation import POOL, Division, Granted, Week, simulate
 from benchmarks.sharing_trace import Settings, generate
 from elasticctl.api.observed import cost
-from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingRules
+from elasticctl_controller.core.sharing.claims import Claim, Node, Project, SharedPool, SharingRules
 from elasticctl_controller.core.sharing.grant_workers import decide
 
 LOADS = (0.7, 1.0, 1.3, 2.0)
@@ -39,7 +39,7 @@ class Sharing:
         self.projects = [Project(name, guaranteed={POOL: settings.guaranteed}) for name in settings.projects]
 
     def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
-        decision = decide([Pool(POOL, tuple(nodes))], self.projects, claims, now, self.rules)
+        decision = decide([SharedPool(POOL, tuple(nodes))], self.projects, claims, now, self.rules)
         grants = {key: Granted(grant.workers, grant.leave) for key, grant in decision.grants.items()}
         return Division(grants, decision.wake_at)
 
