@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.programs import installed_environment
 from elasticctl.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, worker_name
-from elasticctl.cluster.local.private_paths import HOME_VARIABLE
 from elasticctl.settings import contexts
 from elasticctl.settings.contexts import Config, Context
+from elasticctl_protocol import variables
 from tests.support.certificates import issue, pem, server_context
 from tests.support.fakeapi import FakeApi, Object, Request
 from tests.support.jobs import shell_job
@@ -116,7 +116,7 @@ def serving(home: Path) -> Iterator[tuple[Server, Mapping[str, str]]]:
     context = Context("bench", contexts.KUBERNETES)
     contexts.save_config(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
     # kubectl caches its discovery below HOME.
-    environ = {**installed_environment(), HOME_VARIABLE: str(home), "KUBECONFIG": str(path), "HOME": str(home)}
+    environ = {**installed_environment(), variables.HOME: str(home), "KUBECONFIG": str(path), "HOME": str(home)}
     try:
         yield server, environ
     finally:

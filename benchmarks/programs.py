@@ -19,8 +19,8 @@ from types import FrameType
 import psutil
 
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.cluster.local.private_paths import HOME_VARIABLE
 from elasticctl.settings import contexts
+from elasticctl_protocol import variables
 
 MARK = "ELASTICCTL_BENCHMARK"
 """The name of the variable that every process of a trial has in its environment; its value identifies the trial."""
@@ -86,12 +86,12 @@ def local_cluster() -> Iterator[dict[str, str]]:
     It starts with the first command that needs it, and has ended, with all its processes, when this is left.
     """
     home = tempfile.mkdtemp(prefix="ec-", dir="/tmp")  # a short path, because it contains sockets
-    environ = {**installed_environment(), HOME_VARIABLE: home, "ELASTICCTL_CONTEXT": contexts.LOCAL}
+    environ = {**installed_environment(), variables.HOME: home, variables.CONTEXT: contexts.LOCAL}
     try:
         yield environ
     finally:
         subprocess.run([elasticctl(), "local", "down"], env=environ, capture_output=True, check=False)
-        sweep(home, HOME_VARIABLE)
+        sweep(home, variables.HOME)
         shutil.rmtree(home, ignore_errors=True)
 
 

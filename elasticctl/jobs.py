@@ -26,6 +26,7 @@ from elasticctl.operations.scale import ScaleRequest, scale
 from elasticctl.operations.submit.job_flags import JobFlags
 from elasticctl.operations.target import Target, reach
 from elasticctl.terminal import Terminal, name_place
+from elasticctl_protocol import variables
 
 POLL_EVERY_S = 1.0
 
@@ -258,6 +259,6 @@ class Job:
 
 def _reach(context: str, namespace: str) -> Target:
     name_place(context, namespace)
-    target = reach(context or os.environ.get("ELASTICCTL_CONTEXT", ""), namespace, Terminal())
+    target = reach(context or os.environ.get(variables.CONTEXT, ""), namespace, Terminal())
     name_client(target.cluster, "Python API")
     return dataclasses.replace(target, context=dataclasses.replace(target.context, namespace=target.namespace))

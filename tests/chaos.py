@@ -31,9 +31,9 @@ from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl.cluster.local.private_paths import HOME_VARIABLE
 from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.templates import DEFAULT, find_template, render_manifest
+from elasticctl_protocol import variables
 from tests.support.faults.checks import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from tests.support.faults.inject import DidNotHappen, Event, FaultInjector, Job
 
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     folder = Path(options.keep.absolute() if options.keep else tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ[HOME_VARIABLE] = str(folder)
+    os.environ[variables.HOME] = str(folder)
     try:
         return run(options, folder)
     except (DidNotHappen, ElasticctlError) as error:

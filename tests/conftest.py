@@ -15,11 +15,12 @@ import pytest
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
+from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.settings.contexts import templates_folder
 from elasticctl.templates import DEFAULT, SUFFIX, find_template
 from elasticctl_launcher.bootstrap import imports_that_stay
+from elasticctl_protocol import variables
 from tests.support.jobs import light_template
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
@@ -61,7 +62,7 @@ def pytest_collection() -> Iterator[None]:
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for ELASTICCTL_HOME, with a short path (sockets go there): what is started in it must end with it."""
     folder = Path(tempfile.mkdtemp(prefix="ec-"))
-    monkeypatch.setenv(HOME_VARIABLE, str(folder))
+    monkeypatch.setenv(variables.HOME, str(folder))
     paths = local_paths()
     try:
         yield folder

@@ -24,12 +24,12 @@ import psutil
 import pytest
 
 from elasticctl.api import validation
-from elasticctl.api.codec import camel
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus
 from elasticctl.cli.main import main
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_launcher import main as launcher
+from elasticctl_protocol.codec import camel
 from tests.support import cli_page
 from tests.support.page_examples import run_example
 from tests.support.quickstart import agree, as_shown, steps, with_outputs

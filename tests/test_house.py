@@ -15,8 +15,16 @@ import grimp
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 CLIENT = "elasticctl"
-OURS = (CLIENT, "elasticctl_controller", "elasticctl_launcher", "elasticctl_store", "elasticctl_train", "job_templates")
-BESIDE_THE_CLIENT = {name: f"elasticctl_{name}" for name in ("controller", "launcher", "store", "train")}
+OURS = (
+    CLIENT,
+    "elasticctl_controller",
+    "elasticctl_launcher",
+    "elasticctl_protocol",
+    "elasticctl_store",
+    "elasticctl_train",
+    "job_templates",
+)
+BESIDE_THE_CLIENT = {name: f"elasticctl_{name}" for name in ("controller", "launcher", "protocol", "store", "train")}
 NO_MIRROR = {"support", "on_cluster", "benchmarks"}
 """Folders that are no package's: helpers, what needs a cluster, and the tests of benchmarks/."""
 
@@ -59,6 +67,19 @@ def test_no_files_import_one_another_in_a_circle() -> None:
     found = grimp.build_graph(*OURS, cache_dir=None)
     graph = {module: found.find_modules_directly_imported_by(module) for module in found.modules}
     assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(graph)  # raises CycleError
+
+
+def test_each_variable_is_spelled_once() -> None:
+    """In `elasticctl_protocol.variables`; and in the bootstrap of a rank, which can import none of our packages."""
+    found = {
+        f"{path.relative_to(ROOT)}: {node.value}"
+        for folder in ("elasticctl", "controller", "training_lib")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name not in ("variables.py", "bootstrap.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and re.fullmatch("ELASTICCTL_[A-Z_]+", str(node.value))
+    }
+    assert found == set()
 
 
 def test_each_test_module_stands_alone() -> None:

@@ -22,6 +22,7 @@ OURS = (
     "elasticctl",
     "elasticctl_controller",
     "elasticctl_launcher",
+    "elasticctl_protocol",
     "elasticctl_store",
     "elasticctl_train",
     "job_templates",

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import ElasticctlError, SpecError, TemplateError
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.spec import ElasticJob, JobSpec, OnNan, Policy
+from elasticctl.api.spec import ElasticJob, JobSpec, Policy
 from elasticctl.api.yamltext import dump_yaml, parse_yaml
 from elasticctl.templates import Template, escape_expansion, find_template, render_manifest, shipped_template_names
+from elasticctl_protocol.variables import OnNan
 
 HOSTILE = st.sampled_from(
     [

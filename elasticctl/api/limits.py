@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from elasticctl.api.codec import camel
 from elasticctl.api.errors import SpecError
 from elasticctl.api.goal import MAX_USD
 from elasticctl.api.gpu_types import INSTANCE_LABEL
 from elasticctl.api.objects import as_list, as_mapping, as_text, at
-from elasticctl.api.podtemplate import STORAGE_VARIABLE
 from elasticctl.api.spec import MAX_PRIORITY, ElasticJob
 from elasticctl.api.text import did_you_mean, join_or, quote
+from elasticctl_protocol import variables
+from elasticctl_protocol.codec import camel
 
 DEFAULT_ACCOUNT = "default"
 _ELSEWHERE = re.compile(r"(^|/)(\.|%2[eE]){2}(/|$)|[$][(]")
@@ -156,14 +156,14 @@ def _images(pod: Mapping[str, Any]) -> Sequence[str]:
 
 def _storages(pod: Mapping[str, Any]) -> Sequence[str]:
     """The storage URLs of the containers; "" for one whose value comes from another object and cannot be checked."""
-    variables = [
+    items = [
         one
         for part in _CONTAINERS
-        for item in as_list(pod.get(part))
-        for one in as_list(at(item, "env"))
-        if at(one, "name") == STORAGE_VARIABLE
+        for container in as_list(pod.get(part))
+        for one in as_list(at(container, "env"))
+        if at(one, "name") == variables.STORAGE
     ]
-    found = ["" if at(one, "valueFrom") else as_text(at(one, "value")) for one in variables]
+    found = ["" if at(one, "valueFrom") else as_text(at(one, "value")) for one in items]
     return tuple(dict.fromkeys(found))
 
 

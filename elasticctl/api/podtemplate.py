@@ -10,16 +10,8 @@ from elasticctl.api.goal import ON_DEMAND, SPOT
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
 from elasticctl.api.objects import as_list, as_mapping, at, selects
 from elasticctl.api.spec import KIND, LABEL_MANAGED, MANAGER, WORKER_CONTAINER, ElasticJob, Manifest, worker_labels
+from elasticctl_protocol import variables
 
-STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
-SETUP_VARIABLE = "ELASTICCTL_SETUP"
-"""The command that a worker runs before its ranks; see `elasticctl_launcher.ranks.setup_command`."""
-START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
-"""`<URL>#<step>`: the checkpoint of another job that this one starts from while it has none of its own."""
-WORKSPACE_VARIABLE = "ELASTICCTL_WORKSPACE"
-"""`<URL>#<digest>`: the workspace, a copy of the folder that the job was submitted from."""
-WORKSPACE_FROM_VARIABLE = "ELASTICCTL_WORKSPACE_FROM"
-"""That folder's path where the job was submitted."""
 LAUNCHER = "elasticctl-launch"
 
 
@@ -68,7 +60,7 @@ def hardware(job: ElasticJob) -> Hardware:
     image = at(container, "image")
     return Hardware(
         gpus_per_worker=_number(at(container, "resources", "limits", GPU_RESOURCE)) or 0,
-        storage=values.get(STORAGE_VARIABLE, ""),
+        storage=values.get(variables.STORAGE, ""),
         ranks_per_worker=max(1, _number(_after(_RANKS, command[: _end_of_ours(command)])) or 1),
         image=image if isinstance(image, str) else "",
         command=tuple(command),

@@ -13,10 +13,12 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from elasticctl.api.codec import Manifest as Manifest
-from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339
+from elasticctl.api.codec import Timestamp, from_json, from_rfc3339
 from elasticctl.api.goal import Goal, PoolOrder
 from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.status import JobStatus
+from elasticctl_protocol.codec import camel
+from elasticctl_protocol.variables import OnNan
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -94,14 +96,6 @@ class PodPhase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     UNKNOWN = "Unknown"
-
-
-class OnNan(StrEnum):
-    """What to do about a loss that is NaN or infinite."""
-
-    WARN = "warn"
-    STOP = "stop"
-    ROLLBACK = "rollback"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,13 @@ from elasticctl.api.codec import (
     to_json,
     to_rfc3339,
     unpack_names,
-    written_as,
 )
 from elasticctl.api.goal import PlanStatus, PoolsStatus
 from elasticctl.api.usage import JobUsage, UsageHistory
+from elasticctl_protocol.codec import written_as
+from elasticctl_protocol.failures import GROUP_HANGS
 
 _RUNNING = "Running"
-GROUP_HANGS = "the group hangs"
-"""How the error of a hang begins, as launchers write it."""
 
 
 @dataclass(frozen=True, slots=True)

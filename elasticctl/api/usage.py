@@ -7,54 +7,11 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from elasticctl.api.codec import Timestamp
+from elasticctl_protocol.reports import GpuUsage, StepShares
 
 MOST_WORKERS = 64
 """Of more workers than this, those that use their GPUs (without any, their processors) least are kept: a status has to
 stay small, and who looks at machines in use looks for those that are not."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUsage:
-    """The GPUs of a worker, as columns; None: the GPU does not report it.
-
-    `percent` is the share of time that it worked, `idle_s` the seconds since it last did more than next to nothing.
-    """
-
-    percent: tuple[float | None, ...] = ()
-    memory_bytes: tuple[float | None, ...] = ()
-    memory_total_bytes: tuple[float | None, ...] = ()
-    power_w: tuple[float | None, ...] = ()
-    temperature_c: tuple[float | None, ...] = ()
-    idle_s: tuple[float | None, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """The number of GPUs."""
-        return len(self.idle_s)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """The shares of time, from 0 to 1, spent on each part; a part that is None is unknown and included in `compute`.
-
-    `data`: fetching batches. `all_reduce`: waiting for gradients of other ranks after the backward pass. `save`:
-    pausing for a checkpoint. `compute`: everything else.
-    """
-
-    data: float | None = None
-    compute: float | None = None
-    all_reduce: float | None = None
-    save: float | None = None
-
-    @property
-    def shares(self) -> tuple[float | None, ...]:
-        """All four shares, in order."""
-        return self.data, self.compute, self.all_reduce, self.save
-
-    @property
-    def is_known(self) -> bool:
-        """True if any share is known."""
-        return self.compute is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +31,7 @@ class WorkerUsage:
     sent_bytes_per_s: float | None = None
     gpus: GpuUsage = GpuUsage()
     no_gpus: str = ""
-    step_times: StepTimes = StepTimes()
+    step_times: StepShares = StepShares()
 
     @property
     def at_work(self) -> float:

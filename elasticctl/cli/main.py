@@ -20,6 +20,7 @@ from elasticctl.api.text import did_you_mean, visible
 from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
 from elasticctl.cli.framework.completion import complete_context
 from elasticctl.terminal import name_no_place, with_place
+from elasticctl_protocol import variables
 
 # heading -> name -> (module, what it does); in the order of the help and of docs/cli.md. A module is in the folder that
 # its heading names.
@@ -172,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name_no_place()
     # A command's own words may be followed by --, after which everything belongs to the training script.
     ours = args[: args.index("--")] if "--" in args else args
-    debug = "--debug" in ours or bool(os.environ.get("ELASTICCTL_DEBUG"))
+    debug = "--debug" in ours or bool(os.environ.get(variables.DEBUG))
     try:
         result = get_command(app).main(args, prog_name="elasticctl", standalone_mode=False)
         sys.stdout.flush()

@@ -9,12 +9,10 @@ from urllib.parse import unquote
 
 from elasticctl.cluster.local.paths import local_paths
 from elasticctl.settings.contexts import user_config
+from elasticctl_protocol import variables
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
 from elasticctl_store.storage.untrusted import check_endpoint, open_untrusted
-
-CLOSED = "ELASTICCTL_CLOSED_STORAGES"
-"""An environment variable: why this process opens no job's storage. Without it, it does."""
 
 
 def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = "") -> Storage:
@@ -54,6 +52,6 @@ def open_storage_here(url: str) -> Storage:
 
 
 def _check_open() -> None:
-    closed = os.environ.get(CLOSED, "")
+    closed = os.environ.get(variables.CLOSED_STORAGES, "")
     if closed:
         raise StorageError(closed)

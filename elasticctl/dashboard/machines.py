@@ -20,7 +20,8 @@ from elasticctl.api.observed.usage import (
 )
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.usage import GpuUsage, UsageHistory, WorkerUsage
+from elasticctl.api.usage import UsageHistory, WorkerUsage
+from elasticctl_protocol.reports import GpuUsage
 
 MAX_TEXT = 500
 MAX_GPUS = 32

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from elasticctl.api.observed.history import activity_text, reports_steps
 from elasticctl.api.observed.workers import MOUNTS, STILL_ENDING, WITHOUT_EVENTS
-from elasticctl.api.podtemplate import SETUP_VARIABLE
 from elasticctl.api.status import Phase
 from elasticctl.api.text import plural, plural_are, shorten, span
 from elasticctl.diagnosis.findings import Case, Finding, NextStep, Severity
+from elasticctl_protocol import variables
 
 LONG_START_S = 60.0
 """A worker that takes longer than this to start, import or join gets a warning."""
@@ -43,7 +43,7 @@ def joining(case: Case) -> Finding | None:
     if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
         return None
     waited_s = case.since(status.start_time)
-    command = shorten(case.hardware.env.get(SETUP_VARIABLE, ""), 60)
+    command = shorten(case.hardware.env.get(variables.SETUP, ""), 60)
     doing = f"running `{command}`, as --setup says, or importing modules" if command else "importing modules"
     text = f"{plural_are(case.running, 'worker')} running and about to join, still {doing}."
     return _slow("joining", case, text, waited_s, LONG_START_S)

@@ -10,12 +10,13 @@ from typing import Any
 
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import rate_text
-from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import dollars, part_of, plural, public_value, span
 from elasticctl.cluster.job_storages import open_job_storage
 from elasticctl.operations.metrics import Results, RunMetrics
 from elasticctl.operations.workspace.workspace import QUICK
+from elasticctl_protocol import variables
 from elasticctl_store.errors import TrainError
 from elasticctl_store.storage import Storage
 from elasticctl_store.workspace import transfer
@@ -164,7 +165,7 @@ def _value(found: Mapping[str, Any], key: str) -> str:
 
 def code_changes(before: ElasticJob, after: ElasticJob) -> CodeChanges:
     """The changes from one job's code to the other's."""
-    places = [hardware(job).env.get(WORKSPACE_VARIABLE, "").rpartition("#") for job in (before, after)]
+    places = [hardware(job).env.get(variables.WORKSPACE, "").rpartition("#") for job in (before, after)]
     bare = [job.name for job, (url, _, _) in zip((before, after), places, strict=True) if not url]
     if len(bare) == 2:
         return CodeChanges(unknown="both run what is in their image or on this machine")

@@ -21,9 +21,6 @@ from elasticctl.api.gpu_types import (
 )
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import (
-    START_FROM_VARIABLE,
-    STORAGE_VARIABLE,
-    WORKSPACE_VARIABLE,
     capacity,
     hardware,
     node_labels,
@@ -40,10 +37,10 @@ from elasticctl.api.spec import (
 from elasticctl.operations.rerun import Rerun, rerun_manifest
 from elasticctl.operations.storage_urls import sibling_url
 from elasticctl.settings.contexts import LOCAL, Context
+from elasticctl_protocol import variables
 
 WORKSPACES = "workspaces"
 """Where a moved job's workspace is kept, next to its state."""
-NOTICE_VARIABLE = "ELASTICCTL_NOTICE_SOURCE"
 _CLOUDS = ("aws", "gcp")
 _KNOWN_TAINTS = ("nvidia.com/gpu", GKE_SPOT_LABEL)
 _KNOWN_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))
@@ -65,7 +62,7 @@ class JobLocation:
 
 def moved_manifest(manifest: Manifest, old: JobLocation, new: JobLocation) -> Manifest:
     """The job as it is created in its new place: suspended. Raises UsageError if it cannot run there."""
-    start = hardware(ElasticJob.from_manifest(manifest)).env.get(START_FROM_VARIABLE, "")
+    start = hardware(ElasticJob.from_manifest(manifest)).env.get(variables.START_FROM, "")
     made = rerun_manifest(manifest, Rerun(manifest["metadata"]["name"], new.url, start))
     metadata = made["metadata"]
     metadata["namespace"] = new.namespace
@@ -97,7 +94,7 @@ def storage_patch(manifest: Manifest, old: JobLocation, new: JobLocation) -> dic
 
 def workspace_of(manifest: Manifest) -> tuple[str, str]:
     """The URL and digest of a job's workspace; blank if it has none."""
-    url, _, digest = hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE, "").rpartition("#")
+    url, _, digest = hardware(ElasticJob.from_manifest(manifest)).env.get(variables.WORKSPACE, "").rpartition("#")
     return (url, digest) if url else ("", "")
 
 
@@ -108,10 +105,10 @@ def workspaces_next_to(url: str) -> str:
 
 def _set_storage(template: Any, url: str) -> None:
     container = worker_container(template)
-    set_variable(container, STORAGE_VARIABLE, url)
+    set_variable(container, variables.STORAGE, url)
     items = at(container, "env")
     for item in items if isinstance(items, list) else ():
-        if at(item, "name") == WORKSPACE_VARIABLE:
+        if at(item, "name") == variables.WORKSPACE:
             item["value"] = f"{workspaces_next_to(url)}#{str(at(item, 'value')).rpartition('#')[2]}"
 
 
@@ -143,8 +140,8 @@ def _adapt_nodes(template: Any, job: ElasticJob, old: Context, new: Context) -> 
     kept = [item for item in spec.get("tolerations") or () if at(item, "key") not in _KNOWN_TAINTS]
     spec["tolerations"] = [*kept, *(dict(item) for item in wanted.tolerations)]
     _set_nodes(spec, wanted.terms)
-    if any(at(item, "name") == NOTICE_VARIABLE for item in at(container, "env") or ()):
-        set_variable(container, NOTICE_VARIABLE, new.provider if new.provider in _CLOUDS else "")
+    if any(at(item, "name") == variables.NOTICE_SOURCE for item in at(container, "env") or ()):
+        set_variable(container, variables.NOTICE_SOURCE, new.provider if new.provider in _CLOUDS else "")
 
 
 def adapt_pools(spec: dict[str, Any], old: Context, new: Context) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from elasticctl.api.errors import ClusterError, NotFoundError
-from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import plural, size_text
 from elasticctl.cluster.base import Manifest
@@ -18,6 +18,7 @@ from elasticctl.operations.option_values import duration
 from elasticctl.operations.selection import Phases, final_phases, in_phases
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import LOCAL
+from elasticctl_protocol import variables
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import DamagedError, MissingError
 from elasticctl_store.storage import Storage
@@ -110,10 +111,9 @@ def own_folder(url: str) -> Path | None:
 
 def _folders_of(job: ElasticJob) -> Iterator[Path]:
     """The folders made by elasticctl that a job keeps its state in, or starts from."""
-    from elasticctl.api.podtemplate import START_FROM_VARIABLE
 
     found = hardware(job)
-    for url in (found.storage, found.env.get(START_FROM_VARIABLE, "").rpartition("#")[0]):
+    for url in (found.storage, found.env.get(variables.START_FROM, "").rpartition("#")[0]):
         if (folder := own_folder(url)) is not None:
             yield folder
 
@@ -168,7 +168,7 @@ def _delete_unused_workspaces(target: Target, gone: Collection[str], now: float)
 def workspace_digests(manifests: Iterable[Manifest]) -> set[str]:
     """The digests of the workspaces that jobs name."""
     references = (
-        hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE, "") for manifest in manifests
+        hardware(ElasticJob.from_manifest(manifest)).env.get(variables.WORKSPACE, "") for manifest in manifests
     )
     return {reference.rpartition("#")[2] for reference in references if reference}
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.errors import ConflictError, JobStorageError, UsageError
 from elasticctl.api.objects import at
-from elasticctl.api.podtemplate import (
-    START_FROM_VARIABLE,
-    STORAGE_VARIABLE,
-    WORKSPACE_VARIABLE,
-    hardware,
-    set_variable,
-    worker_container,
-)
+from elasticctl.api.podtemplate import hardware, set_variable, worker_container
 from elasticctl.api.spec import ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF, GROUP, QUEUE_LABEL, ElasticJob
 from elasticctl.api.text import plural, quote
 from elasticctl.operations.job_names import check_name, next_name, refuse_taken_name, taken_names
@@ -27,6 +20,7 @@ from elasticctl.operations.logs import delete_stored_logs
 from elasticctl.operations.option_values import Assignment, assignment
 from elasticctl.operations.storage_urls import find_storage_choice, sibling_url
 from elasticctl.operations.target import Target
+from elasticctl_protocol import variables
 
 if TYPE_CHECKING:
     from elasticctl.operations.workspace.workspace import Workspace
@@ -78,7 +72,7 @@ def plan_rerun(target: Target, old: Manifest, changes: RerunChanges) -> RerunPla
     from elasticctl.operations.manifest_changes import with_notifications, with_settings
 
     made, workspace = _new_manifest(target, old, changes), None
-    if not changes.same_code and hardware(ElasticJob.from_manifest(old)).env.get(WORKSPACE_VARIABLE):
+    if not changes.same_code and hardware(ElasticJob.from_manifest(old)).env.get(variables.WORKSPACE):
         from elasticctl.operations.workspace.workspace import renew_workspace  # what packs a folder
 
         made, workspace = renew_workspace(made, [Path.cwd()], target.observer)
@@ -233,7 +227,7 @@ def rerun_manifest(manifest: Manifest, rerun: Rerun) -> Manifest:
         if "budget" not in spec["goal"]:
             del spec["goal"]
     container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
-    for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
+    for variable, value in ((variables.STORAGE, rerun.storage), (variables.START_FROM, rerun.start_from)):
         set_variable(container, variable, value)
     annotations = {
         key: value

@@ -12,6 +12,7 @@ from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.text import did_you_mean, join_and, join_or, quote
 from elasticctl.operations.option_values import duration, whole
 from elasticctl.operations.target import ENDED, Target, phase_of
+from elasticctl_protocol import variables
 
 if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
@@ -156,7 +157,7 @@ def user_name() -> str:
     import getpass
 
     try:
-        name = os.environ.get("ELASTICCTL_USER") or getpass.getuser()
+        name = os.environ.get(variables.USER) or getpass.getuser()
     except (OSError, KeyError):
         return ""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:63].strip("-_.")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.objects import as_mapping, as_text, at
-from elasticctl.api.podtemplate import STORAGE_VARIABLE, worker_container
+from elasticctl.api.podtemplate import worker_container
 from elasticctl.api.spec import GROUP, ElasticJob
 from elasticctl.api.text import plural, quote
 from elasticctl.cluster.base import Manifest
@@ -29,6 +29,7 @@ from elasticctl.operations.option_values import whole
 from elasticctl.operations.selection import fits, selector
 from elasticctl.operations.storage_urls import child_url, storage_url
 from elasticctl.operations.target import PATIENCE_S, Poller, Target, phase_of
+from elasticctl_protocol import variables
 
 if TYPE_CHECKING:
     from elasticctl.operations.submit.create import CommandDraft
@@ -118,7 +119,7 @@ def job_of_point(
     escaped = {name: escape_expansion(value) for name, value in point.items()}
     container["args"] = arguments(container.get("args") or [], escaped)
     for variable in container.get("env") or []:
-        if variable.get("name") == STORAGE_VARIABLE:
+        if variable.get("name") == variables.STORAGE:
             variable["value"] = escape_expansion(storage)
     return made
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.api.codec import camel
 from elasticctl.api.errors import ConfigError, NotFoundError, SpecError, UsageError
 from elasticctl.api.text import did_you_mean, join_or, quote
+from elasticctl_protocol import variables
+from elasticctl_protocol.codec import camel
 
 if TYPE_CHECKING:
     from elasticctl.api.yamltext import YamlDocument
@@ -96,7 +97,7 @@ def check_namespace(name: str) -> str:
 
 def config_folder() -> Path:
     """The user's configuration folder; it need not exist."""
-    home = os.environ.get("ELASTICCTL_HOME")
+    home = os.environ.get(variables.HOME)
     if home:
         return Path(os.path.expanduser(home))
     import platformdirs

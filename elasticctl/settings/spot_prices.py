@@ -16,6 +16,7 @@ from typing import Any
 
 from elasticctl.api.observed.cost import SpotPrices
 from elasticctl.settings import contexts
+from elasticctl_protocol import variables
 
 KEPT_S = 3600.0
 TRIED_AGAIN_S = 600.0
@@ -116,7 +117,7 @@ def cache_key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _cache_path() -> Path:
-    if os.environ.get("ELASTICCTL_HOME"):
+    if os.environ.get(variables.HOME):
         return contexts.config_folder() / "cache" / "spot-prices.json"
     import platformdirs
 

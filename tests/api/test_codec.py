@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import (
     Timestamp,
-    camel,
     from_json,
     from_rfc3339,
     pack_names,
@@ -35,6 +34,7 @@ from elasticctl.api.status import (
     WorkerStatus,
 )
 from elasticctl.cli.views.history import clock
+from elasticctl_protocol.codec import camel
 from tests.support.anything import HUGE, TIMES, shaped
 
 MOMENTS = st.integers(0, 4_000_000_000_000_000).map(lambda us: Timestamp(us / 1e6))

@@ -22,13 +22,14 @@ from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ANNOTATION_MOVING_FROM, ElasticJob, JobSpec
 from elasticctl.cluster.base import Cluster, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
+from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.supervisor_client import shut_down
 from elasticctl.operations import target
 from elasticctl.operations.moved_manifest import JobLocation, moved_manifest, storage_patch, workspace_of
 from elasticctl.operations.workspace.collect_files import collect_files, pieces_of
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl.templates import render_manifest
+from elasticctl_protocol import variables
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Moved
@@ -70,7 +71,7 @@ class Places:
     """Stands in for `elasticctl.cluster.connect`: two contexts that are local clusters of their own."""
 
     def __init__(self, **homes: Path) -> None:
-        self.clusters = {name: LocalCluster(local_paths({HOME_VARIABLE: str(home)})) for name, home in homes.items()}
+        self.clusters = {name: LocalCluster(local_paths({variables.HOME: str(home)})) for name, home in homes.items()}
 
     def __call__(self, context: Context, *, starts: bool = True) -> Cluster:
         return self.clusters.get(context.name) or LocalCluster(starts=starts)

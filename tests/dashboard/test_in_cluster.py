@@ -23,6 +23,7 @@ from elasticctl.dashboard import server, sessions
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.in_cluster import COOKIE, READ_ONLY, ClusterDashboard
 from elasticctl.kubeapi import connection
+from elasticctl_protocol import variables
 from elasticctl_store.errors import StorageError
 from tests.support.cli import Run
 from tests.support.dashboard.events import Following, news_of
@@ -390,7 +391,7 @@ def test_requests_that_come_together_are_one_login(cluster: Team) -> None:
 
 
 def test_no_storage_is_opened_where_they_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(job_storages.CLOSED, "nobody has credentials here")
+    monkeypatch.setenv(variables.CLOSED_STORAGES, "nobody has credentials here")
     for url in (tmp_path.as_uri(), "file:///nowhere", "s3://bucket/run"):
         for opens in (job_storages.open_storage_here, job_storages.open_job_storage):
             with pytest.raises(StorageError, match="nobody has credentials here"):
@@ -401,9 +402,9 @@ def test_the_command_closes_storages_before_it_serves(run: Run, home: Path, monk
     closed: list[str] = []
 
     async def serve(*_: Any) -> None:
-        closed.append(os.environ[job_storages.CLOSED])
+        closed.append(os.environ[variables.CLOSED_STORAGES])
 
-    monkeypatch.setenv(job_storages.CLOSED, "")
+    monkeypatch.setenv(variables.CLOSED_STORAGES, "")
     monkeypatch.setattr(connection, "in_pod", lambda: True)
     monkeypatch.setattr(server, "serve", serve)
     assert run("dashboard", "--in-cluster").code == 0

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from elasticctl_launcher.leaving import Drain, TimeLimits
 from elasticctl_launcher.rank_reports import RankReports
-from elasticctl_launcher.ranks.drain import Drain, Limits
-from elasticctl_launcher.service.heartbeat import Doing
+from elasticctl_launcher.rendezvous import GroupChange
+from elasticctl_protocol.requests import Doing
 from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous
 from tests.support.waiting import wait_until
 
@@ -62,8 +63,8 @@ def test_a_drain_for_newcomers_has_no_deadline(reports: Reports) -> None:
     assert drain.left_s() is None
     for rank in (4, 5):
         assert not drain.is_done((4, 5))
-        drain.note(3, rank)
-        drain.note(2, 5)
+        drain.record_drained(3, rank)
+        drain.record_drained(2, 5)
     assert drain.is_done((4, 5))
 
 
@@ -77,7 +78,7 @@ def test_one_for_its_own_sake_ends_before_the_worker_is_killed(reports: Reports)
     now = [100.0]
     drain = drain_of(reports, lambda: now[0])
     drain.request()
-    drain.limit(Limits(stop_grace_s=5.0).drain_s(30.0))
+    drain.limit(TimeLimits(stop_grace_s=5.0).drain_s(30.0))
     assert drain.left_s() == 20.0
     now[0] += 50.0
     assert drain.left_s() == 0.0
@@ -85,12 +86,12 @@ def test_one_for_its_own_sake_ends_before_the_worker_is_killed(reports: Reports)
 
 @pytest.mark.parametrize(("left_s", "drain_s"), [(120.0, 110.0), (30.0, 20.0), (20.0, 10.0), (4.0, 2.0), (0.0, 0.0)])
 def test_what_stopping_leaves_of_the_time(left_s: float, drain_s: float) -> None:
-    assert Limits(stop_grace_s=5.0).drain_s(left_s) == drain_s
+    assert TimeLimits(stop_grace_s=5.0).drain_s(left_s) == drain_s
 
 
 @pytest.mark.parametrize(("left_s", "grace_s"), [(120.0, 115.0), (30.0, 25.0), (4.0, 2.0), (0.0, 0.0), (None, 20.0)])
 def test_what_ranks_of_a_worker_that_has_to_go_may_take_to_end(left_s: float | None, grace_s: float) -> None:
-    assert Limits(stop_grace_s=20.0).last_grace_s(left_s) == grace_s
+    assert TimeLimits(stop_grace_s=20.0).last_grace_s(left_s) == grace_s
 
 
 def test_ranks_that_have_made_their_last_step_are_not_asked(reports: Reports) -> None:
@@ -113,7 +114,7 @@ def test_an_export_is_not_drained_for_newcomers(launch: Launch, tmp_path: Path) 
 
     def let_newcomers_in(handler: ScriptedRendezvous) -> None:
         def act() -> None:
-            handler.on_drain(1)
+            handler.on_change(1, GroupChange.DRAIN)
             threading.Timer(1.0, go.touch).start()
 
         once_exporting(handler, act)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elasticctl_launcher.service.client import ServiceAway
-from elasticctl_launcher.service.heartbeat import Doing
+from elasticctl_protocol.requests import Doing
 from tests.support.jobs import LIGHT
 from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous, get_sigterm
 from tests.support.waiting import wait_until
@@ -33,7 +33,7 @@ def once(condition: Callable[[], object], act: Callable[[], object]) -> None:
 def over_once_up(handler: ScriptedRendezvous) -> None:
     """The first generation is over as soon as its rank has made the file `up`."""
     if handler.generation == 1:
-        once(Path("up").exists, lambda: handler.on_stale(1))
+        once(Path("up").exists, lambda: handler.end_generation(1))
 
 
 def test_the_whole_evidence_is_reported(launch: Launch) -> None:

@@ -8,9 +8,10 @@ import sys
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from elasticctl_launcher.failure import APPLICATION, MAX_MESSAGE_BYTES, WorkerFailure
+from elasticctl_launcher.failure import WorkerFailure
 from elasticctl_launcher.rendezvous import GroupFinished, WorkerRemoved
 from elasticctl_launcher.service.client import ServiceRefused
+from elasticctl_protocol.failures import MAX_MESSAGE_BYTES, FailureVerdict
 from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous, end_soon, get_sigterm, raising
 
 REPORTS_ONCE = """
@@ -78,7 +79,9 @@ def test_a_launcher_whose_group_is_done_has_nothing_left_to_do(launch: Launch) -
 
 
 def test_the_termination_message_is_never_longer_than_kubernetes_keeps() -> None:
-    failure = WorkerFailure(APPLICATION, "a-0", 1, 1, error="\U0001f600" * 500, last_lines=("\U0001f600" * 400,) * 20)
+    failure = WorkerFailure(
+        FailureVerdict.APPLICATION, "a-0", 1, 1, error="\U0001f600" * 500, last_lines=("\U0001f600" * 400,) * 20
+    )
     message = failure.to_message()
     assert len(message) <= MAX_MESSAGE_BYTES
     assert failure.error.startswith(json.loads(message)["error"])
@@ -87,4 +90,4 @@ def test_the_termination_message_is_never_longer_than_kubernetes_keeps() -> None
 @pytest.mark.parametrize("code", [0, -9, 256])
 def test_no_failure_can_have_the_exit_code_of_a_success(code: int) -> None:
     with pytest.raises(ValueError, match="expected 1 to 255"):
-        WorkerFailure(APPLICATION, "a-0", 1, code)
+        WorkerFailure(FailureVerdict.APPLICATION, "a-0", 1, code)

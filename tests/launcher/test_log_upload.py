@@ -20,7 +20,7 @@ from elasticctl_store import stored_logs, stored_metrics
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation, StoredLine
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault
 from tests.support.launcher_lab import Lab
@@ -54,11 +54,11 @@ def talk(lab: Lab, *options: str, nproc: int = 1) -> LocalStorage:
     return LocalStorage(folder)
 
 
-def stored(storage: Storage | Flaky) -> list[Line]:
+def stored(storage: Storage | Flaky) -> list[StoredLine]:
     return [line for log in stored_logs.find(storage, "job-uid") for line in log.lines()]  # type: ignore[arg-type]
 
 
-def texts(found: list[Line]) -> list[str]:
+def texts(found: list[StoredLine]) -> list[str]:
     return [line.text for line in found]
 
 
@@ -327,14 +327,14 @@ ON_THIS_MACHINE = {"ELASTICCTL_RDZV_ENDPOINT": "unix:///run/rendezvous.sock"}
     ],
 )
 def test_who_sends(choice: str, environ: dict[str, str], sends_log: bool, sends_metrics: bool) -> None:
-    output = worker_output.WorkerOutput()
-    with closing(worker_output.start_uploads(choice, {**WORKER, **environ}, output)):
-        assert (output.on_line is not None, output.on_metrics is not None) == (sends_log, sends_metrics)
+    with closing(worker_output.start_uploads(choice, {**WORKER, **environ})) as uploads:
+        assert (uploads.log is not None, uploads.metrics is not None) == (sends_log, sends_metrics)
 
 
 def test_a_worker_sends_to_its_jobs_bucket(cloud: Cloud) -> None:
     output = worker_output.WorkerOutput()
-    uploads = worker_output.start_uploads("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url}, output)
+    uploads = worker_output.start_uploads("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url})
+    output.store_in(uploads)
     output.print_rank_line(3, "hello")
     output.store_metrics(['{"step": 1, "at": 2.5, "loss": "NaN"}'])
     uploads.close(30.0)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from elasticctl_launcher.rank_reports import LAST_TIMEOUT_S, MAX_PENDING, RankReports
-from elasticctl_launcher.service.client import ServiceAway, ServiceError, ServiceRefused
+from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError, ServiceRefused
+from elasticctl_protocol.reports import CommittedReport, DrainedReport, MetricRows, Report, UsageReport
 from tests.support.waiting import wait_until
 
 
@@ -36,6 +37,8 @@ class Service:
         self.messages += body["messages"]
         return {}
 
+    send = ServiceClient.send
+
 
 @pytest.fixture
 def service() -> Service:
@@ -43,9 +46,20 @@ def service() -> Service:
 
 
 @pytest.fixture
-def inbox(service: Service) -> Iterator[RankReports]:
+def heard() -> list[Report]:
+    """What the launcher itself hears of."""
+    return []
+
+
+@pytest.fixture
+def finished() -> list[tuple[int, bool]]:
+    return []
+
+
+@pytest.fixture
+def inbox(service: Service, heard: list[Report], finished: list[tuple[int, bool]]) -> Iterator[RankReports]:
     with tempfile.TemporaryDirectory(prefix="ec-") as folder:  # a socket's path has to be short
-        inbox = RankReports(service, Path(folder), lambda generation, rank: None)  # type: ignore[arg-type]
+        inbox = RankReports(service, Path(folder), heard.append, lambda *ended: finished.append(ended))  # type: ignore[arg-type]
         yield inbox
         service.answers.set()
         inbox.close()
@@ -63,7 +77,7 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, s
     wait_until(lambda: inbox.newest_generation == 1 and inbox._furthest is None)
     send(inbox, {"step": 2, "metrics": {"loss": 0.5, "lr": 0.1}}, {"step": 3, "metrics": {"loss": 0.4}}, {"step": 5})
     send(inbox, {"step": 4, "metrics": {"loss": 9.0}}, {"step": 6, "metrics": "garbage"})
-    wait_until(lambda: inbox._furthest is not None and inbox._furthest["step"] == 6)
+    wait_until(lambda: inbox._furthest is not None and inbox._furthest.step == 6)
     service.answers.set()
     wait_until(lambda: len(service.messages) == 2)
     assert service.messages[0]["step"] == 1
@@ -98,7 +112,7 @@ def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankR
 
 
 def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: RankReports, service: Service) -> None:
-    inbox._take({"kind": "committed", "generation": 1, "step": 1})
+    inbox.send(CommittedReport(generation=1, step=1))
     wait_until(lambda: service.asked_by)  # nobody answers, and the first report waits for it
     inbox.flush()
     service.trouble = ServiceAway("timed out")
@@ -113,42 +127,36 @@ def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankRepo
     service.answers.set()
     service.trouble = ServiceAway("restarting")
     for step in range(MAX_PENDING + 50):
-        inbox._take({"kind": "committed", "generation": 1, "step": step})
+        inbox.send(CommittedReport(generation=1, step=step))
         inbox._send(LAST_TIMEOUT_S)
-    assert [message["step"] for message in inbox._pending] == list(range(50, MAX_PENDING + 50))
+    assert [report.step for report in inbox._pending] == list(range(50, MAX_PENDING + 50))
     service.trouble = ServiceRefused(410, "no running job")
     inbox._send(LAST_TIMEOUT_S)
     assert inbox._pending == []
 
 
-def test_malformed_reports_are_ignored(inbox: RankReports, service: Service) -> None:
+def test_malformed_reports_are_ignored(inbox: RankReports, service: Service, heard: list[Report]) -> None:
     service.answers.set()
-    drained: list[int] = []
-    inbox._on_drained = lambda generation, rank: drained.append(rank)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
         for datagram in (b"[" * 50_000, b"\xff", b"5", b'{"kind": "progress"}'):
             wire.sendto(datagram, inbox.path)
     send(inbox, {"kind": "drained", "step": 1, "rank": [0]}, {"kind": "drained", "step": 1, "rank": 3}, {"step": 2})
     wait_until(lambda: bool(service.messages))
     assert [message["step"] for message in service.messages] == [2]
-    assert drained == [3]
+    assert [report.rank for report in heard if isinstance(report, DrainedReport)] == [None, 3]
 
 
-def test_metrics_are_stored_and_not_forwarded(inbox: RankReports, service: Service) -> None:
+def test_metrics_are_not_forwarded(inbox: RankReports, service: Service, heard: list[Report]) -> None:
     service.answers.set()
-    stored: list[str] = []
-    inbox.on_metrics = stored.extend
-    inbox._take({"kind": "metrics", "rows": ['{"step": 1}', 5]})
-    inbox._take({"kind": "metrics", "rows": "garbage"})
-    send(inbox, {"step": 1})
+    send(inbox, {"kind": "metrics", "rows": ['{"step": 1}', 5]}, {"kind": "metrics", "rows": "garbage"}, {"step": 1})
     wait_until(lambda: bool(service.messages))
-    assert stored == ['{"step": 1}']
+    assert [report.rows for report in heard if isinstance(report, MetricRows)] == [('{"step": 1}',), ()]
     assert [message["kind"] for message in service.messages] == ["progress"]
 
 
 def test_what_the_worker_uses_goes_along_and_only_the_newest_counts(inbox: RankReports, service: Service) -> None:
-    inbox.note_usage({"kind": "usage", "cpus_used": 1.0})
-    inbox.note_usage({"kind": "usage", "cpus_used": 2.0})
+    inbox.send_usage(UsageReport(cpus_used=1.0))
+    inbox.send_usage(UsageReport(cpus_used=2.0))
     service.answers.set()
     wait_until(lambda: len(service.messages) == 1)
     send(inbox, {"step": 1})
@@ -156,10 +164,8 @@ def test_what_the_worker_uses_goes_along_and_only_the_newest_counts(inbox: RankR
     assert [message.get("cpus_used") for message in service.messages] == [2.0, None]
 
 
-def test_a_script_that_trains_again_is_not_over(inbox: RankReports) -> None:
-    told: list[tuple[int, bool]] = []
-    inbox.on_finished = lambda generation, is_over: told.append((generation, is_over))
+def test_a_script_that_trains_again_is_not_over(inbox: RankReports, finished: list[tuple[int, bool]]) -> None:
     send(inbox, {"kind": "resumed", "step": 0}, {"kind": "finished", "step": 9}, {"kind": "resumed", "step": 0})
-    wait_until(lambda: len(told) == 2)
-    assert told == [(1, True), (1, False)]
+    wait_until(lambda: len(finished) == 2)
+    assert finished == [(1, True), (1, False)]
     assert inbox.finished_generation == -1

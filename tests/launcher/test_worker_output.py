@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from elasticctl_launcher import worker_output
-from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
+from elasticctl_launcher.worker_output import OutputHandler, Uploads, WorkerOutput
 from tests.support.waiting import wait_until
 
 
@@ -22,7 +23,7 @@ def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", printed)
     copies: list[str] = []
     made = WorkerOutput()
-    made.on_line = lambda at, rank, text: copies.append(text)
+    made.store_in(Uploads(log=SimpleNamespace(add=lambda at, rank, text: copies.append(text))))  # type: ignore[arg-type]
     ranks = [
         threading.Thread(target=lambda rank=rank: [made.print_rank_line(rank, f"{rank}: {n}") for n in range(500)])
         for rank in range(4)

@@ -14,7 +14,7 @@ from elasticctl_launcher.workspace import PREFIX, PrivateFolder, UnpackedWorkspa
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
-from elasticctl_store.workspace.packing import Link, Listing
+from elasticctl_store.workspace.packing import Listing, PackedLink
 from tests.support.clouds import Cloud
 from tests.support.launcher_lab import Lab
 from tests.support.train.ranks import start_server
@@ -185,7 +185,7 @@ def test_a_large_one_is_announced(
 
 def test_links_that_lead_in_a_circle_are_named(tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of what an earlier version has sent."""
-    kept, listing = storages.open(str(tmp_path / "kept")), Listing.of([Link("a", "a//a"), Link("b", "a")])
+    kept, listing = storages.open(str(tmp_path / "kept")), Listing.of([PackedLink("a", "a//a"), PackedLink("b", "a")])
     transfer.send(kept, listing, "0" * 32, lambda file: iter(()), lambda count: None)
     copy = unpack_workspace({"ELASTICCTL_WORKSPACE": f"{tmp_path}/kept#{listing.digest}"})
     assert copy is not None

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from elasticctl_store import stored_logs
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation, StoredLine
 
 LIFE = Incarnation("job-uid", "job-worker-0", 1_770_000_000.25, "pod-uid")
 
 text = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)))
 times = st.integers(0, 4_000_000_000_000_000).map(lambda micros: micros / 1e6)
-lines = st.lists(st.builds(Line, st.integers(1, 10**11), times, st.none() | st.integers(0, 9999), text))
+lines = st.lists(st.builds(StoredLine, st.integers(1, 10**11), times, st.none() | st.integers(0, 9999), text))
 
 
-def texts(found: list[Line]) -> list[str]:
+def texts(found: list[StoredLine]) -> list[str]:
     return [line.text for line in found]
 
 
@@ -33,7 +33,7 @@ def texts(found: list[Line]) -> list[str]:
 
 @settings(max_examples=30)
 @given(st.lists(lines, max_size=4))
-def test_lines_come_back_as_they_were(batches: list[list[Line]]) -> None:
+def test_lines_come_back_as_they_were(batches: list[list[StoredLine]]) -> None:
     data = b"".join(stored_logs.compress(stored_logs.encode(batch)) for batch in batches if batch)
     wanted = [line for batch in batches for line in batch]
     found = stored_logs.decode(data)
@@ -45,7 +45,9 @@ def test_lines_come_back_as_they_were(batches: list[list[Line]]) -> None:
 
 def test_zcat_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "log.gz"
-    path.write_bytes(b"".join(stored_logs.compress(stored_logs.encode([Line(n, 1.5, 0, f"step {n}")])) for n in (1, 2)))
+    path.write_bytes(
+        b"".join(stored_logs.compress(stored_logs.encode([StoredLine(n, 1.5, 0, f"step {n}")])) for n in (1, 2))
+    )
     said = subprocess.run(["zcat", path], capture_output=True, text=True, check=True).stdout
     assert said == "1 1970-01-01T00:00:01.500000Z 0 step 1\n2 1970-01-01T00:00:01.500000Z 0 step 2\n"
 
@@ -102,7 +104,7 @@ def test_incarnations_are_in_order_of_time() -> None:
 
 # Reading
 
-ALL_LINES = [Line(n, 999.0 + n, 0, f"line {n}") for n in range(1, 101)]
+ALL_LINES = [StoredLine(n, 999.0 + n, 0, f"line {n}") for n in range(1, 101)]
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def test_a_damaged_object_is_named(many: LocalStorage) -> None:
 
 
 def test_jobs_and_workers_are_told_apart(many: LocalStorage) -> None:
-    line = [stored_logs.compress(stored_logs.encode([Line(1, 1.0, 0, "other")]))]
+    line = [stored_logs.compress(stored_logs.encode([StoredLine(1, 1.0, 0, "other")]))]
     many.put(Incarnation("job-uid-2", "job-worker-0", 1.0, "u").key(1), line)
     many.put(Incarnation("job-uid", "job-worker-1", 1.0, "u").key(1), line)
     assert len(stored_logs.find(many, "job-uid")) == 2

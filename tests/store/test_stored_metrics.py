@@ -10,16 +10,18 @@ import pytest
 
 from elasticctl_store import storage, stored_logs, stored_metrics
 from elasticctl_store.errors import DamagedError
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation, StoredLine
 
 LIFE = Incarnation("uid", "train-worker-0", 1_767_225_600.0, "pod")
 
 
 def test_objects_are_json_lines_beside_the_log(tmp_path: Path) -> None:
     kept = storage.open(f"file://{tmp_path}")
-    kept.put(LIFE.key(1), [stored_logs.compress(stored_logs.encode([Line(1, 5.0, 0, "hello")]))])
+    kept.put(LIFE.key(1), [stored_logs.compress(stored_logs.encode([StoredLine(1, 5.0, 0, "hello")]))])
     texts = ['{"step": 1, "at": 5.5, "loss": 0.5}', '{"step": 2, "at": 6.5, "loss": "NaN"}']
-    parts = [stored_logs.compress(stored_metrics.encode([Line(n, 0.0, 0, text)])) for n, text in enumerate(texts, 1)]
+    parts = [
+        stored_logs.compress(stored_metrics.encode([StoredLine(n, 0.0, 0, text)])) for n, text in enumerate(texts, 1)
+    ]
     kept.put(stored_metrics.key(LIFE, 1), parts)
 
     ((folder, key),) = stored_metrics.keys_of(kept, "uid")

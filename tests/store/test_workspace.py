@@ -25,8 +25,8 @@ from elasticctl_store.workspace.packing import (
     Folder,
     Item,
     Lead,
-    Link,
     Listing,
+    PackedLink,
     Packer,
     lead_of,
     pack_ranges,
@@ -95,7 +95,11 @@ def fresh(tmp_path: Path, name: str = "copy") -> Path:
 
 
 def test_it_comes_back_as_it_went(desk: Desk, tmp_path: Path) -> None:
-    links = (Link("latest", "lib/model.py"), Link("lib/up", "../train.py"), Link("nowhere", "missing"))
+    links = (
+        PackedLink("latest", "lib/model.py"),
+        PackedLink("lib/up", "../train.py"),
+        PackedLink("nowhere", "missing"),
+    )
     contents = {
         **CODE,
         "run.sh": b"#!/bin/sh\n",
@@ -302,25 +306,25 @@ NAMES = st.sampled_from(["a", "b", "c", "..", ".", "", "/", "a/b", "\0", "\u00fc
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 ITEMS = st.lists(
     st.builds(File, PATHS, st.just(0), st.just(FILE), st.booleans())
-    | st.builds(Link, PATHS, PATHS)
+    | st.builds(PackedLink, PATHS, PATHS)
     | st.builds(Folder, PATHS),
     max_size=6,
 )
 
 
 LOOPS = [
-    [Link("a", "a")],
-    [Link("a", "a//a")],
-    [Link("a", "a/b")],
-    [Link("a", "./a/..")],
-    [Link("a", "b"), Link("b", "a")],
-    [Link("a", "b"), Link("b", "b/../../a"), Link("c/d", "../a/x")],
+    [PackedLink("a", "a")],
+    [PackedLink("a", "a//a")],
+    [PackedLink("a", "a/b")],
+    [PackedLink("a", "./a/..")],
+    [PackedLink("a", "b"), PackedLink("b", "a")],
+    [PackedLink("a", "b"), PackedLink("b", "b/../../a"), PackedLink("c/d", "../a/x")],
 ]
 """Links, none of which leads anywhere. Python takes the real path of the second one for `/a`."""
 
 
 @given(ITEMS)
-@example([Link("a", "a//a")])
+@example([PackedLink("a", "a//a")])
 @settings(max_examples=100)
 def test_nothing_outside_of_the_folder_is_touched(tmp_path_factory: pytest.TempPathFactory, items: list[Item]) -> None:
     """Whatever a listing claims: it is refused, or all that it makes, and all that its links reach, lies within."""
@@ -339,9 +343,9 @@ def test_nothing_outside_of_the_folder_is_touched(tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("links", LOOPS)
-def test_links_that_lead_in_a_circle_are_left_out(desk: Desk, tmp_path: Path, links: list[Link]) -> None:
+def test_links_that_lead_in_a_circle_are_left_out(desk: Desk, tmp_path: Path, links: list[PackedLink]) -> None:
     """Earlier versions have sent such ones, and what they sent has to run as it did."""
-    listing, _ = desk.send(CODE, *links, Link("z", "train.py"))
+    listing, _ = desk.send(CODE, *links, PackedLink("z", "train.py"))
     assert listing.loops == tuple(links)
     copy = fresh(tmp_path)
     unpack(desk.storage, listing.digest, copy)
@@ -353,20 +357,20 @@ def test_a_chain_of_links_cannot_climb_out() -> None:
     links = {"p/q/x": "../../r", "p/q/a": "x/../../etc"}
     assert [lead_of(path, links) for path in links] == [Lead.WITHIN, Lead.OUT]
     with pytest.raises(DamagedError, match=r"'p/q/a' of a workspace leads out of it"):
-        Listing.of([Link(path, target) for path, target in links.items()] + [Folder("r")])
+        Listing.of([PackedLink(path, target) for path, target in links.items()] + [Folder("r")])
 
 
 @pytest.mark.parametrize("links", [{"a": "b", "b": "/etc"}, {"a": "b/a", "b": "/"}, {"a": "/a"}, {"a": "../copy/a"}])
 def test_a_circle_by_way_of_another_folder_leads_out(links: dict[str, str]) -> None:
     with pytest.raises(DamagedError, match="the link 'a' of a workspace leads out of it"):
-        Listing.of(Link(path, target) for path, target in links.items())
+        Listing.of(PackedLink(path, target) for path, target in links.items())
 
 
 @pytest.mark.parametrize(
     "items",
     [
         [File("a", 0, FILE), File("a/b", 0, FILE)],
-        [Link("a", "b"), File("a/c", 0, FILE)],
+        [PackedLink("a", "b"), File("a/c", 0, FILE)],
         [File("a", 0, FILE), Folder("a")],
         [Folder("a"), File("a/b", 0, FILE)],
     ],
@@ -405,7 +409,7 @@ def test_paths(path: str, wrong: str) -> None:
 
 def test_the_digest_is_of_contents_alone() -> None:
     """Written down here, because jobs that exist name workspaces by it."""
-    listing = Listing.of([File("b.py", 3, sha256(b"b=1")), Link("a", "b.py"), Folder("c")])
+    listing = Listing.of([File("b.py", 3, sha256(b"b=1")), PackedLink("a", "b.py"), Folder("c")])
     assert listing.digest == sha256(
         b'{"format":"elasticctl-workspace/1","items":[["link","a","b.py"],["file","b.py",3,"'
         + sha256(b"b=1").encode()

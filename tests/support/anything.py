@@ -11,7 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from elasticctl.api.codec import Timestamp, camel
+from elasticctl.api.codec import Timestamp
+from elasticctl_protocol.codec import camel
 
 HUGE = 10**400
 """A whole number that is too large for a float."""

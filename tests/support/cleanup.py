@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticctl.cluster.local.paths import HOME_VARIABLE
 from elasticctl_launcher.workspace import SHARED_MEMORY, delete_orphaned_folders
+from elasticctl_protocol import variables
 
 PREFIX = "et-"
 """Short, as sockets lie below."""
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     folder = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
     tempfile.tempdir = None
-    os.environ[HOME_VARIABLE] = f"{folder}/home"  # for tests without a home of their own, never the user's
+    os.environ[variables.HOME] = f"{folder}/home"  # for tests without a home of their own, never the user's
     if config.option.basetemp is None:
         config.option.basetemp = f"{folder}/pytest"
     argv = [sys.executable, "-m", __name__, folder, str(os.getpid())]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from elasticctl.api.podtemplate import STORAGE_VARIABLE
 from elasticctl.cluster.base import Manifest
+from elasticctl_protocol import variables
 from tests.support.jobs import shell_job
 
 ALLOWED: dict[str, Any] = {
@@ -43,12 +43,12 @@ def job_of(
 
 def stored_at(url: str) -> dict[str, Any]:
     """The variable that names a job's storage."""
-    return {"env": [{"name": STORAGE_VARIABLE, "value": url}]}
+    return {"env": [{"name": variables.STORAGE, "value": url}]}
 
 
 def by_reference() -> dict[str, Any]:
     """The same, with a value that nobody can check."""
-    return {"env": [{"name": STORAGE_VARIABLE, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
+    return {"env": [{"name": variables.STORAGE, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}
 
 
 def case(name: str, breach: str, pod: dict[str, Any] | None = None, **rest: Any) -> LimitCase:

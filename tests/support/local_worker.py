@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl_protocol import variables
 
 UID = "4a1f"
 
@@ -20,7 +21,7 @@ def local_worker(paths: LocalPaths, folder: Path, **environ: str) -> Iterator[Ma
     """The pod of a worker that runs in `folder`, until the block ends."""
     folder.mkdir(exist_ok=True)
     paths.pod_dir(UID).mkdir(parents=True)
-    inherited = {"PATH": os.environ["PATH"], POD_UID_VARIABLE: UID}
+    inherited = {"PATH": os.environ["PATH"], variables.POD_UID: UID}
     with subprocess.Popen(["sleep", "1000"], env={**inherited, **environ}, cwd=folder) as process:
         try:
             # The shim writes into space that it has reserved.

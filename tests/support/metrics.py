@@ -8,12 +8,12 @@ from pathlib import Path
 
 from elasticctl.cluster.base import Manifest
 from elasticctl_store import storage, stored_logs, stored_metrics
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation, StoredLine
 
 
 def store_metrics(folder: Path, life: Incarnation, first: int, rows: Iterable[Mapping[str, object]]) -> None:
     """An object whose first row has this number."""
-    lines = [Line(number, 0.0, 0, json.dumps(row)) for number, row in enumerate(rows, first)]
+    lines = [StoredLine(number, 0.0, 0, json.dumps(row)) for number, row in enumerate(rows, first)]
     text = stored_logs.compress(stored_metrics.encode(lines))
     storage.open(f"file://{folder}").put(stored_metrics.key(life, first), [text])
 

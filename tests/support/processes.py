@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.paths import HOME_VARIABLE
 from elasticctl.cluster.local.supervisor_client import supervisor_info
+from elasticctl_protocol import variables
 from tests.support.waiting import wait_until
 
 
@@ -17,7 +17,7 @@ def processes_of(home: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            mine = process.environ().get(HOME_VARIABLE) == str(home) or str(home) in " ".join(process.cmdline())
+            mine = process.environ().get(variables.HOME) == str(home) or str(home) in " ".join(process.cmdline())
             if mine and process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:

@@ -19,8 +19,9 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 
 from elasticctl_launcher import rendezvous
 from elasticctl_launcher.main import main
-from elasticctl_launcher.rendezvous import WorkerIdentity
-from elasticctl_launcher.service.heartbeat import Doing
+from elasticctl_launcher.rendezvous import GroupChange, WorkerIdentity
+from elasticctl_launcher.service.client import ServiceClient
+from elasticctl_protocol.requests import WIRE, Doing, Member, Polled
 
 Answer = dict[str, Any] | Exception | Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -31,6 +32,7 @@ class ScriptedRendezvous:
     An answer may be a function of the request's body.
 
     `on_join` is called with each generation as it forms. `asked` are the requests, `said` what the launcher did.
+    `on_change` is the launcher's, once it has connected.
     """
 
     answers: Mapping[str, Answer | list[Answer]] = field(default_factory=dict)
@@ -39,8 +41,7 @@ class ScriptedRendezvous:
     starts_anew: bool = False
     stale_reason: str = "test"
     identity: WorkerIdentity = WorkerIdentity("uid-a-0", "a-0", "127.0.0.1", 1)
-    on_stale: Callable[[int], None] = lambda generation: None
-    on_drain: Callable[[int], None] = lambda generation: None
+    on_change: Callable[[int, GroupChange], None] = lambda generation, change: None
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     said: list[Doing] = field(default_factory=list)
     was_away: threading.Event = field(default_factory=threading.Event)
@@ -55,8 +56,16 @@ class ScriptedRendezvous:
         return self
 
     @property
-    def members(self) -> list[dict[str, Any]]:
-        return [{"uid": self.identity.uid, "slots": 1}]
+    def members(self) -> tuple[Member, ...]:
+        return (Member(self.identity.uid, slots=1),)
+
+    def connect(self, *arguments: Any) -> ScriptedRendezvous:
+        """The rendezvous of a launcher, whose last argument is `on_change`."""
+        self.on_change = arguments[-1]
+        return self
+
+    def end_generation(self, generation: int) -> None:
+        self.on_change(generation, GroupChange.OVER)
 
     def bodies(self, verb: str) -> list[dict[str, Any]]:
         """What was sent with `verb`, in order."""
@@ -76,8 +85,10 @@ class ScriptedRendezvous:
             raise answer
         return answer(body) if callable(answer) else answer
 
-    def poll(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self.call(verb, body)
+    send = ServiceClient.send
+
+    def poll(self, request: Polled) -> dict[str, Any]:
+        return self.call(request.verb, WIRE.encode(request))
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.generation += 1
@@ -118,7 +129,7 @@ def launching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launc
     levels = {name: logging.getLogger(name).level for name in ("torch", "torch.distributed.elastic", "botocore")}
 
     def run(handler: ScriptedRendezvous, *command: str, options: tuple[str, ...] = ()) -> int:
-        monkeypatch.setattr(rendezvous, "handler_from_environment", lambda *_: handler)
+        monkeypatch.setattr(rendezvous, "handler_from_environment", handler.connect)
         code = main(["--preload", "none", "--stop-grace", "1", *options, "--", *command])
         assert message.exists() == (code != 0)
         assert code == 0 or json.loads(message.read_text())["exitCode"] == code
@@ -137,4 +148,4 @@ def get_sigterm(handler: ScriptedRendezvous) -> None:
 
 def end_soon(handler: ScriptedRendezvous) -> None:
     """The generation is over in a moment; one that ends before its rank is suspended is followed by another."""
-    threading.Timer(0.3, handler.on_stale, [handler.generation]).start()
+    threading.Timer(0.3, handler.end_generation, [handler.generation]).start()

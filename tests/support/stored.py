@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticctl_store import storage, stored_logs
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation, StoredLine
 
 
 def launched(url: str) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def launched(url: str) -> dict[str, Any]:
 def store(url: str, life: Incarnation, *said: tuple[float, str], first: int = 1, each: int = 3) -> None:
     """Store lines of one incarnation, `each` an object, the first of which has the number `first`."""
     opened = storage.open(url)
-    lines = [Line(number, at, 0, text) for number, (at, text) in enumerate(said, first)]
+    lines = [StoredLine(number, at, 0, text) for number, (at, text) in enumerate(said, first)]
     for start in range(0, len(lines), each):
         batch = lines[start : start + each]
         opened.put(life.key(batch[0].number), [stored_logs.compress(stored_logs.encode(batch))])

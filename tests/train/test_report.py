@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from elasticctl_protocol.reports import ProgressReport, ResumedReport
 from elasticctl_train import progress as progress_module
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
 from elasticctl_train.launcher_reports import Reporter
@@ -43,26 +44,26 @@ def received(listener: socket.socket, *, rows: bool = False) -> dict[str, Any]:
 
 def test_a_report_is_one_json_object(listener: socket.socket) -> None:
     reporter = Reporter(1, environment(listener))
-    reporter.send("resumed", step=100, unknown=None)
+    reporter.send(ResumedReport(step=100))
     assert received(listener) == {"kind": "resumed", "rank": 1, "generation": 3, "step": 100}
     reporter.close()
-    reporter.send("resumed", step=100)
+    reporter.send(ResumedReport(step=100))
 
 
 def test_without_a_launcher_nothing_is_said() -> None:
-    Reporter(0, {}).send("resumed", step=0)
+    Reporter(0, {}).send(ResumedReport(step=0))
 
 
 def test_no_listener_does_no_harm(tmp_path: Path) -> None:
     reporter = Reporter(0, {"ELASTICCTL_AGENT_SOCKET": str(tmp_path / "gone")})
-    reporter.send("resumed", step=0)
+    reporter.send(ResumedReport(step=0))
     reporter.close()
 
 
 def test_a_listener_that_is_slow_is_not_waited_for(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     for step in range(10_000):
-        reporter.send("progress", step=step)
+        reporter.send(ProgressReport(step=step))
     assert received(listener)["step"] == 0
     reporter.close()
 

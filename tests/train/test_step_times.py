@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
+from elasticctl_protocol.reports import StepSums
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data import sample_order
 from elasticctl_train.step_times import REPORT_EVERY_S, TimeSums
@@ -50,19 +51,19 @@ def test_sums_are_reported_twice_a_second_from_the_first_step_on() -> None:
     times.save_s = 3.0
     assert times.due_report(100.0) is None
     times.add_data(0.5)
-    assert times.due_report(101.0) == {"wall": 1.0, "data": 0.5, "save": 0.0}
+    assert times.due_report(101.0) == StepSums(wall=1.0, data=0.5, save=0.0)
     assert times.due_report(101.0 + REPORT_EVERY_S / 2) is None
     waits_s[0] = 0.25
-    assert times.due_report(102.0) == {"wall": 2.0, "data": 0.5, "all_reduce": 0.25, "save": 0.0}
+    assert times.due_report(102.0) == StepSums(wall=2.0, data=0.5, all_reduce=0.25, save=0.0)
     times.restart()
     assert times.due_report(110.0) is None
-    assert times.due_report(111.0) == {"wall": 1.0, "data": 0.0, "all_reduce": 0.0, "save": 0.0}
+    assert times.due_report(111.0) == StepSums(wall=1.0, data=0.0, all_reduce=0.0, save=0.0)
 
 
 def test_what_is_not_known_is_not_reported() -> None:
     times = TimeSums()
     times.due_report(1.0)
-    assert times.due_report(2.0) == {"wall": 1.0, "save": 0.0}
+    assert times.due_report(2.0) == StepSums(wall=1.0, save=0.0)
 
 
 def test_a_save_is_timed_even_if_it_fails() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.launcher_states import LauncherEvent
 from elasticctl_launcher.rank_processes import Rank
-from elasticctl_launcher.service.agent_requests import Question
+from elasticctl_launcher.service.questions import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     atexit.register(time.sleep, RELEASE_S)  # registered first, called last
     if COLLECTIVES_VARIABLE in os.environ:
         folder, local_rank = os.environ[COLLECTIVES_VARIABLE], os.environ.get("LOCAL_RANK", "")
-        tell_signals(os.path.join(folder, f"signals.{local_rank}"))
-        tell_collectives(os.path.join(folder, f"c10d.{local_rank}"))
+        report_signals(os.path.join(folder, f"signals.{local_rank}"))
+        report_collectives(os.path.join(folder, f"c10d.{local_rank}"))
     run_script(assignment["argv"])
 
 
@@ -112,7 +112,7 @@ def imports_that_stay() -> Iterator[None]:
         gc.enable()
 
 
-def tell_signals(path: str) -> None:
+def report_signals(path: str) -> None:
     """Make Python write the number of each signal that it handles into a pipe, whatever handler the script sets.
 
     This ends if the script, or asyncio, sets another descriptor. It does nothing if no launcher reads the pipe.
@@ -122,16 +122,16 @@ def tell_signals(path: str) -> None:
     except OSError:
         return  # no launcher reads the pipe
 
-    def forget() -> None:
+    def restore_wakeup() -> None:
         other = signal.set_wakeup_fd(-1)
         if other not in (-1, pipe):
             signal.set_wakeup_fd(other)
 
     signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=forget)  # signals of a DataLoader's worker are not the rank's
+    os.register_at_fork(after_in_child=restore_wakeup)  # signals of a DataLoader's worker are not the rank's
 
 
-def tell_collectives(path: str) -> None:
+def report_collectives(path: str) -> None:
     """Start a thread that reports the pending collectives to every process that connects to `path`.
 
     The thread sleeps until a process connects. Without a socket or a thread, a hang is reported

@@ -1,7 +1,6 @@
 """Why a worker ended with an error, as the launcher reports it to the controller.
 
-The controller reads it as `elasticctl.api.status.RankFailure` from the pod's termination message. That outlives the
-pod's processes, and writing it needs no service.
+It reports the failure to the rendezvous service, and leaves it behind as the pod's termination message.
 """
 
 from __future__ import annotations
@@ -12,26 +11,30 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from elasticctl_launcher.hangs.watch_ranks import GROUP_HANGS, Hang
+from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.failure_evidence import find_final_exception, is_wrong_use, last_error_line, shown_lines
+from elasticctl_protocol import variables
+from elasticctl_protocol.failures import (
+    EXIT_FAILED,
+    GROUP_HANGS,
+    MAX_MESSAGE_BYTES,
+    OUT_OF_MEMORY,
+    TERMINATED_EXIT_CODE,
+    FailureVerdict,
+    RankEnd,
+    TerminationMessage,
+)
+from elasticctl_protocol.requests import FailureReport
 
-APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
-PREEMPTED = "preempted"
-OUT_OF_MEMORY = "out of memory"
 TERMINATED = "it got SIGTERM, not from its launcher, and ended with exit code 0"
-STUCK_EXIT_CODE = 1
 TERMINATION_LOG = "/dev/termination-log"
-MAX_MESSAGE_BYTES = 4096
-"""Kubernetes' limit for a termination message."""
-
-MAX_LINES = 20
-"""How many of the last lines of output a failure includes."""
+MAX_LINES, MAX_LINE, MAX_ERROR = 20, 400, 500
+"""How many of the last lines of output a failure includes, and how many characters of each and of its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class WorkerFailure:
     Raises ValueError for an exit code outside of 1 to 255.
     """
 
-    verdict: str
+    verdict: FailureVerdict
     worker: str
     generation: int
     exit_code: int
@@ -74,11 +77,12 @@ class WorkerFailure:
         final = find_final_exception(lines)
         error = _read_error_file(error_file) or (final.line if final else last_error_line(lines))
         if code == -signal.SIGKILL:
-            verdict, error = KILLED, OUT_OF_MEMORY if rank.exhausted_memory else ""  # its last line is unrelated
+            verdict = FailureVerdict.KILLED
+            error = OUT_OF_MEMORY if rank.exhausted_memory else ""  # its last line is unrelated
         elif code in (1, -signal.SIGABRT) and final is not None and final.is_of_peers:
-            verdict = COLLATERAL
+            verdict = FailureVerdict.COLLATERAL
         else:
-            verdict = APPLICATION
+            verdict = FailureVerdict.APPLICATION
         return cls(
             verdict=verdict,
             worker=worker,
@@ -101,42 +105,49 @@ class WorkerFailure:
         ended because of an exception, or a signal that the launcher did not send.
         """
         failed = (cls.of_rank(worker, generation, rank) for rank in ranks if _ended_by_itself(rank))
-        return min(failed, key=lambda failure: failure.verdict == COLLATERAL, default=None)
+        return min(failed, key=lambda failure: failure.verdict is FailureVerdict.COLLATERAL, default=None)
 
     @classmethod
     def of_terminated(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
         """A rank got SIGTERM, but not from its launcher, and ended with exit code 0 while others still ran."""
         ended_at = time.monotonic() if rank.ended_at is None else rank.ended_at
-        code = 128 + signal.SIGTERM
         return cls(
-            APPLICATION, worker, generation, code, rank.rank, "SIGTERM", TERMINATED, _last_of(rank), ended_at=ended_at
+            FailureVerdict.APPLICATION,
+            worker,
+            generation,
+            TERMINATED_EXIT_CODE,
+            rank.rank,
+            "SIGTERM",
+            TERMINATED,
+            _last_of(rank),
+            ended_at=ended_at,
         )
 
     @classmethod
     def of_sigterm(cls, worker: str, generation: int, why: str = "") -> WorkerFailure:
         """The launcher got SIGTERM, or a notice that its machine will be reclaimed (`why`)."""
-        return cls(PREEMPTED, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM", error=why)
+        return cls(FailureVerdict.PREEMPTED, worker, generation, TERMINATED_EXIT_CODE, signal="SIGTERM", error=why)
 
     @classmethod
     def of_lost_peers(cls, worker: str, generation: int, why: str) -> WorkerFailure:
         """A rank that stays in its process has lost its connection to other ranks; `why` is the error."""
-        return cls(COLLATERAL, worker, generation, 1, error=why, stays=True)
+        return cls(FailureVerdict.COLLATERAL, worker, generation, 1, error=why, stays=True)
 
     @classmethod
     def of_suspended(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
         """A rank is alive, but it was stopped from outside and holds up the group."""
         error = f"rank {rank.rank} was stopped (SIGSTOP) and held up the group"
-        return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, _last_of(rank))
+        return cls(FailureVerdict.STUCK, worker, generation, EXIT_FAILED, rank.rank, "SIGSTOP", error, _last_of(rank))
 
     @classmethod
     def of_hang(cls, worker: str, generation: int, hang: Hang) -> WorkerFailure:
         """Nothing in the group moves. Names the rank that the others wait for, if it is on this worker."""
-        verdict = COLLATERAL if hang.of_peers else APPLICATION
-        return cls(verdict, worker, generation, STUCK_EXIT_CODE, hang.culprit, "", hang.describe(), hang.stack)
+        verdict = FailureVerdict.COLLATERAL if hang.of_peers else FailureVerdict.APPLICATION
+        return cls(verdict, worker, generation, EXIT_FAILED, hang.culprit, "", hang.describe(), hang.stack)
 
     def explains_more_than(self, other: WorkerFailure) -> bool:
         """True if this end has a cause of its own, and `other` may be a consequence of another end."""
-        return self.verdict != COLLATERAL and other.verdict == COLLATERAL
+        return self.verdict is not FailureVerdict.COLLATERAL and other.verdict is FailureVerdict.COLLATERAL
 
     def describe(self) -> str:
         """Return one line: the signal or exit code, and the error."""
@@ -144,54 +155,56 @@ class WorkerFailure:
         how = "a peer was lost" if self.stays else "" if self.error.startswith(GROUP_HANGS) else how
         return ": ".join(filter(None, (how, self.error)))
 
-    def to_report(self) -> dict[str, Any]:
-        """Return the body of the request that reports the failure to the service, without the sender."""
-        return {
-            "generation": self.generation,
-            "of_peers": self.verdict == COLLATERAL,
-            "permanent": self.permanent,
-            "stopping": self.stopping,
-            "ended_s_ago": round(max(0.0, time.monotonic() - self.ended_at), 3),
-            "failure": {
-                "rank": self.rank,
-                "exit_code": None if self.stays else self.exit_code,
-                "signal": self.signal,
-                "error": self.error[:500],
-                "last_lines": [line[:400] for line in self.last_lines],
-                "verdict": self.verdict,
-            },
-        }
+    def to_report(self) -> FailureReport:
+        """Return the report of the failure to the service."""
+        end = RankEnd(
+            rank=self.rank,
+            exit_code=None if self.stays else self.exit_code,
+            signal=self.signal,
+            error=self.error[:MAX_ERROR],
+            last_lines=self._short_lines(),
+            verdict=self.verdict,
+        )
+        return FailureReport(
+            generation=self.generation,
+            of_peers=self.verdict is FailureVerdict.COLLATERAL,
+            permanent=self.permanent,
+            stopping=self.stopping,
+            ended_s_ago=round(max(0.0, time.monotonic() - self.ended_at), 3),
+            failure=end,
+        )
+
+    def _short_lines(self) -> tuple[str, ...]:
+        return tuple(line[:MAX_LINE] for line in self.last_lines)
 
     def to_message(self) -> str:
         """Return JSON of at most `MAX_MESSAGE_BYTES`: drop the oldest lines, then shorten the error, until it fits."""
-        lines, error = list(self.last_lines), self.error[:500]
-        while True:
-            data = {
-                "verdict": self.verdict,
-                "worker": self.worker,
-                "rank": self.rank,
-                "exitCode": self.exit_code,
-                "signal": self.signal,
-                "error": error,
-                "lastLines": [line[:400] for line in lines],
-                "generation": self.generation,
-                "at": datetime.now(UTC).isoformat(),
-                "permanent": self.permanent or None,
-            }
-            message = json.dumps({key: value for key, value in data.items() if value not in (None, "", [])})
-            if len(message) <= MAX_MESSAGE_BYTES or not (lines or error):
-                return message
-            if lines:
-                del lines[0]
+        message = TerminationMessage(
+            verdict=self.verdict,
+            worker=self.worker or None,
+            rank=self.rank,
+            exit_code=self.exit_code,
+            signal=self.signal or None,
+            error=self.error[:MAX_ERROR] or None,
+            last_lines=self._short_lines(),
+            generation=self.generation,
+            at=datetime.now(UTC).isoformat(),
+            permanent=self.permanent or None,
+        )
+        while len(text := message.to_text()) > MAX_MESSAGE_BYTES and (message.last_lines or message.error):
+            if message.last_lines:
+                message = replace(message, last_lines=message.last_lines[1:])
             else:
-                error = error[: len(error) // 2]
+                error = message.error or ""
+                message = replace(message, error=error[: len(error) // 2] or None)
+        return text
 
     def write(self, path: str = "") -> None:
         """Write the message to `path`, $ELASTICCTL_TERMINATION_LOG or Kubernetes' default path, if that exists.
 
         If it cannot be written, for example because the disk is full, the exit code is all that the controller learns.
         """
-        target = Path(path or os.environ.get("ELASTICCTL_TERMINATION_LOG", TERMINATION_LOG))
+        target = Path(path or os.environ.get(variables.TERMINATION_LOG, TERMINATION_LOG))
         with contextlib.suppress(OSError):
             if target.parent.is_dir() and (target.exists() or str(target) != TERMINATION_LOG):
                 target.write_text(self.to_message())
@@ -222,6 +235,6 @@ def _ended_by_itself(rank: Rank) -> bool:
         return False
     if rank.ended_unasked:
         return True
-    if rank.code == 128 + signal.SIGTERM or -(rank.code or 0) in rank.signals:
+    if rank.code == TERMINATED_EXIT_CODE or -(rank.code or 0) in rank.signals:
         return False
     return (rank.code or 0) < 0 or find_final_exception(tuple(rank.last_lines)) is not None

@@ -36,9 +36,9 @@ class LauncherState(Enum):
     FINISHING_TO_LEAVE = "finishing to leave"
     """As FINISHING, but this worker has to leave: it waits only briefly and does not join again."""
     LEAVING = "leaving"
-    """This worker has to leave: tells the service, then stops the ranks."""
+    """This worker has to leave: reports that to the service, then stops the ranks."""
     FAILING = "failing"
-    """The job has used up its restarts, or restarts cannot help: tells the service, and ends."""
+    """The job has used up its restarts, or restarts cannot help: reports that to the service, and ends."""
     SUCCEEDED = "succeeded"
     """The end, with exit code 0."""
     LEFT = "left"
@@ -76,10 +76,10 @@ class LauncherEvent(Enum):
     """This worker has to leave, and the part of its grace period for the drain is over."""
     SIGTERM = "SIGTERM"
     """The signal itself, or a spot notice, which is passed on as the signal."""
-    TOLD_TO_REJOIN = "told to rejoin"
+    REJOIN_ORDERED = "rejoin ordered"
     """The service restarts the group, including this worker."""
-    TOLD_TO_EXIT = "told to exit"
-    """The service tells this worker to exit with its failure, refuses to answer, or need not be asked."""
+    EXIT_ORDERED = "exit ordered"
+    """The service orders this worker to exit with its failure, refuses to answer, or need not be asked."""
     RANKS_STOPPED = "ranks stopped"
     GROUP_FINISHED = "group finished"
     """The ranks of all members succeeded."""
@@ -128,12 +128,12 @@ _TRANSITIONS: Mapping[LauncherEvent, Mapping[LauncherState, LauncherState]] = {
         _S.RESTARTING: _S.RESTARTING,  # handled when the next generation would be joined
         _S.FAILING: _S.FAILING,
     },
-    _E.TOLD_TO_REJOIN: {
+    _E.REJOIN_ORDERED: {
         _S.JUDGING: _S.RESTARTING,
         _S.FINISHING: _S.RESTARTING,
         _S.FINISHING_TO_LEAVE: _S.LEAVING,
     },
-    _E.TOLD_TO_EXIT: {_S.JUDGING: _S.FAILING},
+    _E.EXIT_ORDERED: {_S.JUDGING: _S.FAILING},
     _E.RANKS_STOPPED: {_S.RESTARTING: _S.JOINING, _S.LEAVING: _S.LEFT, _S.FAILING: _S.FAILED},
     _E.GROUP_FINISHED: dict.fromkeys((_S.JOINING, _S.FINISHING, _S.FINISHING_TO_LEAVE), _S.SUCCEEDED),
     _E.REMOVED: {_S.JOINING: _S.LEFT},

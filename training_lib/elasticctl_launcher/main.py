@@ -17,29 +17,35 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.bootstrap import imports_that_stay
-from elasticctl_launcher.failure import APPLICATION, WorkerFailure
-from elasticctl_launcher.hangs.show_stacks import POD_VARIABLE, look_at_ranks
+from elasticctl_launcher.failure import WorkerFailure
+from elasticctl_launcher.hangs.stacks import stacks_of_ranks
 from elasticctl_launcher.launcher_states import LauncherState
+from elasticctl_launcher.leaving import DEFAULT_GRACE_S, TimeLimits
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
-from elasticctl_launcher.ranks.drain import DEFAULT_GRACE_S, Limits
 from elasticctl_launcher.ranks.setup_command import set_up
 from elasticctl_launcher.ranks.warm_spares import RankStarter, shared_environment
 from elasticctl_launcher.service.client import ServiceClient, client_from_environment
-from elasticctl_launcher.service.heartbeat import Heartbeat
+from elasticctl_launcher.service.heartbeat import HeartbeatSender
 from elasticctl_launcher.system import OrphanReaper, raise_file_limit
 from elasticctl_launcher.usage.measure_usage import UsageWatch
 from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
 from elasticctl_launcher.workspace import PrivateFolder, unpack_workspace
+from elasticctl_protocol import variables
+from elasticctl_protocol.failures import EXIT_FAILED, EXIT_USAGE, FailureVerdict
 from elasticctl_store import storage
 from elasticctl_store.errors import TrainError
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
-REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
+if TYPE_CHECKING:
+    from elasticctl_launcher.rendezvous import Connect
+
+REQUIRED = (variables.JOB, variables.POD_UID, variables.RENDEZVOUS_ENDPOINT, variables.TOKEN_FILE)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     if options.stacks:
-        sys.stdout.write(json.dumps(look_at_ranks(os.environ.get(POD_VARIABLE, ""))) + "\n")
+        sys.stdout.write(json.dumps(stacks_of_ranks(os.environ.get(variables.POD_UID, ""))) + "\n")
         return 0
     output = WorkerOutput()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[OutputHandler(output)])
@@ -67,9 +73,10 @@ def main(argv: list[str] | None = None) -> int:
     raise_file_limit()
     handle_signals(_leave_early)
     with contextlib.ExitStack() as stack:
-        uploads = worker_output.start_uploads(options.log_upload, os.environ, output)
+        uploads = worker_output.start_uploads(options.log_upload, os.environ)
         stack.enter_context(contextlib.closing(uploads))
-        heartbeat = Heartbeat(client_from_environment(), os.environ["ELASTICCTL_POD_UID"])
+        output.store_in(uploads)
+        heartbeat = HeartbeatSender(client_from_environment(), os.environ[variables.POD_UID])
         heartbeat.start()
         stack.enter_context(contextlib.closing(heartbeat))
         try:
@@ -79,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             return run(command, options, output, heartbeat, uploads.hurry)
         except (TrainError, OSError) as error:  # for example, the disk is full
             output.print_message(str(error))
-            WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
+            WorkerFailure(FailureVerdict.APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
 
 
@@ -88,7 +95,7 @@ def _prepare(command: list[str], output: WorkerOutput, stack: contextlib.ExitSta
     workspace = unpack_workspace(os.environ, workspace_name)
     if workspace is not None:
         stack.enter_context(contextlib.closing(workspace))
-        output.workspace = workspace
+        output.show_as_submitted(workspace)
         command = workspace.enter(command, os.environ)
     folder = workspace.folder if workspace is not None else Path.cwd()
     setup = set_up(os.environ, folder, output.print_message)
@@ -102,7 +109,7 @@ def _train(
     command: list[str],
     options: argparse.Namespace,
     output: WorkerOutput,
-    heartbeat: Heartbeat,
+    heartbeat: HeartbeatSender,
     on_sigterm: Callable[[], None],
 ) -> int:
     """Run the ranks until the worker ends; return its exit code. The SIGTERM handler calls `on_sigterm`."""
@@ -110,22 +117,11 @@ def _train(
     starter.warm(options.nproc_per_node)
     # Importing torch takes seconds: usage errors are reported and the spares' imports are started before that.
     with imports_that_stay():
-        from torch.distributed.elastic.agent.server.api import WorkerSpec
-
-        from elasticctl_launcher.rendezvous import handler_from_environment
         from elasticctl_launcher.restart_ranks import Agent
 
-    handler = handler_from_environment(heartbeat.client, options.nproc_per_node, options.join_timeout, heartbeat)
-    spec = WorkerSpec(
-        role="default",
-        local_world_size=options.nproc_per_node,
-        entrypoint=command[0],
-        args=tuple(command[1:]),
-        rdzv_handler=handler,
-        max_restarts=0,
-    )
-    grace_s = float(os.environ.get("ELASTICCTL_GRACE_S") or DEFAULT_GRACE_S)
-    agent = Agent(spec, handler, starter, output, Limits(options.stop_grace, options.hang_timeout, grace_s))
+    grace_s = float(os.environ.get(variables.GRACE_S) or DEFAULT_GRACE_S)
+    limits = TimeLimits(options.stop_grace, options.hang_timeout, grace_s)
+    agent = Agent(_connection(options, heartbeat), starter, options.nproc_per_node, output, limits)
 
     def terminate() -> None:
         on_sigterm()
@@ -134,7 +130,7 @@ def _train(
     _watch_for_termination(options, terminate, agent.give_notice)
     reaper = OrphanReaper(agent.own_pids)
     reaper.start()
-    usage = UsageWatch(agent.note_usage, agent.step_times, alone=not is_local(heartbeat.client))
+    usage = UsageWatch(agent.report_usage, agent.step_times, alone=not is_local(heartbeat.client))
     usage.start()
     with contextlib.closing(agent), contextlib.closing(reaper), contextlib.closing(usage):
         failure = None
@@ -147,7 +143,7 @@ def _train(
             output.print_message(str(error))
             why = str(error)
         if failure is None:
-            failure = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, EXIT_FAILED, error=why)
+            failure = agent.unexpected_failure(why)
         failure.write()  # first, because a worker with notice may be killed during the cleanup
         return failure.exit_code
 
@@ -156,7 +152,7 @@ def _take_commands(
     command: list[str],
     options: argparse.Namespace,
     output: WorkerOutput,
-    heartbeat: Heartbeat,
+    heartbeat: HeartbeatSender,
     on_sigterm: Callable[[], None],
 ) -> int:
     """Run this worker in the launcher role; see `_train` for the arguments and the return value."""
@@ -164,18 +160,17 @@ def _take_commands(
     from elasticctl_launcher.launcher_role.hosts import HostFiles, is_loopback
     from elasticctl_launcher.launcher_role.program import LauncherRole
     from elasticctl_launcher.peers.copy_protocol import read_peer_key
-    from elasticctl_launcher.rendezvous import handler_from_environment
 
     client = heartbeat.client
-    handler = handler_from_environment(client, options.nproc_per_node, options.join_timeout, heartbeat)
-    host = handler.identity.host
+    host = os.environ.get(variables.POD_IP, "127.0.0.1")
     with contextlib.ExitStack() as stack:
         name = "" if is_local(client) else "hosts"
         folder = stack.enter_context(contextlib.closing(PrivateFolder(Path(tempfile.gettempdir()), name)))
         files = HostFiles(folder.path)
         environment = files.environment(shared_environment(), on_loopback=is_loopback(host))
         server = CommandServer(host, read_peer_key, environment, Path.cwd(), options.stop_grace)
-        role = LauncherRole(handler, RankStarter(command, environment, ()), environment, output, server, files)
+        connect = _connection(options, heartbeat)
+        role = LauncherRole(connect, RankStarter(command, environment, ()), environment, output, server, files)
 
         def terminate() -> None:
             on_sigterm()
@@ -190,6 +185,13 @@ def _take_commands(
         return 0
     failure.write()
     return failure.exit_code
+
+
+def _connection(options: argparse.Namespace, heartbeat: HeartbeatSender) -> Connect:
+    """Return the function that creates this worker's rendezvous handler."""
+    from elasticctl_launcher.rendezvous import handler_from_environment
+
+    return partial(handler_from_environment, heartbeat.client, options.nproc_per_node, options.join_timeout, heartbeat)
 
 
 def is_local(client: ServiceClient) -> bool:
@@ -224,7 +226,7 @@ def _leave_early(number: int, frame: FrameType | None) -> None:
 
 
 def _worker() -> str:
-    return os.environ.get("ELASTICCTL_WORKER", "")
+    return os.environ.get(variables.WORKER, "")
 
 
 def modules_to_preload(choice: str, command: list[str]) -> list[str]:
@@ -238,7 +240,7 @@ def modules_to_preload(choice: str, command: list[str]) -> list[str]:
         "torch",
         "torch._dynamo",  # torch imports it when an optimizer is first used; this takes as long as importing torch
         "elasticctl_train.run",
-        *storage.modules(os.environ.get("ELASTICCTL_STORAGE", "")),
+        *storage.modules(os.environ.get(variables.STORAGE, "")),
         *(installed_imports(python.argv[0]) if python else []),
     ]
 
@@ -251,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stop-grace",
         type=float,
-        default=os.environ.get("ELASTICCTL_STOP_GRACE_S") or 5.0,
+        default=os.environ.get(variables.STOP_GRACE_S) or 5.0,
         metavar="S",
         help="seconds from SIGTERM to SIGKILL for ranks",
     )
@@ -261,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hang-timeout",
         type=float,
-        default=os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or None,
+        default=os.environ.get(variables.HANG_TIMEOUT_S) or None,
         metavar="S",
         help="seconds without any progress in the group (no step, no output, no change in a rank's stack, no CPU or "
         "disk use) before it restarts from the last checkpoint; 0: no limit; by default ten times the longest that the "
@@ -277,21 +279,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--notice",
         type=_one_of(*spot_notice.CHOICES),
-        default=os.environ.get("ELASTICCTL_NOTICE_SOURCE") or spot_notice.OFF,
+        default=os.environ.get(variables.NOTICE_SOURCE) or spot_notice.OFF,
         metavar="CLOUD",
         help=f"the cloud whose spot notices to watch for: {', '.join(spot_notice.CHOICES)}",
     )
     parser.add_argument(
         "--metadata-url",
         type=_metadata_url,
-        default=os.environ.get("ELASTICCTL_METADATA_URL") or spot_notice.DEFAULT_URL,
+        default=os.environ.get(variables.METADATA_URL) or spot_notice.DEFAULT_URL,
         metavar="URL",
         help=f"the cloud's metadata service, by default {spot_notice.DEFAULT_URL}",
     )
     parser.add_argument(
         "--log-upload",
         type=_one_of(*worker_output.CHOICES),
-        default=os.environ.get("ELASTICCTL_LOG_UPLOAD") or worker_output.AUTO,
+        default=os.environ.get(variables.LOG_UPLOAD) or worker_output.AUTO,
         metavar="WHEN",
         help="whether to copy the log to the job's storage, where it outlives this machine: on, off, or auto, which is "
         "on unless the job runs on the local cluster and its storage is a folder",

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elasticctl_launcher.ranks.last_traceback import LastTraceback
-from elasticctl_launcher.ranks.output import RankOutput
+from elasticctl_launcher.ranks.output import LastTraceback, RankOutput
 from elasticctl_launcher.ranks.warm_spares import RankStarter
 from elasticctl_launcher.system import MemoryKills, code_of_ended, start_thread
 
@@ -58,6 +57,25 @@ class Rank:
     terminated: bool = False
     output: RankOutput | None = None
     waiter: threading.Thread | None = None
+
+    def renumber(self, rank: int) -> None:
+        """Continue as another rank in the next generation. Output of the last one explains no failure of the next."""
+        self.rank, self.signals = rank, ()
+        self.last_lines.clear()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process, which may have ended."""
+        self.signals += (number,)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    def record_exit(self, code: int | None, *, exhausted_memory: bool) -> None:
+        """Record the end of the process, once its last lines have been read."""
+        self.exhausted_memory, self.code = exhausted_memory, code
+
+    def record_termination(self) -> None:
+        """Record that a SIGTERM from outside made the process end with exit code 0."""
+        self.terminated = True
 
     @property
     def ended_unasked(self) -> bool:
@@ -104,9 +122,7 @@ class RankGroup:
     def renumber(self, global_ranks: Sequence[int]) -> None:
         """Give the running processes their global ranks in the next generation, in order of local rank."""
         for rank, number in zip(self.ranks, global_ranks, strict=True):
-            rank.rank = number
-            rank.last_lines.clear()  # output of the last generation explains no failure of the next
-            rank.signals = ()
+            rank.renumber(number)
 
     def suspended(self) -> list[Rank]:
         """Return the ranks that were stopped from outside (SIGSTOP, a debugger) and will not continue by themselves.
@@ -166,9 +182,7 @@ class RankGroup:
         """Send a signal to every running rank; SIGKILL also goes to everything else in the ranks' sessions."""
         for rank in self.ranks:
             if code_of_ended(rank.process) is None:
-                rank.signals += (number,)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.process.pid, number)
+                rank.send_signal(number)
             if number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
@@ -188,9 +202,8 @@ class RankGroup:
         rank.ended_at = time.monotonic()
         if rank.output is not None:
             rank.output.drain()  # its last lines are part of the failure
-        if code == -signal.SIGKILL:
-            rank.exhausted_memory = self._memory.count() > self._killed_before
-        rank.code = code
+        was_killed = code == -signal.SIGKILL
+        rank.record_exit(code, exhausted_memory=was_killed and self._memory.count() > self._killed_before)
         self._on_exit(rank)
 
 

@@ -16,19 +16,33 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError
 from elasticctl_launcher.system import start_thread
+from elasticctl_protocol.reports import (
+    CopiedReport,
+    DrainedReport,
+    FinishedReport,
+    InputsReport,
+    MetricRows,
+    ProgressReport,
+    Report,
+    ResumedReport,
+    UsageReport,
+    decode_report,
+    encode_report,
+)
+from elasticctl_protocol.requests import ReportAnswer, ReportRequest
 
 FLUSH_S = 0.5
 TIMEOUT_S, LAST_TIMEOUT_S = 5.0, 1.0
 """How long the service may take to answer: while the worker trains, and when it is about to end."""
 MAX_DATAGRAM_BYTES = 65_536
 MAX_PENDING = 200
-_LASTING = frozenset({"resumed", "copied", "inputs"})
+_LASTING = (ResumedReport, CopiedReport, InputsReport)
 """The kinds of reports that are true until the next one of their kind, for as long as the generation lasts."""
 
 log = logging.getLogger(__name__)
@@ -37,10 +51,8 @@ log = logging.getLogger(__name__)
 class RankReports:
     """Receives datagrams at `path`, a socket in `folder`, until `close`; forwards them to the service from a thread.
 
-    `on_drained(generation, rank)`: a rank has drained. `on_finished(generation, is_over)`: a rank has made its last
-    step, or, if `is_over` is False, has begun another training after that. `on_metrics(rows)`: metrics, as lines of
-    JSON. `on_times(generation, rank, times)`: where a rank spent its time; not forwarded in this form.
-    `on_report(message)`: any report except metrics. All of them are called from a thread.
+    `on_report(report)` is called for every report, and `on_finished(generation, is_over)` when a rank has made its last
+    step or, if `is_over` is False, has begun another training after that; both from a thread.
 
     `newest_generation` is the newest generation whose ranks have reported anything, which proves that the script uses
     the training library. `finished_generation` is the newest generation whose ranks have made their last step. Both are
@@ -49,12 +61,14 @@ class RankReports:
     Raises OSError if the socket cannot be created.
     """
 
-    def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
-        self._client, self._on_drained = client, on_drained
-        self.on_finished: Callable[[int, bool], None] = lambda generation, is_over: None
-        self.on_report: Callable[[Mapping[str, Any]], None] = lambda message: None
-        self.on_metrics: Callable[[Sequence[str]], None] = lambda rows: None
-        self.on_times: Callable[[int, object, Mapping[str, Any]], None] = lambda generation, rank, times: None
+    def __init__(
+        self,
+        client: ServiceClient,
+        folder: Path,
+        on_report: Callable[[Report], None],
+        on_finished: Callable[[int, bool], None],
+    ) -> None:
+        self._client, self._on_report, self._on_finished = client, on_report, on_finished
         self._folder = str(folder)
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -63,10 +77,10 @@ class RankReports:
         self._sending = threading.Lock()
         self._is_away = False
         self._every_s = FLUSH_S
-        self._pending: list[dict[str, Any]] = []
-        self._lasting: dict[str, dict[str, Any]] = {}
-        self._furthest: dict[str, Any] | None = None
-        self._usage: dict[str, Any] | None = None
+        self._pending: list[Report] = []
+        self._lasting: dict[type[Report], Report] = {}
+        self._furthest: ProgressReport | None = None
+        self._usage: UsageReport | None = None
         self.newest_generation = -1
         self.finished_generation = -1
         self._stepped_generation = -1
@@ -96,16 +110,15 @@ class RankReports:
             with self._lock:
                 if self._client.was_away.is_set():
                     self._client.was_away.clear()
-                    pending = {id(message) for message in self._pending}
+                    pending = {id(report) for report in self._pending}
                     self._pending[:0] = [each for each in self._lasting.values() if id(each) not in pending]
                 events, self._pending = self._pending, []
                 furthest, self._furthest = self._furthest, None
                 usage, self._usage = self._usage, None
-            messages = [*events, *(latest for latest in (furthest, usage) if latest is not None)]
-            if messages:
-                answer = self._client.call("report", {"messages": messages}, timeout_s=patience_s)
-                every_s = answer.get("every_s")
-                self._every_s = max(FLUSH_S, every_s) if isinstance(every_s, int | float) else FLUSH_S
+            reports = [*events, *(latest for latest in (furthest, usage) if latest is not None)]
+            if reports:
+                request = ReportRequest(messages=tuple(map(encode_report, reports)))
+                self._every_s = max(FLUSH_S, self._client.send(request, ReportAnswer, patience_s).every_s or 0.0)
                 self._is_away = False
         except ServiceAway as error:
             log.debug("cannot deliver reports: %s", error)
@@ -129,66 +142,54 @@ class RankReports:
     def _receive(self) -> None:
         while not self._closed:
             try:
-                message = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
+                report = decode_report(json.loads(self._socket.recv(MAX_DATAGRAM_BYTES)))
             except OSError:
                 return
             except (ValueError, RecursionError):
                 continue
-            if isinstance(message, dict):
-                self._take(message)
+            if isinstance(report, MetricRows):
+                self._on_report(report)
+            elif report is not None and report.generation is not None and report.step is not None:
+                self._accept(report, report.generation)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if message.get("kind") == "metrics":
-            rows = message.get("rows")
-            self.on_metrics([row for row in rows if isinstance(row, str)] if isinstance(rows, list) else [])
-            return
-        generation, step = message.get("generation"), message.get("step")
-        if not isinstance(generation, int) or not isinstance(step, int):
-            return
+    def _accept(self, report: Report, generation: int) -> None:
         self.newest_generation = max(self.newest_generation, generation)
-        times = message.pop("times", None)
-        if isinstance(times, Mapping):
-            self.on_times(generation, message.get("rank"), times)
-        self.on_report(message)
-        if message.get("kind") == "drained":
-            rank = message.get("rank")
-            if isinstance(rank, int):
-                self._on_drained(generation, rank)
+        self._on_report(report)
+        if isinstance(report, DrainedReport):
             return
-        if message.get("kind") == "finished":
+        if isinstance(report, FinishedReport):
             self.finished_generation = generation
-            self.on_finished(generation, True)
+            self._on_finished(generation, True)
             return
-        if message.get("kind") == "resumed" and self.finished_generation == generation:
+        if isinstance(report, ResumedReport) and self.finished_generation == generation:
             self.finished_generation = -1
-            self.on_finished(generation, False)
+            self._on_finished(generation, False)
         with self._lock:
-            if message.get("kind") != "progress":
-                self._add(message)
+            if not isinstance(report, ProgressReport):
+                self._queue(report)
                 return
-            self._furthest = _merge_progress(message, self._furthest)
+            self._furthest = _merge_progress(replace(report, times=None), self._furthest)
             if generation > self._stepped_generation:
                 self._stepped_generation = generation
                 self._wake.set()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Forward a message of the launcher itself at once; may be called from any thread."""
+    def send(self, report: Report) -> None:
+        """Forward a report of the launcher itself at once; may be called from any thread."""
         with self._lock:
-            self._add(message)
+            self._queue(report)
 
-    def note_usage(self, message: dict[str, Any]) -> None:
-        """Send the worker's use of its machine with the next report. Only the newest is kept. May be called from any
+    def send_usage(self, report: UsageReport) -> None:
+        """Send the worker's use of its machine with the next reports. Only the newest is kept. May be called from any
         thread.
         """
         with self._lock:
-            self._usage = message
+            self._usage = report
 
-    def _add(self, message: dict[str, Any]) -> None:
-        """Queue a message to be forwarded at once. The caller holds the lock."""
-        kind = message.get("kind")
-        if kind in _LASTING:
-            self._lasting[kind] = message
-        self._pending.append(message)
+    def _queue(self, report: Report) -> None:
+        """Queue a report to be forwarded at once. The caller holds the lock."""
+        if isinstance(report, _LASTING):
+            self._lasting[type(report)] = report
+        self._pending.append(report)
         del self._pending[:-MAX_PENDING]
         self._wake.set()
 
@@ -199,14 +200,12 @@ class RankReports:
             self._send(TIMEOUT_S)
 
 
-def _merge_progress(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The further of two progress reports (the first if they are equal), with metrics of the other that it lacks.
+def _merge_progress(first: ProgressReport | None, second: ProgressReport | None) -> ProgressReport | None:
+    """The further of two reports of progress (the first if they are equal), with metrics of the other that it lacks.
 
     Only some steps have metrics. If the newest step has none, those of the step before are still the newest.
     """
     if first is None or second is None:
         return first or second
-    older, newer = sorted((second, first), key=lambda report: (report["generation"], report["step"]))
-    parts = [report.get("metrics") for report in (older, newer)]
-    metrics = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
-    return {**newer, "metrics": metrics} if metrics else newer
+    older, newer = sorted((second, first), key=lambda report: (report.generation or 0, report.step or 0))
+    return replace(newer, metrics={**(older.metrics or {}), **(newer.metrics or {})} or None)

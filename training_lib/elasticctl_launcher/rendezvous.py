@@ -16,9 +16,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import torch
@@ -36,16 +37,32 @@ from torch.distributed.elastic.rendezvous import (
 
 from elasticctl_launcher.service.client import (
     POLL_TIMEOUT_S,
-    Backoff,
     Poll,
+    RetryPauses,
     ServiceAway,
     ServiceClient,
     ServiceRefused,
     client_from_environment,
 )
-from elasticctl_launcher.service.heartbeat import Doing, Heartbeat
+from elasticctl_launcher.service.heartbeat import HeartbeatSender
 from elasticctl_launcher.store_connection import connect_to_store
 from elasticctl_launcher.system import start_thread
+from elasticctl_protocol import variables
+from elasticctl_protocol.requests import (
+    WIRE,
+    Doing,
+    FailureReport,
+    FormedAnswer,
+    JoinAnswer,
+    JoinRequest,
+    JoinState,
+    Member,
+    Polled,
+    PrepareAnswer,
+    WatchAnswer,
+    WatchRequest,
+    WatchState,
+)
 
 NOT_A_MEMBER, JOB_OVER = 409, 410
 UNKNOWN_JOB_S = 30.0
@@ -87,21 +104,41 @@ class WorkerIdentity:
     slots: int
 
 
+class GroupChange(Enum):
+    """What the service says of a generation."""
+
+    OVER = "over"
+    DRAIN = "drain"
+    """It has to drain."""
+    LEAVE = "leave"
+    """It has to drain, and this worker is not to join again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a worker says of itself when it joins.
+
+    `prepared`: its ranks have been started already, or need not be; a worker that is not prepared has to handle
+    RanksWanted. `stays`: the ranks of the last generation can continue in their processes. `serves_commands`: it has no
+    ranks and runs commands of another worker, so a change of the group stops nothing here. `failed` are the failures
+    after which it restarted.
+    """
+
+    prepared: bool = True
+    stays: bool = False
+    serves_commands: bool = False
+    failed: tuple[FailureReport, ...] = ()
+
+
 class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
     `join_timeout_s` limits the wait for a group in seconds; 0: no limit. `heartbeat`, if given, reports what the
-    launcher does. `starts_anew`: in this generation, ranks that could stay in their processes start again, too.
+    launcher does. `readiness()` is what the worker says of itself. `starts_anew`: in this generation, ranks that could
+    stay in their processes start again, too.
 
-    The caller may set these attributes. `prepared`: the worker's ranks have been started already, or need not be; a
-    caller that sets it to False has to handle RanksWanted. `stays()`: the ranks of the last generation can continue in
-    their processes. `serves_commands`: the worker has no ranks and runs commands of another worker, so a change of the
-    group stops nothing here. `failed()`: reports of the failures after which this worker was told to restart, for a
-    service that was restarted before it stored them.
-
-    `on_stale(generation)` is called from a thread when the generation is over, `on_drain(generation)` when it has to
-    drain, and `on_leave(generation)` instead if this worker is not to join again. If `on_drain` is not set (stock
-    torchrun), a generation that has to drain is over at once.
+    `on_change(generation, change)` is called from a thread. Without it (stock torchrun), a generation that has to drain
+    is over at once.
     """
 
     def __init__(
@@ -109,27 +146,26 @@ class ServiceRendezvous(RendezvousHandler):
         client: ServiceClient,
         identity: WorkerIdentity,
         join_timeout_s: float = 0.0,
-        heartbeat: Heartbeat | None = None,
+        heartbeat: HeartbeatSender | None = None,
+        readiness: Callable[[], Readiness] = Readiness,
+        on_change: Callable[[int, GroupChange], None] | None = None,
     ) -> None:
         self.client, self.identity, self.heartbeat = client, identity, heartbeat
-        self.poll: Poll = heartbeat.poll if heartbeat else lambda verb, body: client.call(verb, body, POLL_TIMEOUT_S)
+        self.poll: Poll = heartbeat.poll if heartbeat else self._poll_alone
         self.generation = 0
-        self.prepared = True
-        self.failed: Callable[[], Sequence[Mapping[str, Any]]] = tuple
-        self.serves_commands = False
-        self.stays: Callable[[], bool] = lambda: False
         self.stale = threading.Event()
         self.stale_reason = ""
-        self.members: list[dict[str, Any]] = []
+        self.members: tuple[Member, ...] = ()
         self.starts_anew = False
-        self.on_stale: Callable[[int], None] | None = None
-        self.on_drain: Callable[[int], None] | None = None
-        self.on_leave: Callable[[int], None] | None = None
+        self._readiness, self._on_change = readiness, on_change
         self._join_timeout_s = join_timeout_s
         self._server: TCPStore | None = None
         self._watched = 0
         self._is_known = False
         self._closed = False
+
+    def _poll_alone(self, request: Polled) -> Mapping[str, Any]:
+        return self.client.call(request.verb, WIRE.encode(request), POLL_TIMEOUT_S)
 
     def get_backend(self) -> str:
         """Return the backend's name."""
@@ -149,18 +185,18 @@ class ServiceRendezvous(RendezvousHandler):
         while True:
             server, port = _open_store(self.identity.host)
             self.join_group(port)
-            rank = next(i for i, member in enumerate(self.members) if member["uid"] == self.identity.uid)
+            rank = next(i for i, member in enumerate(self.members) if member.uid == self.identity.uid)
             first = self.members[0]
             self._server = server if rank == 0 else None
             store: Store | None = server
             if rank:
                 del server
-                store = connect_to_store(first["host"], first["port"], first["name"], STORE_TIMEOUT, self.stale)
+                store = connect_to_store(first.host, first.port, first.name, STORE_TIMEOUT, self.stale)
             if store is not None:
                 break
             log.info("generation %d is over (%s) before its store was reached", self.generation, self.stale_reason)
         prefixed = PrefixStore(f"elasticctl/{self.generation}", store)
-        bootstrap = RendezvousStoreInfo(first["host"], first["port"])
+        bootstrap = RendezvousStoreInfo(first.host, first.port)
         return RendezvousInfo(prefixed, rank, len(self.members), bootstrap)
 
     def join_group(self, port: int) -> None:
@@ -170,9 +206,8 @@ class ServiceRendezvous(RendezvousHandler):
         """
         self._watched = -1  # stops the watcher of the old generation
         self._say(Doing.WAITING)
-        world = self._join(port)
-        self.members, self.generation = world["members"], world["generation"]
-        self.starts_anew = world.get("anew") is True
+        formed = self._join(port)
+        self.members, self.generation, self.starts_anew = formed.members, formed.generation, formed.anew
         self._say(Doing.STARTING)
         self._watch()
 
@@ -202,18 +237,14 @@ class ServiceRendezvous(RendezvousHandler):
         if self.heartbeat is not None:
             self.heartbeat.say(doing, self.generation)
 
-    def _join(self, port: int) -> Mapping[str, Any]:
-        stays = self.stays()  # a restarted service does not know this
-        body = {**asdict(self.identity), "port": port, "generation": self.generation}
-        body |= {"prepared": self.prepared or stays, "stays": stays}
-        body |= {"serves_commands": True} if self.serves_commands else {}
+    def _join(self, port: int) -> FormedAnswer:
         deadline = time.monotonic() + (self._join_timeout_s or math.inf)
+        stays = self._readiness().stays  # a restarted service does not know this
         refused_since: float | None = None
-        backoff = Backoff()
+        backoff = RetryPauses()
         while (left_s := deadline - time.monotonic()) > 0:
-            within = {"within_s": left_s} if self._join_timeout_s else {}
             try:
-                answer = self.poll("join", {**body, **within, "failed": self.failed()})
+                answer = self.poll(self._join_request(port, left_s, stays=stays))
             except ServiceAway:
                 time.sleep(backoff.next_s())
                 continue
@@ -225,13 +256,31 @@ class ServiceRendezvous(RendezvousHandler):
                 continue
             self._is_known, refused_since = True, None
             backoff.reset()
-            if answer.get("state") == "over":
-                raise GroupFinished("the ranks of all workers have succeeded")
-            if answer.get("state") == "formed":
-                return answer
-            if answer.get("state") == "prepare":
-                raise RanksWanted(int(answer["ranks"]), str(answer.get("examples", "")))
+            match WIRE.decode(JoinAnswer, answer).state:
+                case JoinState.OVER:
+                    raise GroupFinished("the ranks of all workers have succeeded")
+                case JoinState.FORMED:
+                    return WIRE.decode(FormedAnswer, answer)
+                case JoinState.PREPARE:
+                    wanted = WIRE.decode(PrepareAnswer, answer)
+                    raise RanksWanted(wanted.ranks, wanted.examples)
         raise RendezvousTimeoutError(f"the group did not form within {self._join_timeout_s:.0f} s (--join-timeout)")
+
+    def _join_request(self, port: int, left_s: float, *, stays: bool) -> JoinRequest:
+        readiness, worker = self._readiness(), self.identity
+        return JoinRequest(
+            uid=worker.uid,
+            name=worker.name,
+            host=worker.host,
+            slots=worker.slots,
+            port=port,
+            generation=self.generation,
+            prepared=readiness.prepared or stays,
+            stays=stays,
+            serves_commands=readiness.serves_commands,
+            within_s=left_s if self._join_timeout_s else None,
+            failed=readiness.failed,
+        )
 
     def _is_final(self, refusal: ServiceRefused, refused_s: float) -> bool:
         """True if this worker, which has been refused for `refused_s` seconds, is no longer part of the job.
@@ -247,37 +296,44 @@ class ServiceRendezvous(RendezvousHandler):
         """Watch this generation in the background; set `stale` when it is over."""
         self.stale.clear()
         generation = self._watched = self.generation
-        body = {"uid": self.identity.uid, "generation": generation, "draining": False}
+        plain = WatchRequest(uid=self.identity.uid, generation=generation)
 
         def watch() -> None:
-            backoff = Backoff()
+            request, backoff = plain, RetryPauses()
             while self._watched == generation:
                 try:
-                    answer = self.poll("watch", body)
+                    answer = WIRE.decode(WatchAnswer, self.poll(request))
                 except (ServiceAway, ServiceRefused):
                     time.sleep(backoff.next_s())  # training continues while the service is away or starts
                     continue
                 backoff.reset()
-                state = answer.get("state")
-                for told in ("members", "failed"):
-                    body.pop(told, None)
-                if state == "unknown":
-                    body["members"] = self.members  # only now: each agent sends about 100 bytes per member
-                    body.update(stays=self.stays(), serves_commands=self.serves_commands, failed=self.failed())
-                if state in ("current", "unknown") or self._watched != generation:
+                request = replace(plain, draining=request.draining)
+                if answer.state is WatchState.UNKNOWN:
+                    request = self._with_group(request)
+                if answer.state in (WatchState.CURRENT, WatchState.UNKNOWN) or self._watched != generation:
                     continue
-                self.stale_reason = str(answer.get("reason", ""))
-                if state == "drain" and self.on_drain is not None:
-                    body["draining"] = True
-                    leaves = answer.get("leave") is True
-                    ((self.on_leave if leaves else None) or self.on_drain)(generation)
+                self.stale_reason = answer.reason
+                if answer.state is WatchState.DRAIN and self._on_change is not None:
+                    request = replace(request, draining=True)
+                    self._on_change(generation, GroupChange.LEAVE if answer.leave else GroupChange.DRAIN)
                     continue
                 self.stale.set()
-                if self.on_stale is not None:
-                    self.on_stale(generation)
+                if self._on_change is not None:
+                    self._on_change(generation, GroupChange.OVER)
                 return
 
         start_thread(watch, name=f"watch-{generation}")
+
+    def _with_group(self, request: WatchRequest) -> WatchRequest:
+        """The request extended by what a restarted service does not know: about 100 bytes per member."""
+        readiness = self._readiness()
+        return replace(
+            request,
+            members=self.members,
+            stays=readiness.stays,
+            serves_commands=readiness.serves_commands,
+            failed=readiness.failed,
+        )
 
 
 def create_handler(parameters: RendezvousParameters) -> ServiceRendezvous:
@@ -286,21 +342,30 @@ def create_handler(parameters: RendezvousParameters) -> ServiceRendezvous:
     The `ELASTICCTL_*` variables, which the controller sets in every pod, identify the worker. Raises
     RendezvousConnectionError if one is missing.
     """
-    missing = [name for name in ("ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_TOKEN_FILE") if not os.environ.get(name)]
+    missing = [name for name in (variables.POD_UID, variables.TOKEN_FILE) if not os.environ.get(name)]
     if missing:
         raise RendezvousConnectionError(f"{', '.join(missing)} not set: is this a worker of an elasticctl job?")
-    slots = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("ELASTICCTL_RANKS_PER_WORKER") or 1)
+    slots = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get(variables.RANKS_PER_WORKER) or 1)
     client = client_from_environment(parameters.endpoint)
     return handler_from_environment(client, slots, float(parameters.get("join_timeout", 0.0)))
 
 
 def handler_from_environment(
-    client: ServiceClient, slots: int, join_timeout_s: float = 0.0, heartbeat: Heartbeat | None = None
+    client: ServiceClient,
+    slots: int,
+    join_timeout_s: float = 0.0,
+    heartbeat: HeartbeatSender | None = None,
+    readiness: Callable[[], Readiness] = Readiness,
+    on_change: Callable[[int, GroupChange], None] | None = None,
 ) -> ServiceRendezvous:
     """Create the handler for the worker that the environment describes. Raises KeyError for a missing variable."""
-    uid, name = os.environ["ELASTICCTL_POD_UID"], os.environ.get("ELASTICCTL_WORKER", socket.gethostname())
-    identity = WorkerIdentity(uid, name, os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1"), slots)
-    return ServiceRendezvous(client, identity, join_timeout_s, heartbeat)
+    uid, name = os.environ[variables.POD_UID], os.environ.get(variables.WORKER, socket.gethostname())
+    identity = WorkerIdentity(uid, name, os.environ.get(variables.POD_IP, "127.0.0.1"), slots)
+    return ServiceRendezvous(client, identity, join_timeout_s, heartbeat, readiness, on_change)
+
+
+Connect = Callable[[Callable[[], Readiness], Callable[[int, GroupChange], None]], ServiceRendezvous]
+"""`connect(readiness, on_change)` creates the handler of this worker; see `ServiceRendezvous`."""
 
 
 def _open_store(host: str) -> tuple[TCPStore, int]:

@@ -12,9 +12,9 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from elasticctl_launcher.agent_events import (
@@ -30,21 +30,21 @@ from elasticctl_launcher.agent_events import (
     SigtermReceived,
     TrainingDone,
 )
-from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, TERMINATED, WorkerFailure
+from elasticctl_launcher.failure import TERMINATED, WorkerFailure
 from elasticctl_launcher.hangs.watch_ranks import Hang
 from elasticctl_launcher.launcher_states import FINAL_STATES, LauncherEvent, LauncherState, transition
+from elasticctl_launcher.leaving import BY_SIGNAL, Termination, TimeLimits
 from elasticctl_launcher.rank_processes import Rank
-from elasticctl_launcher.ranks.drain import Limits
 from elasticctl_launcher.ranks.local_ranks import LocalRanks
 from elasticctl_launcher.ranks.torch_agent import TorchAgent
 from elasticctl_launcher.ranks.warm_spares import WARM_S, RankStarter
-from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
-from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S, Inquiries, Question
-from elasticctl_launcher.service.failure_verdicts import Verdicts
-from elasticctl_launcher.service.heartbeat import Doing
-from elasticctl_launcher.service.termination import BY_SIGNAL, Termination
+from elasticctl_launcher.rendezvous import Connect, GroupChange, GroupFinished, RanksWanted, Readiness, WorkerRemoved
+from elasticctl_launcher.service.questions import REPORT_TIMEOUT_S, Inquiries, Question, Verdicts
 from elasticctl_launcher.spot_notice import SpotNotice
 from elasticctl_launcher.worker_output import WorkerOutput
+from elasticctl_protocol.failures import EXIT_FAILED, FailureVerdict
+from elasticctl_protocol.reports import StepShares, UsageReport
+from elasticctl_protocol.requests import Doing
 
 SPARE_DELAY_S = 2.0
 """Spares are started after a generation has run for this long, because its ranks need the CPU while they start."""
@@ -62,6 +62,11 @@ DOING: Mapping[LauncherState, Doing] = {
     LauncherState.FAILING: Doing.STOPPING,
 }
 """What the launcher reports to the service in each state. The rendezvous reports waiting and starting."""
+ANNOUNCED: Mapping[GroupChange, LauncherEvent] = {
+    GroupChange.OVER: LauncherEvent.GENERATION_STALE,
+    GroupChange.DRAIN: LauncherEvent.DRAIN_REQUESTED,
+    GroupChange.LEAVE: LauncherEvent.LEAVE_DUE,
+}
 
 log = logging.getLogger(__name__)
 
@@ -71,31 +76,27 @@ class Terminated(Exception):
 
 
 class Agent(TorchAgent):
-    """Runs one rank per local rank with `starter`, generation after generation.
+    """Runs `ranks_per_worker` ranks with `starter`, generation after generation.
 
-    The ranks' output goes to `output`. After `run` has returned, `state` is a final state; if it is not SUCCEEDED,
-    `failure` says why.
+    `connect` creates the rendezvous handler. The ranks' output goes to `output`. After `run` has returned, `state` is a
+    final state; if it is not SUCCEEDED, `failure` says why.
     """
 
     def __init__(
-        self, spec: WorkerSpec, handler: ServiceRendezvous, starter: RankStarter, output: WorkerOutput, limits: Limits
+        self, connect: Connect, starter: RankStarter, ranks_per_worker: int, output: WorkerOutput, limits: TimeLimits
     ) -> None:
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
+        handler = connect(self._readiness, self._announce)
         ranks = LocalRanks(handler.client, starter, output, limits, notify, handler.identity.host)
-        super().__init__(spec, handler, starter, ranks)
+        super().__init__(ranks_per_worker, handler, starter, ranks)
         self._limits = limits
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
-        handler.on_stale = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.GENERATION_STALE))
-        handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
-        handler.on_leave = self._note_leave_due
-        handler.stays = self._ranks.can_stay
         self._got_sigterm = False
         self._sigterm_raises = False
         self._verdicts = Verdicts(self._service)
-        handler.failed = self._verdicts.counted_failures
         self._wanted, self._is_prepared = RanksWanted(0), False
         self._termination = Termination(self._service, limits.grace_s)
         self.state = LauncherState.JOINING
@@ -104,7 +105,7 @@ class Agent(TorchAgent):
     def terminate(self) -> None:
         """Handle SIGTERM, from the signal handler: leave the group in order, and end."""
         is_first, self._got_sigterm = not self._got_sigterm, True
-        self._termination.note_signal()
+        self._termination.record_signal()
         self._notifications.put(SigtermReceived())
         if is_first and self._sigterm_raises:
             raise Terminated
@@ -118,23 +119,31 @@ class Agent(TorchAgent):
         self._termination.expect(notice)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _note_leave_due(self, generation: int) -> None:
-        self._termination.note_told(self._handler.stale_reason)
-        self._notifications.put(ServiceAnnounced(generation, LauncherEvent.LEAVE_DUE))
+    def _readiness(self) -> Readiness:
+        return Readiness(self._is_prepared, self._ranks.can_stay(), failed=self._verdicts.counted_failures())
+
+    def _announce(self, generation: int, change: GroupChange) -> None:
+        if change is GroupChange.LEAVE:
+            self._termination.record_reason(self._handler.stale_reason)
+        self._notifications.put(ServiceAnnounced(generation, ANNOUNCED[change]))
 
     def own_pids(self) -> set[int]:
         """Return the ids of the processes that this agent has started and waits for."""
         return self._ranks.own_pids()
 
-    def step_times(self) -> Mapping[str, float]:
+    def step_times(self) -> StepShares:
         """Return the shares of the ranks' time since the last call, as in `StepTimes.shares`; call from one thread
         only.
         """
         return self._ranks.step_times.shares()
 
-    def note_usage(self, used: Mapping[str, Any]) -> None:
+    def report_usage(self, used: UsageReport) -> None:
         """Send this worker's use of its machine with the next report; may be called from any thread."""
-        self._ranks.reports.note_usage({"kind": "usage", "uid": self._handler.identity.uid, **used})
+        self._ranks.reports.send_usage(replace(used, uid=self._handler.identity.uid))
+
+    def unexpected_failure(self, why: str) -> WorkerFailure:
+        """Return a failure of this worker that is none of its ranks'."""
+        return WorkerFailure(FailureVerdict.APPLICATION, *self._place(), EXIT_FAILED, error=why)
 
     def close(self) -> None:
         """Send the ranks' last reports, stop listening, and remove this launcher's folders."""
@@ -171,7 +180,7 @@ class Agent(TorchAgent):
             except (RendezvousError, OSError) as error:
                 self._sigterm_raises = False
                 log.error("%s", error)
-                self.failure = WorkerFailure(APPLICATION, *self._place(), 1, error=str(error))
+                self.failure = self.unexpected_failure(str(error))
                 self._apply(LauncherEvent.ERROR)
         if self.state is not LauncherState.SUCCEEDED:
             return RunResult(WorkerState.FAILED)
@@ -196,7 +205,6 @@ class Agent(TorchAgent):
         if self._handler.generation == 0:
             # The others would have to wait for the imports of a newcomer that is not ready, instead of training.
             self._starter.wait_until_warm(WARM_S)
-        self._handler.prepared = self._is_prepared
         event = LauncherEvent.GROUP_FORMED
         try:
             self._rendezvous(self._worker_group)
@@ -255,7 +263,7 @@ class Agent(TorchAgent):
         if not self._ranks.drain.request(to_leave=True):
             return LauncherEvent.CANNOT_DRAIN
         self._limit_drain()
-        self._service.tell("notice", self._termination.why)  # the service makes the others drain too
+        self._service.report_notice(self._termination.why)  # the service makes the others drain too
         return None
 
     def _limit_drain(self) -> None:
@@ -274,16 +282,16 @@ class Agent(TorchAgent):
         if failure is None:
             raise RuntimeError("nothing to judge: no failure was noted")
         self._ranks.reports.flush()
-        if failure.verdict == STUCK:
+        if failure.verdict is FailureVerdict.STUCK:
             log.warning("generation %d: %s", failure.generation, failure.describe())
-            return LauncherEvent.TOLD_TO_EXIT
-        question = self._verdicts.ask(failure)
-        if failure.verdict != COLLATERAL:
+            return LauncherEvent.EXIT_ORDERED
+        question = self._verdicts.report_failure(failure)
+        if failure.verdict is not FailureVerdict.COLLATERAL:
             self._ranks.stop()
         event = self._wait_for_answer(question)
-        if event is not LauncherEvent.TOLD_TO_REJOIN or not self._ranks.release():
+        if event is not LauncherEvent.REJOIN_ORDERED or not self._ranks.keep_for_next():
             self._ranks.stop(peers_ended=self._verdicts.is_excused)
-        if event is LauncherEvent.TOLD_TO_EXIT:
+        if event is LauncherEvent.EXIT_ORDERED:
             self.failure = self._verdicts.blamed(self.failure or failure)
         return event
 
@@ -291,7 +299,7 @@ class Agent(TorchAgent):
         if self.failure is None:
             why = self._handler.stale_reason or "the ranks of others have not ended with exit code 0"
             log.info("generation %d is over (%s)", self._handler.generation, why)
-        if not self._got_sigterm and self._ranks.release():
+        if not self._got_sigterm and self._ranks.keep_for_next():
             return LauncherEvent.RANKS_STOPPED
         stopped = self._ranks.stop(peers_ended=True, more_s=self._more_grace_s)
         failure = WorkerFailure.of_stopped(*self._place(), stopped)
@@ -308,8 +316,8 @@ class Agent(TorchAgent):
 
     def _leave(self) -> LauncherEvent:
         if self.failure is not None and not self._verdicts.has_reported(self.failure):
-            self._verdicts.ask(self.failure)  # the verdict no longer matters
-        self._service.tell("leave", self._termination.why)
+            self._verdicts.report_failure(self.failure)  # the verdict no longer matters
+        self._service.report_leaving(self._termination.why)
         self._ranks.stop(grace_s=self._limits.last_grace_s(self._termination.left_s()), more_s=self._more_grace_s)
         why = self._termination.why
         self.failure = WorkerFailure.of_sigterm(*self._place(), "" if why == BY_SIGNAL else why)
@@ -324,7 +332,7 @@ class Agent(TorchAgent):
 
     def _fail(self) -> LauncherEvent:
         self._ranks.stop()
-        self._service.tell("leave", self.failure.describe() if self.failure else "")
+        self._service.report_leaving(self.failure.describe() if self.failure else "")
         return LauncherEvent.RANKS_STOPPED
 
     # Waiting for events
@@ -363,7 +371,7 @@ class Agent(TorchAgent):
             case RankExited(rank) if rank in self._ranks.running:
                 return self._interpret_exit(rank)
             case RankDrained(generation, global_rank):
-                self._ranks.drain.note(generation, global_rank)
+                self._ranks.drain.record_drained(generation, global_rank)
                 return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._ranks.have_drained() else None
             case TrainingDone(self._handler.generation, is_over):
                 self._say(Doing.EXPORTING if is_over else DOING.get(self.state))
@@ -396,12 +404,12 @@ class Agent(TorchAgent):
             log.warning("generation %d: rank %d: %s", self._handler.generation, rank.rank, TERMINATED)
         return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in self._ranks.running) else None
 
-    def _interpret_link(self, told: RankLostPeers | RankDeclined) -> LauncherEvent:
+    def _interpret_link(self, end: RankLostPeers | RankDeclined) -> LauncherEvent:
         """A rank that may stay in its process cannot continue in this generation."""
-        if isinstance(told, RankDeclined):
-            log.warning("generation %d: the ranks start again: %s", told.generation, told.why)
+        if isinstance(end, RankDeclined):
+            log.warning("generation %d: the ranks start again: %s", end.generation, end.why)
             return LauncherEvent.RANKS_DECLINED
-        self.failure = self._explained(WorkerFailure.of_lost_peers(*self._place(), told.why))
+        self.failure = self._explained(WorkerFailure.of_lost_peers(*self._place(), end.why))
         return LauncherEvent.RANK_FAILED
 
     def _end_hung_generation(self, hang: Hang) -> LauncherEvent:
@@ -413,10 +421,10 @@ class Agent(TorchAgent):
     def _wait_for_answer(self, question: Question) -> LauncherEvent:
         """Wait for the answer without a limit.
 
-        SIGTERM ends the wait. If it arrived before, the wait is limited to `TELL_TIMEOUT_S`.
+        SIGTERM ends the wait. If it arrived before, the wait is limited to `REPORT_TIMEOUT_S`.
         """
-        timeout_s = TELL_TIMEOUT_S if self._got_sigterm else None
-        self._verdicts.forget()
+        timeout_s = REPORT_TIMEOUT_S if self._got_sigterm else None
+        self._verdicts.reset_answer()
         while True:
             try:
                 notification = self._notifications.get(timeout=timeout_s)
@@ -428,13 +436,13 @@ class Agent(TorchAgent):
                     question.withdraw()
                     return LauncherEvent.SIGTERM
                 case ServiceAnswered(answered) if answered is question:
-                    return self._verdicts.take(question)
+                    return self._verdicts.store_answer(question)
                 case RankExited(rank) if self.failure is not None and rank in self._ranks.running and rank.code != 0:
                     failure = self._failure_of(rank)
                     if failure.explains_more_than(self.failure):
                         question.withdraw()
                         self.failure = failure
-                        question = self._verdicts.ask(failure)
+                        question = self._verdicts.report_failure(failure)
 
     def _end_generation(self, event: LauncherEvent) -> LauncherEvent:
         """`event`, which ends the generation here, or RANK_SUSPENDED if a rank of this worker held up the group."""
@@ -458,6 +466,6 @@ class Agent(TorchAgent):
     def _explained(self, failure: WorkerFailure) -> WorkerFailure:
         """`failure`, or the failure of a rank on this worker that explains it, because it got SIGTERM from outside."""
         terminated = next((rank for rank in self._ranks.running if rank.terminated), None)
-        if terminated is None or failure.verdict != COLLATERAL:
+        if terminated is None or failure.verdict is not FailureVerdict.COLLATERAL:
             return failure
         return WorkerFailure.of_terminated(*self._place(), terminated)

@@ -226,7 +226,7 @@ class NoticeWatch:
         self._closed.set()
 
     def _run(self) -> None:
-        failures, answered, told = 0, False, False
+        failures, answered, reported = 0, False, False
         while not self._closed.is_set():
             try:
                 notice = self._source.poll()
@@ -239,10 +239,10 @@ class NoticeWatch:
                     log.warning("the cloud's metadata service gives no usable answer, still trying: %s", error)
             else:
                 failures, answered = 0, True
-                if notice is not None and not (told and notice.at is None):
+                if notice is not None and not (reported and notice.at is None):
                     log.warning("spot notice: %s", notice.words)
                     self._on_notice(notice)
-                    told = True
+                    reported = True
                     if notice.at is not None:
                         return
             self._closed.wait(min(RETRY_MAX_S, self._poll_s * 2.0 ** min(failures, 10)))

@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from elasticctl_launcher.service.client import Backoff
+from elasticctl_launcher.service.client import RetryPauses
 from elasticctl_launcher.system import start_thread
 
 CONNECT_S = 0.5
@@ -39,7 +39,7 @@ def connect_to_store(host: str, port: int, name: str, timeout: timedelta, stale:
 
     `timeout` applies to later operations on the store. An exception of a signal handler may interrupt the call.
     """
-    answer_s, backoff, said = FIRST_ANSWER_S, Backoff(), False
+    answer_s, backoff, said = FIRST_ANSWER_S, RetryPauses(), False
     while not stale.is_set():
         attempt = _Attempt(host, port)
         try:

@@ -1,6 +1,6 @@
 """The output of a worker: the lines of its ranks and of the launcher, printed here and copied to the job's storage.
 
-`WorkerOutput` prints each line at once and as a whole. It passes each line to `on_line` before it prints it, so that
+`WorkerOutput` prints each line at once and as a whole. It passes each line to the uploads before it prints it, so that
 the log in the storage has the same lines in the same order as the log that the cluster keeps.
 
 `LogUploader` sends the lines to the storage as they come, so that they can be read after the worker's node is gone. It
@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from elasticctl_launcher.workspace import UnpackedWorkspace
+from elasticctl_protocol import variables
 from elasticctl_store import stored_logs, stored_metrics
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Patience, Storage
 from elasticctl_store.storage import open as open_storage
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation, StoredLine
 
 PRINT_TIMEOUT_S = 1.0
 """How long a message of the launcher waits for the ranks' lines: it continues even if nothing reads its output."""
@@ -54,27 +55,30 @@ LINE_OVERHEAD_BYTES = 200
 """The memory that a pending line takes in addition to its text."""
 PATIENCE = Patience(tries=2, total_s=10.0, connect_s=5.0, silence_s=10.0)
 
-LineSink = Callable[[float, int | None, str], None]
-"""`sink(at, rank, text)`: `at` is Unix time in seconds; `rank` is None for the launcher itself."""
-
 log = logging.getLogger(__name__)
 
 
 class WorkerOutput:
     """The worker's stdout and stderr.
 
-    `on_line` and `on_metrics`, if set, receive each line and each row of metrics. `workspace`, if set, is the copy that
-    the ranks run.
+    `workspace`, if there is one, is the copy that the ranks run.
     """
 
     def __init__(self) -> None:
         self.workspace: UnpackedWorkspace | None = None
-        self.on_line: LineSink | None = None
-        self.on_metrics: LineSink | None = None
+        self._uploads = Uploads()
         self._lock = threading.Lock()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # $PYTHONIOENCODING or the locale may lack a character
+
+    def store_in(self, uploads: Uploads) -> None:
+        """Have each line and each row of metrics uploaded, too, from now on."""
+        self._uploads = uploads
+
+    def show_as_submitted(self, workspace: UnpackedWorkspace) -> None:
+        """Name the files of the copy that the ranks run as they were submitted."""
+        self.workspace = workspace
 
     def reword(self, line: str) -> str:
         """Return what is printed and stored instead of a line of a rank: it names files as they were submitted."""
@@ -90,9 +94,9 @@ class WorkerOutput:
 
     def store_metrics(self, rows: Sequence[str]) -> None:
         """Store rows of metrics (lines of JSON) without printing them."""
-        if self.on_metrics is not None:
+        if self._uploads.metrics is not None:
             for row in rows:
-                self.on_metrics(time.time(), 0, row)
+                self._uploads.metrics.add(time.time(), 0, row)
 
     def print_message(self, text: str) -> None:
         """Print a message of the launcher to stderr."""
@@ -102,8 +106,8 @@ class WorkerOutput:
     def _print(self, stream: TextIO, rank: int | None, text: str, timeout_s: float) -> None:
         locked = self._lock.acquire(timeout=timeout_s)
         try:
-            if self.on_line is not None:
-                self.on_line(time.time(), rank, text)
+            if self._uploads.log is not None:
+                self._uploads.log.add(time.time(), rank, text)
             with suppress(OSError):  # the reader has gone
                 stream.write(f"{text}\n")
                 stream.flush()
@@ -153,7 +157,7 @@ class Format:
     """
 
     key: Callable[[Incarnation, int], str]
-    encode: Callable[[Iterable[Line]], bytes]
+    encode: Callable[[Iterable[StoredLine]], bytes]
 
 
 LOG = Format(Incarnation.key, stored_logs.encode)
@@ -175,7 +179,7 @@ class LogUploader:
     ) -> None:
         self._connect, self._incarnation, self._limits, self._form = connect, incarnation, limits, form
         self._changed = threading.Condition()
-        self._pending: deque[Line] = deque()
+        self._pending: deque[StoredLine] = deque()
         self._pending_bytes, self._number = 0, 0
         self._pending_since = 0.0
         self._flush_s = limits.flush_s
@@ -189,13 +193,16 @@ class LogUploader:
         self._thread.start()
 
     def add(self, at: float, rank: int | None, text: str) -> None:
-        """Queue a line; never wait for the storage."""
+        """Queue a line; never wait for the storage.
+
+        `at` is Unix time in seconds; `rank` is None for the launcher itself.
+        """
         with self._changed:
             self._number += 1
             if not self._pending:
                 self._pending_since = time.monotonic()
                 self._changed.notify()
-            self._pending.append(Line(self._number, at, rank, text))
+            self._pending.append(StoredLine(self._number, at, rank, text))
             was_crowded = self._is_crowded()
             self._pending_bytes += len(text) + LINE_OVERHEAD_BYTES
             if self._is_crowded() and not was_crowded:
@@ -244,7 +251,7 @@ class LogUploader:
 
     def _upload(self) -> bool:
         """Send pending lines; return True once all that fit into one object have been stored."""
-        self._segment.add(self._take(self._segment.room_bytes))
+        self._segment.add(self._take_pending(self._segment.room_bytes))
         if not self._segment.dirty:
             return True
         key = self._form.key(self._incarnation, self._segment.first)
@@ -267,9 +274,9 @@ class LogUploader:
         self._failures = 0
         return True
 
-    def _take(self, room_bytes: int) -> list[Line]:
+    def _take_pending(self, room_bytes: int) -> list[StoredLine]:
         """Take pending lines with `room_bytes` of text; the last one may exceed that."""
-        taken: list[Line] = []
+        taken: list[StoredLine] = []
         with self._changed:
             while self._pending and room_bytes > 0:
                 line = self._pending.popleft()
@@ -315,7 +322,7 @@ class _Segment:
     def size_bytes(self) -> int:
         return sum(map(len, self.parts))
 
-    def add(self, lines: list[Line]) -> None:
+    def add(self, lines: list[StoredLine]) -> None:
         if not lines:
             return
         if not self.parts:
@@ -349,19 +356,19 @@ class Uploads:
         return [uploader for uploader in (self.log, self.metrics) if uploader is not None]
 
 
-def start_uploads(choice: str, environ: Mapping[str, str], output: WorkerOutput) -> Uploads:
-    """Start to store what goes to `output`.
+def start_uploads(choice: str, environ: Mapping[str, str]) -> Uploads:
+    """Start to store a worker's output.
 
     `choice` is one of `CHOICES`. With `auto`, the log is stored if the job has a storage. It is not if that is a folder
     and the job runs on the local cluster (recognized by its Unix socket), which keeps the logs of its workers itself.
     Metrics are stored whenever there is a storage.
     """
-    url, job_uid = environ.get("ELASTICCTL_STORAGE", ""), environ.get("ELASTICCTL_JOB_UID", "")
-    worker, uid = environ.get("ELASTICCTL_WORKER", ""), environ.get("ELASTICCTL_POD_UID", "")
-    local = environ.get("ELASTICCTL_RDZV_ENDPOINT", "").startswith("unix://") and not url.startswith(("s3:", "gs:"))
+    url, job_uid = environ.get(variables.STORAGE, ""), environ.get(variables.JOB_UID, "")
+    worker, uid = environ.get(variables.WORKER, ""), environ.get(variables.POD_UID, "")
+    local = environ.get(variables.RENDEZVOUS_ENDPOINT, "").startswith("unix://") and not url.startswith(("s3:", "gs:"))
     if choice == OFF or (choice == AUTO and not url):
         return Uploads()
-    missing = [name for name, text in (("ELASTICCTL_STORAGE", url), ("ELASTICCTL_JOB_UID", job_uid)) if not text]
+    missing = [name for name, text in ((variables.STORAGE, url), (variables.JOB_UID, job_uid)) if not text]
     if missing or not all(map(stored_logs.is_name, (job_uid, worker, uid))):
         log.warning(
             "the log is not stored: %s", f"{missing[0]} is not set" if missing else "this worker has no identity"
@@ -369,10 +376,7 @@ def start_uploads(choice: str, environ: Mapping[str, str], output: WorkerOutput)
         return Uploads()
     life = Incarnation(job_uid, worker, time.time(), uid)
     limits = UploadLimits(flush_s=FLUSH_S if local else METRICS_FLUSH_S)
-    started = Uploads(
+    return Uploads(
         LogUploader(lambda: open_storage(url, PATIENCE), life) if choice == ON or not local else None,
         LogUploader(lambda: open_storage(url, PATIENCE), life, limits, METRICS),
     )
-    output.on_line = started.log.add if started.log else None
-    output.on_metrics = started.metrics.add if started.metrics else None
-    return started

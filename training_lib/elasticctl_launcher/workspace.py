@@ -3,15 +3,10 @@
 If a launcher is killed, the next one deletes its private folders. A file lock shows whether the owner is alive, because
 the kernel releases the lock when the process ends, for whatever reason.
 
-The workspace is the folder that was submitted with the job:
-
-    ELASTICCTL_WORKSPACE        URL#DIGEST: where it is stored, and its digest
-    ELASTICCTL_WORKSPACE_FROM   its path on the machine where the job was submitted
-
-Some commands run the copy's code in their original working folder: those that name their script by a path in the
-submitted folder, and `python -m MODULE` if the working folder is the submitted one. A job of the local cluster thus
-finds its data and leaves its results in their usual place, but runs the code that it was submitted with. All other
-commands run in the copy.
+The workspace is the folder that was submitted with the job. Some commands run the copy's code in their original working
+folder: those that name their script by a path in the submitted folder, and `python -m MODULE` if the working folder is
+the submitted one. A job of the local cluster thus finds its data and leaves its results in their usual place, but runs
+the code that it was submitted with. All other commands run in the copy.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl_launcher.ranks.command import PythonCommand
+from elasticctl_protocol import variables
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_store.storage.base import without_secrets
@@ -46,7 +42,6 @@ MAX_PARENT_BYTES = 103 - len(f"/{PREFIX}12345678/agent.sock")
 """The path of a socket may have 107 bytes on Linux, 103 on macOS."""
 SHORT_PARENTS = ("/tmp", "/var/tmp", str(SHARED_MEMORY))  # noqa: S108
 
-VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
 LARGE_BYTES = 20_000_000
 
 _CODE_LINE = re.compile(r'(?:\[rank\d+\]: ?)?(?:\s*File ")?(?P<path>/.*)(?:", line \d+|:\d+: \w*Warning\b)')
@@ -215,12 +210,14 @@ def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWork
 
     Raises TrainError, with one line and its fix, if that fails.
     """
-    reference = environ.get(VARIABLE, "")
+    reference = environ.get(variables.WORKSPACE, "")
     if not reference:
         return None
     url, _, digest = reference.rpartition("#")
     if not url or not is_digest(digest):
-        raise TrainError(f"{VARIABLE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit sets it")
+        raise TrainError(
+            f"{variables.WORKSPACE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit sets it"
+        )
     parent, began_s = PrivateFolder(Path(tempfile.gettempdir()), name), time.monotonic()
     try:
         folder = parent.path / "workspace"
@@ -244,7 +241,7 @@ def unpack_workspace(environ: Mapping[str, str], name: str = "") -> UnpackedWork
     for link in listing.loops[:1]:
         more = f" (and {len(listing.loops) - 1} more)" if listing.loops[1:] else ""
         log.warning("workspace: left out a link that leads in a circle: %.80r -> %.80r%s", link.path, link.target, more)
-    source = environ.get(FROM_VARIABLE, "")
+    source = environ.get(variables.WORKSPACE_FROM, "")
     return UnpackedWorkspace(parent, folder, Path(source) if source else None)
 
 

@@ -33,7 +33,7 @@ _KEY = re.compile(rf"{FOLDER}({_NAME})/({_NAME})/(\d{{8}}T\d{{6}})\.(\d{{3}})Z-(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StoredLine:
     """One line, without its newline. `number` counts from 1; `at` is in seconds since the epoch; `rank` None: the
     launcher."""
 
@@ -88,7 +88,7 @@ def parse_key(key: str) -> tuple[Incarnation, int] | None:
     return Incarnation(job_uid, worker, started + int(millis) / 1000, uid), int(first)
 
 
-def encode(lines: Iterable[Line]) -> bytes:
+def encode(lines: Iterable[StoredLine]) -> bytes:
     """Return lines as text. Each stays one line, whatever it contains."""
     return "".join(
         f"{line.number} {_stamp(line.at)} {'-' if line.rank is None else line.rank} {line.text.replace(chr(10), ' ')}\n"
@@ -101,7 +101,7 @@ def compress(text: bytes) -> bytes:
     return gzip.compress(text, compresslevel=3, mtime=0)
 
 
-def decode(data: bytes) -> list[Line]:
+def decode(data: bytes) -> list[StoredLine]:
     """Return the lines of an object, in order. Raises DamagedError if it is not in this format."""
     lines = []
     for raw in decompress(data).split(b"\n")[:-1]:
@@ -110,7 +110,7 @@ def decode(data: bytes) -> list[Line]:
         rank, _, text = rest.partition(" ")
         try:
             at = datetime.fromisoformat(stamp).timestamp()
-            lines.append(Line(int(number), at, None if rank == "-" else int(rank), text))
+            lines.append(StoredLine(int(number), at, None if rank == "-" else int(rank), text))
         except ValueError as e:
             raise DamagedError(f"not a log of this version: {raw[:60]!r}") from e
     return lines
@@ -131,7 +131,7 @@ def decompress(data: bytes) -> bytes:
     return bytes(found)
 
 
-def with_gaps(lines: Iterable[Line], expected: int | None) -> Iterator[Line]:
+def with_gaps(lines: Iterable[StoredLine], expected: int | None) -> Iterator[StoredLine]:
     """Yield the lines, and in place of missing lines one that says so.
 
     `expected` is the number that the first line should have; None: any.
@@ -140,7 +140,9 @@ def with_gaps(lines: Iterable[Line], expected: int | None) -> Iterator[Line]:
         if expected is not None and line.number > expected:
             missing = line.number - expected
             words = "1 line is missing" if missing == 1 else f"{missing} lines are missing"
-            yield Line(line.number - 1, line.at, None, f"[elasticctl] {words} here: the storage did not take them")
+            yield StoredLine(
+                line.number - 1, line.at, None, f"[elasticctl] {words} here: the storage did not take them"
+            )
         yield line
         expected = line.number + 1
 
@@ -166,7 +168,7 @@ class StoredLog:
         self._storage = storage
         self._segment = lru_cache(_KEPT_SEGMENTS)(self._read)
 
-    def lines(self, *, since: float | None = None, tail: int | None = None) -> Iterator[Line]:
+    def lines(self, *, since: float | None = None, tail: int | None = None) -> Iterator[StoredLine]:
         """Yield all lines in order; with `since` (seconds since the epoch) those from then on, with `tail` the last
         ones.
 
@@ -191,7 +193,7 @@ class StoredLog:
             start = max(start, bisect.bisect_right(range(len(self.firsts)), since, key=self._begins_at) - 1)
         return start, first
 
-    def _from(self, start: int) -> Iterator[Line]:
+    def _from(self, start: int) -> Iterator[StoredLine]:
         for index in range(start, len(self.firsts)):
             yield from self._segment(index)
 
@@ -203,7 +205,7 @@ class StoredLog:
         lines = self._segment(len(self.firsts) - 1)
         return lines[-1].number if lines else self.firsts[-1]
 
-    def _read(self, index: int) -> tuple[Line, ...]:
+    def _read(self, index: int) -> tuple[StoredLine, ...]:
         """Return the lines of an object; none if it has been deleted since it was listed."""
         key = self.incarnation.key(self.firsts[index])
         try:

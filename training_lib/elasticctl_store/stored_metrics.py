@@ -1,4 +1,4 @@
-"""The values that a job's scripts have reported, as objects in its storage beside its logs: keys and format.
+"""The values that a job's scripts have reported, as objects in its storage, next to its logs: keys and format.
 
     logs/<job uid>/<worker>/<start>-<pod uid>/metrics-000000000001.jsonl.gz     the rows from number 1 on
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage import Storage, all_keys
-from elasticctl_store.stored_logs import Incarnation, Line, decompress, job_folder
+from elasticctl_store.stored_logs import Incarnation, StoredLine, decompress, job_folder
 
 _KEY = re.compile(r"(.*/)metrics-\d{12}\.jsonl\.gz", re.ASCII)
 
@@ -29,7 +29,7 @@ def key(incarnation: Incarnation, first: int) -> str:
     return f"{incarnation.folder}metrics-{first:012d}.jsonl.gz"
 
 
-def encode(rows: Iterable[Line]) -> bytes:
+def encode(rows: Iterable[StoredLine]) -> bytes:
     """Return rows as text, one line each."""
     return "".join(f"{row.text}\n" for row in rows).encode()
 

@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-NOTICE_VARIABLE = "ELASTICCTL_NOTICE_FILE"
-LEAVE = "leave"
-"""The content of the file for a worker that has to leave; for the others it is empty."""
+from elasticctl_protocol import variables
+from elasticctl_protocol.local import NOTICE_LEAVE
+from elasticctl_protocol.reports import DrainedReport, Report, UnsavedReport, WaitingReport, encode_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class NoticeFile:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> NoticeFile:
         """Return the launcher's file for this generation."""
-        return cls(environ.get(NOTICE_VARIABLE, ""))
+        return cls(environ.get(variables.NOTICE_FILE, ""))
 
     @property
     def possible(self) -> bool:
@@ -40,7 +40,7 @@ class NoticeFile:
     def is_to_leave(self) -> bool:
         """Return whether it is this rank's own worker that has to leave."""
         with suppress(OSError), open(self.path) as file:
-            return file.read() == LEAVE
+            return file.read() == NOTICE_LEAVE
         return False
 
     def given(self) -> bool:
@@ -48,8 +48,6 @@ class NoticeFile:
         return self.possible and os.path.exists(self.path)
 
 
-SOCKET_VARIABLE = "ELASTICCTL_AGENT_SOCKET"
-GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
 SURELY_S = 5.0
 TICK_S = 0.2
 REPEAT_EVERY_S = 5.0
@@ -61,7 +59,7 @@ class Reporter:
     def __init__(self, rank: int, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self.move(rank)
-        self._path = environ.get(SOCKET_VARIABLE, "")
+        self._path = environ.get(variables.REPORTS_SOCKET, "")
         self._socket: socket.socket | None = None
         if self._path:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -69,32 +67,32 @@ class Reporter:
 
     def move(self, rank: int) -> None:
         """Report as this rank from now on, in the generation that the environment names."""
-        generation = self._environ.get(GENERATION_VARIABLE, "")
-        self._base = {"rank": rank, "generation": int(generation) if generation.isdigit() else 0}
+        generation = self._environ.get(variables.GENERATION, "")
+        self._rank, self._generation = rank, int(generation) if generation.isdigit() else 0
 
     @property
     def rank(self) -> int:
         """The rank that reports."""
-        return self._base["rank"]
+        return self._rank
 
     @property
     def is_heard(self) -> bool:
         """Whether there is a launcher."""
         return self._socket is not None
 
-    def send(self, kind: str, **fields: object) -> bool:
-        """Send one report, without the fields that are None; return False if it cannot be delivered now."""
+    def send(self, report: Report) -> bool:
+        """Send one report of this rank; return False if it cannot be delivered now."""
         taken = self._socket  # another thread may close it
         if taken is None:
             return False
-        known = {name: value for name, value in fields.items() if value is not None}
-        data = json.dumps({"kind": kind, **self._base, **known}).encode()
+        report = replace(report, rank=self._rank, generation=self._generation)
+        data = json.dumps(encode_report(report)).encode()
         with suppress(OSError):  # no listener yet or any longer, or its queue is full
             taken.sendto(data, self._path)
             return True
         return False
 
-    def send_surely(self, kind: str, **fields: object) -> bool:
+    def send_surely(self, report: Report) -> bool:
         """Send one report that somebody waits for: block until there is room for it, for at most `SURELY_S`."""
         taken = self._socket
         if taken is None:
@@ -102,7 +100,7 @@ class Reporter:
         try:
             with suppress(OSError):  # closed meanwhile
                 taken.settimeout(SURELY_S)
-            return self.send(kind, **fields)
+            return self.send(report)
         finally:
             with suppress(OSError):
                 taken.setblocking(False)
@@ -153,17 +151,18 @@ class WaitReporter:
         self._stopped.set()
 
     def _run(self) -> None:
-        reported, reported_s, answered = "", -math.inf, False
+        reported: type[WaitingReport | UnsavedReport] | None = None
+        reported_s, answered = -math.inf, False
         while not self._stopped.wait(TICK_S):
             self._tick()
             reason, now_s = self._reason(), time.monotonic()
-            kind = "waiting" if self.stands_still else "unsaved"
-            if reported and (not reason or kind != reported):
-                self._reporter.send(reported, step=self._step(), reason="")
-                reported, reported_s = "", -math.inf
+            kind = WaitingReport if self.stands_still else UnsavedReport
+            if reported is not None and (not reason or kind is not reported):
+                self._reporter.send(reported(step=self._step()))
+                reported, reported_s = None, -math.inf
             if reason and now_s - reported_s >= REPEAT_EVERY_S:
-                self._reporter.send(kind, step=self._step(), reason=reason)
+                self._reporter.send(kind(step=self._step(), reason=reason))
                 reported, reported_s = kind, now_s
             if self._nothing_to_save and not answered and self._noticed():
                 answered = True
-                self._reporter.send_surely("drained", step=self._step())
+                self._reporter.send_surely(DrainedReport(step=self._step()))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticctl_protocol.reports import CopiedReport
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.sample_order import Cursor
@@ -166,4 +167,4 @@ class Meetings:
         is_news = lack != reported_lack or not reported_steps / 2 <= steps <= reported_steps * 1.25
         if self._progress.is_main and is_news:
             self._reported_copies = lack, steps
-            self._reporter.send("copied", step=copies.step, every_steps=steps, lack=lack or None)
+            self._reporter.send(CopiedReport(step=copies.step, every_steps=steps, lack=lack or None))

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from elasticctl_protocol.reports import NotFiniteValue
+
 LOSS = "loss"
 Row = dict[str, float | str]
 """`step`, `at` (seconds since the epoch), `samples` if known, and the metrics of that moment; a value that is not
@@ -84,8 +86,8 @@ class LoggedMetrics:
             self._add_value(LOSS, step, at, value, samples)
 
     def as_data(self) -> dict[str, Any]:
-        """Return all metrics as JSON, which cannot represent NaN."""
-        lost = {name: {"value": item.value, "since_step": item.step} for name, item in self.not_finite.items()}
+        """Return all metrics, to be reported: JSON cannot represent NaN."""
+        lost = {name: NotFiniteValue(item.value, item.step) for name, item in self.not_finite.items()}
         return {**self.finite, **lost}
 
     def _defer(self, step: int, samples: int | None, loss: torch.Tensor) -> None:

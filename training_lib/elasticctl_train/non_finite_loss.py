@@ -6,8 +6,9 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import StrEnum
 
+from elasticctl_protocol import variables
+from elasticctl_protocol.variables import OnNan
 from elasticctl_store.errors import NotFiniteError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
@@ -17,46 +18,36 @@ from elasticctl_train.progress import Progress
 
 log = logging.getLogger("elasticctl_train")
 
-ON_NAN_VARIABLE = "ELASTICCTL_ON_NAN"
 
-
-class OnNotFinite(StrEnum):
-    """The values of $ELASTICCTL_ON_NAN. The default, `warn`, lets training continue."""
-
-    WARN = "warn"
-    STOP = "stop"
-    ROLLBACK = "rollback"
-
-    @classmethod
-    def from_environment(cls) -> OnNotFinite:
-        """Return the configured choice. Raises TrainError for any other word."""
-        given = os.environ.get(ON_NAN_VARIABLE) or cls.WARN
-        try:
-            return cls(given)
-        except ValueError:
-            choices = f"{cls.WARN}, {cls.STOP} or {cls.ROLLBACK}"
-            raise TrainError(f"${ON_NAN_VARIABLE}={given} is invalid. FIX: set it to {choices}") from None
+def read_choice() -> OnNan:
+    """Return what $ELASTICCTL_ON_NAN chooses. Raises TrainError for any other word."""
+    given = os.environ.get(variables.ON_NAN) or OnNan.WARN
+    try:
+        return OnNan(given)
+    except ValueError:
+        choices = f"{OnNan.WARN}, {OnNan.STOP} or {OnNan.ROLLBACK}"
+        raise TrainError(f"${variables.ON_NAN}={given} is invalid. FIX: set it to {choices}") from None
 
 
 class LossGuard:
     """Watches the losses that this rank has passed to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
-        self._choice, self._progress = OnNotFinite.from_environment(), progress
+        self._choice, self._progress = read_choice(), progress
         self._has_warned = False
         self._lost: tuple[int, str, Cursor] | None = None
 
     @property
     def goes_back(self) -> bool:
         """Whether the run goes back to before a loss that is not finite."""
-        return self._choice is OnNotFinite.ROLLBACK
+        return self._choice is OnNan.ROLLBACK
 
     def refuse_rollback(self, why: str) -> None:
         """Raise TrainError if going back is configured, for users of this class that cannot skip batches."""
         if self.goes_back:
-            instead = f"{OnNotFinite.STOP} or {OnNotFinite.WARN}"
+            instead = f"{OnNan.STOP} or {OnNan.WARN}"
             raise TrainError(
-                f"${ON_NAN_VARIABLE}={OnNotFinite.ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {instead}"
+                f"${variables.ON_NAN}={OnNan.ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {instead}"
             )
 
     def check_all(self, cursor: Cursor) -> None:
@@ -73,7 +64,7 @@ class LossGuard:
         self._lost = self._lost or (lost.step, lost.value, cursor)
         if self._has_warned:
             return
-        if self._choice is OnNotFinite.STOP:
+        if self._choice is OnNan.STOP:
             self._report_all(cursor)
             raise NotFiniteError(
                 f"the loss is {lost.value} since step {lost.step}, and the job is configured to stop then"

@@ -11,8 +11,8 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 
+from elasticctl_protocol.reports import MetricRows, ProgressReport, StepSums
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
 from elasticctl_train.launcher_reports import Reporter
 from elasticctl_train.metrics import LoggedMetrics
@@ -79,18 +79,19 @@ class Progress:
             self._marks.popleft()
         self.send(cursor, with_metrics=is_time, times=times)
 
-    def send(self, cursor: Cursor, *, with_metrics: bool = True, times: Mapping[str, float] | None = None) -> None:
+    def send(self, cursor: Cursor, *, with_metrics: bool = True, times: StepSums | None = None) -> None:
         """Report where training is, and its expected end as estimated from the last step."""
         self._reported, self._reported_s = cursor.step, time.monotonic()
         self._reporter.send(
-            "progress",
-            step=cursor.step,
-            total_steps=self._expected_steps(),
-            epoch=cursor.epoch,
-            total_epochs=self._total_epochs,
-            samples_per_s=self._samples_per_s(),
-            metrics=self.metrics.as_data() if with_metrics else None,
-            times=times,
+            ProgressReport(
+                step=cursor.step,
+                total_steps=self._expected_steps(),
+                epoch=cursor.epoch,
+                total_epochs=self._total_epochs,
+                samples_per_s=self._samples_per_s(),
+                metrics=self.metrics.as_data() if with_metrics else None,
+                times=times,
+            )
         )
         if with_metrics:
             self.send_rows()
@@ -115,7 +116,7 @@ class Progress:
         while self._rows:
             sizes = itertools.accumulate(len(row) + row.count('"') + 4 for row in self._rows)  # escaped as JSON in JSON
             batch = max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _ROWS_BYTES, sizes)))
-            if not send("metrics", rows=list(itertools.islice(self._rows, batch))):
+            if not send(MetricRows(rows=tuple(itertools.islice(self._rows, batch)))):
                 return
             for _ in range(batch):
                 self._rows.popleft()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from elasticctl_protocol import variables
 from elasticctl_store.errors import DataError
 from elasticctl_train import dist, rng
 from elasticctl_train.checkpoint import compatibility, dtensor, parts
@@ -25,7 +26,6 @@ from elasticctl_train.data.sample_order import Cursor, Feed, Step
 from elasticctl_train.data.streams import StreamLoader
 from elasticctl_train.meetings import Snapshot
 from elasticctl_train.run_state import RunState
-from elasticctl_train.run_storage import STORAGE_VARIABLE
 from elasticctl_train.same_training import COUNTS_DIFFER, AppliedGradients, OptimizerCalls, compare_places
 from elasticctl_train.save_policy import SavePolicy
 from elasticctl_train.script_loop import LEFT_EARLY, STREAM, Obstacle, ScriptLoop
@@ -98,7 +98,7 @@ class Run:
         dist.refuse_helper()
         self._state = RunState(model, others, choice=resume, optimizer=optimizer, scheduler=scheduler)
         run_parts, stateful_loaders = self._state.parts, self._state.loaders
-        saves = bool(url or os.environ.get(STORAGE_VARIABLE))
+        saves = bool(url or os.environ.get(variables.STORAGE))
         self._warned = set[str]()
         # What is learned of the script, and how its ranks recover.
         self._feed = Feed(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from elasticctl_protocol import variables
 from elasticctl_store.errors import RestoreError
 from elasticctl_train import rng
 from elasticctl_train.checkpoint import compatibility, dtensor, parts
@@ -42,7 +43,7 @@ class RunState:
 
         `choice` says what to do with a checkpoint that does not fit; see `Run`.
         """
-        self._choice = compatibility.parse_choice(choice or os.environ.get(compatibility.VARIABLE) or "strict")
+        self._choice = compatibility.parse_choice(choice or os.environ.get(variables.RESUME) or "strict")
         self.given = model
         self.loaders = loaders.among(others)
         shared = {name: part for name, part in others.items() if name not in self.loaders}

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from elasticctl_protocol import variables
+from elasticctl_protocol.reports import StateSource
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.checkpoints.rollbacks import Rollback
@@ -22,9 +24,6 @@ from elasticctl_train.save_policy import SavePolicy
 
 log = logging.getLogger("elasticctl_train")
 
-STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
-START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
-"""`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
 USED_URLS: set[str] = set()
 """The storage URLs to which runs of this process have saved."""
 _END_GRACE_S = 2.0
@@ -73,12 +72,12 @@ def find_start(checkpoints: Checkpointer | None, like: Like | None, waits: stora
     if checkpoints and back and restored is None:
         before = f"this run is to go back, but the checkpoints from before step {back.step} are gone"
         raise StorageError(f"{checkpoints.url}: {before}. FIX: submit it again, under another URL")
-    wanted = os.environ.get(START_FROM_VARIABLE, "")
+    wanted = os.environ.get(variables.START_FROM, "")
     if restored is not None or not wanted:
         return Start(restored, back=back)
     url, step = _parse(wanted)
     if checkpoints is None:
-        raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL for this run. FIX: set ${STORAGE_VARIABLE}")
+        raise TrainError(f"${variables.START_FROM} needs a storage URL for this run. FIX: set ${variables.STORAGE}")
     return Start(checkpoints.start_from(storage.open(url, waits=waits), step, like), origin=url)
 
 
@@ -93,7 +92,7 @@ class RunStorage:
     def __init__(self, url: str | None, policy: SavePolicy, on_commit: Callable[[Commit, float], None]) -> None:
         """`url` defaults to $ELASTICCTL_STORAGE; without it, nothing is saved. `on_commit(commit, duration_s)` is
         called on rank 0, from a thread."""
-        self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
+        self._given_url = url or os.environ.get(variables.STORAGE, "")
         self._policy, self._on_commit = policy, on_commit
         self._interruptions: Interruptions | None = None
         self.waits = storage.Waits()
@@ -156,14 +155,14 @@ class RunStorage:
         if self._interruptions is not None and world.rank == 0:
             self._interruptions.end_group(_END_GRACE_S)
 
-    def source(self) -> tuple[str | None, str | None]:
-        """Return where the state that was read comes from ("copies" or "storage"), and why not from copies."""
+    def source(self) -> tuple[StateSource | None, str | None]:
+        """Return where the state that was read comes from, and why not from copies."""
         if self.start.restored is None:
             return None, None
         if self.start.is_copy:
-            return "copies", None
+            return StateSource.COPIES, None
         is_own = self.checkpoints is not None and not self.start.origin
-        return "storage", (self.checkpoints.why_storage or None) if self.checkpoints and is_own else None
+        return StateSource.STORAGE, (self.checkpoints.why_storage or None) if self.checkpoints and is_own else None
 
     def _take_over(self, world: World) -> None:
         if self._given_url:
@@ -173,7 +172,7 @@ class RunStorage:
             self.checkpoints = Checkpointer(kept, world, keep=keep, on_commit=on_commit, waits=self.waits)
             self._interruptions = Interruptions(kept) if self._policy.auto else None
         elif world.rank == 0:
-            log.warning("no storage URL and no $%s: no checkpoints are saved", STORAGE_VARIABLE)
+            log.warning("no storage URL and no $%s: no checkpoints are saved", variables.STORAGE)
         self.is_open = True
 
 
@@ -181,5 +180,5 @@ def _parse(wanted: str) -> tuple[str, int | None]:
     """The URL and the step (None: the newest) that the variable names. Raises TrainError."""
     url, _, step = wanted.rpartition("#")
     if not url or not (step == "latest" or (step.isascii() and step.isdigit())):
-        raise TrainError(f"${START_FROM_VARIABLE}={wanted} is invalid. FIX: set it to URL#STEP or URL#latest")
+        raise TrainError(f"${variables.START_FROM}={wanted} is invalid. FIX: set it to URL#STEP or URL#latest")
     return url, None if step == "latest" else int(step)

@@ -12,11 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
+from elasticctl_protocol.reports import (
+    CommittedReport,
+    DrainedReport,
+    FinishedReport,
+    InputsReport,
+    ResumedReport,
+    StateSource,
+)
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restored
@@ -68,7 +77,7 @@ class Session:
         self.meetings = Meetings(self.storage, policy, snapshot, self.losses, self.progress, self._reporter)
         self._notice = NoticeFile.from_environment()
         self._finished = False
-        self._resumed: dict[str, Any] = {}
+        self._resumed = ResumedReport()
         self._wait_reporter = WaitReporter(
             self._reporter,
             step=lambda: self.cursor.step,
@@ -157,7 +166,7 @@ class Session:
 
     def report_inputs(self, examples: str) -> None:
         """Report what the model is called with, for newcomers (see `inplace.warmup`)."""
-        self._reporter.send("inputs", step=self.cursor.step, examples=examples)
+        self._reporter.send(InputsReport(step=self.cursor.step, examples=examples))
 
     # --- the end
 
@@ -175,7 +184,7 @@ class Session:
         self.world.highest(0)  # a barrier: no rank destroys the group while another still uses it
         self._finished = True
         self._strategy.leave()
-        self._reporter.send("finished", step=self.cursor.step)
+        self._reporter.send(FinishedReport(step=self.cursor.step))
         self._reporter.close()
         self.storage.release()
         dist.leave(self.world)
@@ -246,7 +255,7 @@ class Session:
 
     def _leave_group(self) -> NoReturn:
         """Report that this rank is ready for the next group."""
-        self._reporter.send_surely("drained", step=self.cursor.step)
+        self._reporter.send_surely(DrainedReport(step=self.cursor.step))
         raise dist.GroupOver
 
     def _wait_to_be_stopped(self) -> NoReturn:
@@ -257,7 +266,7 @@ class Session:
             log.warning(said, self.cursor.step)
         self.progress.send(self.cursor)
         _end_on_sigterm()
-        self._reporter.send_surely("drained", step=self.cursor.step)
+        self._reporter.send_surely(DrainedReport(step=self.cursor.step))
         while True:
             time.sleep(_LONG_S)
 
@@ -277,23 +286,24 @@ class Session:
     # --- reports
 
     def _report_resumed(self) -> None:
-        source, why = ("memory", None) if self._strategy.has_state else self.storage.source()
-        self._resumed = {"step": self.cursor.step, "source": source, "source_because": why}
+        source, why = (StateSource.MEMORY, None) if self._strategy.has_state else self.storage.source()
+        self._resumed = ResumedReport(step=self.cursor.step, source=source, source_because=why)
         self._report_protection()
 
     def _report_protection(self) -> None:
         because = self._strategy.why_restarts or None
-        self._reporter.send("resumed", **self._resumed, stays=self._strategy.stays, restarts_because=because)
+        self._reporter.send(replace(self._resumed, stays=self._strategy.stays, restarts_because=because))
 
     def _record_commit(self, commit: Commit, duration_s: float) -> None:
         self.meetings.record_commit(duration_s)
         self._reporter.send(
-            "committed",
-            step=commit.step,
-            committed=commit.number,
-            size_bytes=commit.size_bytes,
-            duration_s=round(duration_s, 4),
-            url=self.storage.checkpoints.url if self.storage.checkpoints else None,
+            CommittedReport(
+                step=commit.step,
+                committed=commit.number,
+                size_bytes=commit.size_bytes,
+                duration_s=round(duration_s, 4),
+                url=self.storage.checkpoints.url if self.storage.checkpoints else None,
+            )
         )
 
     def _reason_to_wait(self) -> str:

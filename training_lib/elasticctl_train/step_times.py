@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from elasticctl_protocol.reports import StepSums
+
 REPORT_EVERY_S = 0.5
 _MOST_MARKS = 512
 """How many passes may wait for the device's clock to be read."""
@@ -51,7 +53,7 @@ class TimeSums:
         finally:
             self.save_s += time.monotonic() - began_s
 
-    def due_report(self, now_s: float) -> dict[str, float] | None:
+    def due_report(self, now_s: float) -> StepSums | None:
         """Return the sums to report with the step that has just been made; None if it is too early."""
         if self._since is None:
             self._since = now_s, self.data_s, self._all_reduce_s(), self.save_s
@@ -59,9 +61,8 @@ class TimeSums:
         if now_s - self._reported_s < REPORT_EVERY_S:
             return None
         self._reported_s = now_s
-        names = ("wall", "data", "all_reduce", "save")
-        pairs = zip(names, (now_s, self.data_s, self._all_reduce_s(), self.save_s), self._since, strict=True)
-        return {name: round(value - (since or 0.0), 4) for name, value, since in pairs if value is not None}
+        pairs = zip((now_s, self.data_s, self._all_reduce_s(), self.save_s), self._since, strict=True)
+        return StepSums(*(None if value is None else round(value - (since or 0.0), 4) for value, since in pairs))
 
 
 class ReduceWaits:

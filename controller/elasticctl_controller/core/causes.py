@@ -8,24 +8,22 @@ application.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from elasticctl.api.codec import Timestamp, from_json
+from elasticctl.api.codec import Timestamp, from_rfc3339
 from elasticctl.api.observed.workers import DEADLINE_EXCEEDED, PROBE_FAILED, Pod
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import Cause, RankFailure, WorkerStatus
+from elasticctl_protocol.failures import KILLED_EXIT_CODE, TERMINATED_EXIT_CODE, FailureVerdict, TerminationMessage
 
 COLLATERAL_WINDOW_S = 30.0  # how long after a peer's loss a survivor's failure is attributed to it
 CLOCK_SKEW_S = 5.0  # end times come from the clocks of several nodes and from lagging watches
 MAX_MESSAGE_CHARS = 65_536
 MAX_LINES, MAX_LINE_CHARS = 20, 400
 
-APPLICATION, COLLATERAL, STUCK, PREEMPTED = "application", "collateral", "stuck", "preempted"
-_VERDICTS = (APPLICATION, COLLATERAL, STUCK, PREEMPTED, "killed")
 _SHUTDOWN_REASONS = frozenset({"Terminated", "Shutdown", "NodeShutdown", "Preempting"})
-_KILLED_CODES = frozenset({137, 143})  # 128 + SIGKILL, 128 + SIGTERM
+_KILLED_CODES = frozenset({KILLED_EXIT_CODE, TERMINATED_EXIT_CODE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,9 @@ def classify(
     cause = _from_cluster(pod, lost) or _from_exit(pod, verdict)
     if cause is not None:
         return cause
-    if verdict == STUCK:
+    if verdict == FailureVerdict.STUCK:
         return Cause.STUCK  # detected on the worker itself: no peer's loss makes a process hang
-    if verdict == COLLATERAL or _failed_with_peer(pod, losses, now):
+    if verdict == FailureVerdict.COLLATERAL or _failed_with_peer(pod, losses, now):
         return Cause.COLLATERAL
     return Cause.APPLICATION
 
@@ -101,12 +99,27 @@ def parse_failure(message: str) -> RankFailure | None:
     """Read the launcher's report from a termination message; None if it is anything else. Never raises."""
     if not message.startswith("{") or len(message) > MAX_MESSAGE_CHARS:
         return None
-    try:
-        found = from_json(RankFailure, json.loads(message))
-    except (ValueError, RecursionError):
+    found = TerminationMessage.from_text(message)
+    if found is None:
         return None
-    if found.verdict not in _VERDICTS:
-        return None
+    return clean_failure(
+        RankFailure(
+            verdict=found.verdict or "",
+            worker=found.worker or "",
+            rank=found.rank,
+            exit_code=found.exit_code,
+            signal=found.signal or "",
+            error=found.error or "",
+            last_lines=found.last_lines,
+            generation=found.generation,
+            at=from_rfc3339(found.at),
+            permanent=found.permanent is True,
+        )
+    )
+
+
+def clean_failure(found: RankFailure) -> RankFailure:
+    """What a worker says of a failure, with texts and numbers that can be stored."""
     return replace(
         found,
         worker=clean_text(found.worker),
@@ -157,11 +170,11 @@ def _from_exit(pod: Pod, verdict: str) -> Cause | None:
     """The cause that the process's exit gives by itself, if any."""
     if pod.reason == "OOMKilled":
         return Cause.OOM_KILLED
-    if verdict == PREEMPTED:
+    if verdict == FailureVerdict.PREEMPTED:
         return Cause.PREEMPTED
     if _succeeded(pod):
         return Cause.COMPLETED
-    if verdict == APPLICATION:
+    if verdict == FailureVerdict.APPLICATION:
         return None  # also where the rank was killed: its launcher lives, so nobody took the worker away
     unobserved = pod.exit_code is None and not pod.reason
     return Cause.KILLED if pod.exit_code in _KILLED_CODES or unobserved else None

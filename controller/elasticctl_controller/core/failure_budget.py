@@ -28,12 +28,11 @@ from elasticctl.api.status import (
     ScalingPhase,
 )
 from elasticctl.api.text import shorten, span
-from elasticctl_controller.core.causes import APPLICATION, COLLATERAL
 from elasticctl_controller.core.group.failures import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
+from elasticctl_protocol.failures import OUT_OF_MEMORY, FailureVerdict
 
 BY_SHARING, BY_PLAN = "sharing", "plan"
-OUT_OF_MEMORY = "out of memory"
 """What a launcher reports for a rank that the kernel has killed because memory ran out."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
 QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
@@ -78,7 +77,7 @@ def count_broken_generations(before: JobStatus, status: JobStatus) -> JobStatus:
             continue
         older = refilled and failure.at is not None and commit.at is not None and failure.at < commit.at
         status = _count_failure(status, failure, charged=not older)
-        cause = Cause.COLLATERAL if failure.verdict == COLLATERAL else Cause.APPLICATION
+        cause = Cause.COLLATERAL if failure.verdict == FailureVerdict.COLLATERAL else Cause.APPLICATION
         if failure.signal == "SIGKILL" and failure.error == OUT_OF_MEMORY:
             cause = Cause.OOM_KILLED
         status = replace(
@@ -170,7 +169,7 @@ def complete_failure(end: WorkerEnd) -> RankFailure:
     report = end.failure
     return replace(
         report,
-        verdict=report.verdict or APPLICATION,
+        verdict=report.verdict or FailureVerdict.APPLICATION,
         error=report.error or end.cause.value,
         worker=end.worker.name,
         at=report.at or end.at,

@@ -30,13 +30,12 @@ from elasticctl.api.status import (
 )
 from elasticctl.api.usage import UsageHistory
 from elasticctl_controller.core.observation import GroupView
+from elasticctl_protocol.reports import StateSource
 
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
 """How many names of workers all generations that are kept may have together, because the status has to fit in an object
 and a group may have 2,000 members, and how many generations are kept in any case."""
-MEMORY, COPIES, STORAGE = "memory", "copies", "storage"
-"""Where a generation's state came from."""
 NOT_YET_AGAIN = "no copy has been made since the last loss"
 """Until the next copy, some shares may be in the memory of one worker only."""
 _REASONS = {"copies_lack": "copied_every_steps", "restarts_because": "stays", "resumed_because": "resumed_from"}
@@ -150,12 +149,12 @@ class TrainingHistory:
         """
         self.reports = True
         if self.newest is not None and self.newest.generation == generation:
-            source = self.newest.resumed_from if self.newest.resumed_from == MEMORY else source
+            source = self.newest.resumed_from if self.newest.resumed_from == StateSource.MEMORY else source
             self.generations[-1] = replace(
-                self._with_former_copies(self.newest) if source == COPIES else self.newest,
+                self._with_former_copies(self.newest) if source == StateSource.COPIES else self.newest,
                 resumed_step=step,
                 resumed_from=source,
-                resumed_because="" if source == MEMORY else source_because,
+                resumed_because="" if source == StateSource.MEMORY else source_because,
                 stays=stays,
                 restarts_because=why_not,
             )

@@ -24,10 +24,11 @@ from elasticctl.api.spec import (
     MANAGER,
     WORKER_CONTAINER,
     ElasticJob,
-    OnNan,
     worker_labels,
     worker_name,
 )
+from elasticctl_protocol import variables
+from elasticctl_protocol.variables import OnNan
 
 TOKEN_FOLDER = "/var/run/secrets/elasticctl"  # noqa: S105 - a path, not a secret
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
@@ -134,23 +135,23 @@ def _torchelastic_args(job: ElasticJob) -> list[str]:
 
 def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
     values = {
-        "ELASTICCTL_JOB": job.name,
-        "ELASTICCTL_JOB_UID": job.uid,
-        "ELASTICCTL_NAMESPACE": job.namespace,
-        "ELASTICCTL_WORKER": worker_name(job.name, index),
-        "ELASTICCTL_WORKER_INDEX": str(index),
-        "ELASTICCTL_RDZV_ENDPOINT": endpoint,
-        "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
-        **({"ELASTICCTL_PEER_KEY_FILE": PEER_KEY_FILE} if job.status.token is not None else {}),
-        "ELASTICCTL_MIN_WORKERS": str(_at_least_one(job.min)),
-        "ELASTICCTL_MAX_WORKERS": str(_at_least_one(job.max)),
-        "ELASTICCTL_GRACE_S": str(grace_s(job)),
+        variables.JOB: job.name,
+        variables.JOB_UID: job.uid,
+        variables.NAMESPACE: job.namespace,
+        variables.WORKER: worker_name(job.name, index),
+        variables.WORKER_INDEX: str(index),
+        variables.RENDEZVOUS_ENDPOINT: endpoint,
+        variables.TOKEN_FILE: TOKEN_FILE,
+        **({variables.PEER_KEY_FILE: PEER_KEY_FILE} if job.status.token is not None else {}),
+        variables.MIN_WORKERS: str(_at_least_one(job.min)),
+        variables.MAX_WORKERS: str(_at_least_one(job.max)),
+        variables.GRACE_S: str(grace_s(job)),
     }
     if job.policy.hang_timeout_seconds is not None:
-        values["ELASTICCTL_HANG_TIMEOUT_S"] = f"{job.policy.hang_timeout_seconds:g}"
+        values[variables.HANG_TIMEOUT_S] = f"{job.policy.hang_timeout_seconds:g}"
     if job.policy.on_nan is not OnNan.WARN:
-        values["ELASTICCTL_ON_NAN"] = job.policy.on_nan.value
-    references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
+        values[variables.ON_NAN] = job.policy.on_nan.value
+    references = {variables.POD_UID: "metadata.uid", variables.POD_IP: "status.podIP"}
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in references.items()),

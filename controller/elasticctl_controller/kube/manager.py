@@ -273,7 +273,7 @@ class Manager:
     def _on_regained(self, seconds: float) -> None:
         """Continue where this replica stopped: no other has acted in the meantime, but none has listened to workers."""
         if seconds > UNHEARD_S:
-            self._rendezvous.begin_anew()
+            self._rendezvous.start_over()
         for job in self._workload.jobs.items():
             self._controller.enqueue(object_key(job))
 

@@ -19,11 +19,10 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import VISIBLE_GPUS_VARIABLE
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE, TERMINATION_LOG_VARIABLE
-from elasticctl.cluster.local.private_paths import HOME_VARIABLE
+from elasticctl_protocol import variables
 
 _INHERITED = frozenset(
-    {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}
+    {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", variables.HOME}
 )
 
 
@@ -39,7 +38,6 @@ def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 TOKEN_NAME, PEER_KEY_NAME = "token", "peers"
-PEER_KEY_VARIABLE = "ELASTICCTL_PEER_KEY_FILE"
 
 
 def termination_log(pod_dir: Path) -> Path:
@@ -51,12 +49,12 @@ def pinned_environment(pod_dir: Path, pod: Mapping[str, Any], gpus: tuple[str, .
     """Return the variables that a container's env cannot change: paths in the pod's folder, its identity, its GPUs."""
     containers = _mappings(pod["spec"].get("containers"))
     asked = [entry.get("name") for container in containers for entry in _mappings(container.get("env"))]
-    peer_key = {PEER_KEY_VARIABLE: str(pod_dir / PEER_KEY_NAME)} if PEER_KEY_VARIABLE in asked else {}
+    peer_key = {variables.PEER_KEY_FILE: str(pod_dir / PEER_KEY_NAME)} if variables.PEER_KEY_FILE in asked else {}
     return {
         **peer_key,
-        POD_UID_VARIABLE: pod["metadata"]["uid"],
-        "ELASTICCTL_RDZV_TOKEN_FILE": str(pod_dir / TOKEN_NAME),
-        TERMINATION_LOG_VARIABLE: str(termination_log(pod_dir)),
+        variables.POD_UID: pod["metadata"]["uid"],
+        variables.TOKEN_FILE: str(pod_dir / TOKEN_NAME),
+        variables.TERMINATION_LOG: str(termination_log(pod_dir)),
         VISIBLE_GPUS_VARIABLE: ",".join(gpus),
     }
 

@@ -16,11 +16,11 @@ from typing import IO, Any
 
 import psutil
 
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.cluster.local.worker_processes import ENDED, find_shims, own_processes, variable_of
 from elasticctl_controller.local import shim
 from elasticctl_controller.local.command import WorkerCommand, termination_log
 from elasticctl_controller.local.objects import KILLED_EXIT_CODE, Exit
+from elasticctl_protocol import variables
 
 POLL_S = 0.2
 """How often to look for exits where the kernel has no pidfd."""
@@ -208,4 +208,4 @@ def _read_report(path: Path) -> Mapping[str, Any] | None:
 
 
 def _strays(uid: str) -> Iterator[psutil.Process]:
-    return (process for process in own_processes() if variable_of(process, POD_UID_VARIABLE) == uid)
+    return (process for process in own_processes() if variable_of(process, variables.POD_UID) == uid)

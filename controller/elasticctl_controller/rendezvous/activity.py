@@ -7,9 +7,8 @@ from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.status import Activity
 from elasticctl.api.text import plural
 from elasticctl_controller.core.group.group_states import FormingGroup, GroupState
-from elasticctl_controller.core.group.membership import EXPORTING, Group
-
-HUNG, STOPPING, PREPARING = "hung", "stopping", "preparing"
+from elasticctl_controller.core.group.membership import Group
+from elasticctl_protocol.requests import Doing
 
 
 def describe_activity(group: Group) -> Activity | None:
@@ -18,7 +17,7 @@ def describe_activity(group: Group) -> Activity | None:
         case GroupState.OVER:
             return Activity("finishing")
         case GroupState.BREAKING:
-            return Activity(STOPPING, detail="after a failure")
+            return Activity(Doing.STOPPING, detail="after a failure")
         case GroupState.DRAINING:
             return Activity("draining", detail=group.drain.reason if group.drain else "")
         case GroupState.TRAINING:
@@ -27,10 +26,10 @@ def describe_activity(group: Group) -> Activity | None:
 
 
 def _of_training(group: Group) -> Activity:
-    for said in (HUNG, EXPORTING):
+    for said in (Doing.HUNG, Doing.EXPORTING):
         since = _first_to_say(group, said)
         if since is not None:
-            return Activity(said, Timestamp(since), describe_hang(group.reports.places) if said == HUNG else "")
+            return Activity(said, Timestamp(since), describe_hang(group.reports.places) if said is Doing.HUNG else "")
     if group.reports.obstacle:
         return Activity("waiting", detail=f"for {group.reports.obstacle}")
     newest = group.history.newest
@@ -53,15 +52,15 @@ def _of_training(group: Group) -> Activity:
 def _of_waiting(group: Group) -> Activity | None:
     if not group.signs.newest:
         return None
-    stopping = _first_to_say(group, STOPPING)
+    stopping = _first_to_say(group, Doing.STOPPING)
     if stopping is not None:
-        return Activity(STOPPING, Timestamp(stopping))
+        return Activity(Doing.STOPPING, Timestamp(stopping))
     missing = group.members.minimum - len(group.next_generation.joined)
     if missing > 0:
         return Activity("waiting", _waits_since(group), f"for {plural(missing, 'worker')} to join")
-    preparing = _first_to_say(group, PREPARING)
+    preparing = _first_to_say(group, Doing.PREPARING)
     if preparing is not None:
-        return Activity(PREPARING, Timestamp(preparing))
+        return Activity(Doing.PREPARING, Timestamp(preparing))
     return Activity("waiting", _waits_since(group), "for the others to join")
 
 

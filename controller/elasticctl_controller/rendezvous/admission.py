@@ -1,7 +1,7 @@
 """Which connections the rendezvous port accepts; every pod of a cluster can reach it. Pure: times are parameters.
 
-A stranger is a connection that has not shown a valid token yet. Strangers are limited by address, the workers of a job
-by job. A worker shows its token within milliseconds of connecting, and its address then gets back what the connection
+A client is unknown until it has shown a valid token. Unknown clients are limited by address, the workers of a job by
+job. A worker shows its token within milliseconds of connecting, and its address then gets back what the connection
 took, so thousands of workers behind one address are let in as they come.
 """
 
@@ -11,10 +11,10 @@ import ipaddress
 from dataclasses import dataclass, field
 
 CONNECTS, CONNECTS_PER_S = 2048.0, 200.0
-"""How many strangers may connect from one address at once, and per second in the long run."""
-STRANGERS_PER_ADDRESS = 1024
-STRANGERS = 4096
-"""How many strangers may be connected at a time; the oldest one is closed for the next."""
+"""How many unknown clients may connect from one address at once, and per second in the long run."""
+UNKNOWN_PER_ADDRESS = 1024
+UNKNOWN_CLIENTS = 4096
+"""How many unknown clients may be connected at a time; the oldest one is closed for the next."""
 PER_WORKER, PER_JOB = 16, 64
 """How many connections a job may have: a launcher needs 3 or 4, and a replaced worker may leave some behind."""
 ADDRESSES = 16_384
@@ -24,7 +24,7 @@ ADDRESSES = 16_384
 class _Address:
     tokens: float
     at_s: float
-    strangers: int = 0
+    unknown: int = 0
 
 
 @dataclass(slots=True)
@@ -34,31 +34,31 @@ class Admission:
     _addresses: dict[str, _Address] = field(default_factory=dict)
 
     def admit(self, peer: str, now_s: float) -> bool:
-        """Count a stranger that connects; False if it may not. `now_s` is the time of a monotonic clock."""
+        """Count an unknown client that connects; False if it may not. `now_s` is the time of a monotonic clock."""
         network = network_of(peer)
         found = self._addresses.pop(network, None) or _Address(CONNECTS, now_s)
         self._addresses[network] = found  # the one that was heard of last is at the end
         found.tokens = min(CONNECTS, found.tokens + (now_s - found.at_s) * CONNECTS_PER_S)
         found.at_s = now_s
-        if found.tokens < 1 or found.strangers >= STRANGERS_PER_ADDRESS:
+        if found.tokens < 1 or found.unknown >= UNKNOWN_PER_ADDRESS:
             return False
         found.tokens -= 1
-        found.strangers += 1
+        found.unknown += 1
         if len(self._addresses) > ADDRESSES:
-            self._forget_one()
+            self._drop_oldest()
         return True
 
     def leave(self, peer: str, *, known: bool) -> None:
-        """A stranger has disconnected or, if it is `known` now, has shown a token and is a stranger no more."""
+        """An unknown client has disconnected or, if it is `known` now, has shown a token."""
         found = self._addresses.get(network_of(peer))
         if found is not None:
-            found.strangers -= 1
+            found.unknown -= 1
             found.tokens += known
 
-    def _forget_one(self) -> None:
-        """Forget the address that has been silent longest and has no connections."""
+    def _drop_oldest(self) -> None:
+        """Drop the address that has been silent longest and has no connections."""
         for network, found in self._addresses.items():
-            if not found.strangers:
+            if not found.unknown:
                 del self._addresses[network]
                 return
 

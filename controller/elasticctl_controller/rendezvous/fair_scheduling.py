@@ -61,8 +61,8 @@ class Turns:
             spent_s, before_s = self._clock() - began, self._turn_s.get(job, LEAST_S)
             self._turn_s[job] = max(LEAST_S, before_s + _WEIGHT * (spent_s - before_s))
 
-    def forget(self, job: str) -> None:
-        """Forget a job that has ended."""
+    def drop_job(self, job: str) -> None:
+        """Drop what is stored of a job that has ended."""
         self._turn_s.pop(job, None)
 
     def _give(self) -> None:
@@ -92,4 +92,4 @@ class Turns:
             self._due = asyncio.get_running_loop().call_soon(self._give)
         else:
             self._given = 0
-            self._used_s.clear()  # nobody waits, so nobody is behind; and jobs that have ended are forgotten
+            self._used_s.clear()  # nobody waits, so nobody is behind; also drops jobs that have ended

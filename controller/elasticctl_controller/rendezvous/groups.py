@@ -1,7 +1,7 @@
 """The training groups of all jobs under one lock, the long polls that wait for them, and their timers.
 
-Everything that may change a group ends with `settle`, which wakes the group's polls if its state has changed, and sets
-one timer for its next deadline.
+Everything that may change a group ends with `apply_due`, which wakes the group's polls if its state has changed, and
+sets one timer for its next deadline.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 class Groups:
-    """All groups. `by_key` are the groups by job key; `begun_anew` are the keys of the groups that the service had when
-    it last started over (`RendezvousService.begin_anew`). The lock guards both. `polls` are those under way, by key.
+    """All groups. `by_key` are the groups by job key; `restarted` are the keys of the groups that the service had when
+    it last started over (`RendezvousService.start_over`). The lock guards both. `polls` are those under way, by key.
 
     `note_change(key)` is called on the event loop's thread when a job's view has changed in a way that its status
     should show. `clock` returns seconds since the epoch.
@@ -37,7 +37,7 @@ class Groups:
         self.note_change, self.clock = note_change, clock
         self.lock = threading.Lock()
         self.by_key: dict[str, Group] = {}
-        self.begun_anew: set[str] = set()
+        self.restarted: set[str] = set()
         self.polls: dict[str, dict[asyncio.Future[None], None]] = {}
         self.turns = Turns()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -51,18 +51,18 @@ class Groups:
         """The caller's group. Raises Refused if the job has been deleted since the call, even if its name exists
         again."""
         group = self.by_key.get(caller.key)
-        if group is None and caller.key in self.begun_anew:
+        if group is None and caller.key in self.restarted:
             raise Refused(503, f"job {caller.key} has not been reconciled yet")
         if group is None or group.job_uid != caller.job_uid:
             raise Refused(410, f"no running job {caller.key}")
         return group
 
     def wake(self, key: str) -> None:
-        """Settle a group that another thread has changed."""
+        """Apply what is due in a group that another thread has changed."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.settle, key, True)
+            self._loop.call_soon_threadsafe(self.apply_due, key, True)
 
-    def settle(self, key: str, moved: bool = False) -> None:
+    def apply_due(self, key: str, moved: bool = False) -> None:
         """Let a group do what is due, wake its polls if its state has changed, and set a timer for its next
         deadline."""
         timer = self._timers.pop(key, None)
@@ -79,9 +79,9 @@ class Groups:
             for poll in self.polls.pop(key, ()):
                 self.turns.queue(key, partial(_wake, poll))
             if group is None:
-                self.turns.forget(key)
+                self.turns.drop_job(key)
         if wait_s is not None and self._loop is not None:
-            self._timers[key] = self._loop.call_later(max(wait_s, SHORTEST_WAIT_S), self.settle, key)
+            self._timers[key] = self._loop.call_later(max(wait_s, SHORTEST_WAIT_S), self.apply_due, key)
 
     @contextmanager
     def changing(self, caller: Caller) -> Iterator[tuple[Group, float]]:
@@ -94,7 +94,7 @@ class Groups:
                     yield group, self.clock()
                 finally:
                     moved = group.situation is not before
-            self.settle(caller.key, moved)
+            self.apply_due(caller.key, moved)
 
     async def poll(self, caller: Caller, ready: Callable[[Group], T | None], within_s: float | None = None) -> T | None:
         """Wait at most `within_s` seconds, by default and at most `POLL_S`, until `ready` has an answer."""

@@ -7,25 +7,44 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from elasticctl_controller.core.group.group_states import GroupState, GroupWorld, Member
+from elasticctl_controller.core.group.group_states import GroupState, GroupWorld
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.rendezvous.groups import Groups
-from elasticctl_controller.rendezvous.request_bodies import Bodies
+from elasticctl_controller.rendezvous.reports import newest_generation, note_report
 from elasticctl_controller.rendezvous.requests import (
-    MAX_GENERATION,
+    Bodies,
     Caller,
     Refused,
-    newest_generation,
-    note_report,
     note_sign,
     read_end,
-    read_int,
-    read_member,
-    read_seconds,
-    read_text,
     read_world,
     recall_failures,
+    seconds,
+)
+from elasticctl_protocol.requests import (
+    WIRE,
+    FailAnswer,
+    FailRequest,
+    FinishAnswer,
+    FinishRequest,
+    FinishState,
+    FormedAnswer,
+    GroupVerdict,
+    Heartbeat,
+    JoinAnswer,
+    JoinRequest,
+    JoinState,
+    LeaveRequest,
+    Member,
+    NoticeAnswer,
+    NoticeRequest,
+    PrepareAnswer,
+    ReportAnswer,
+    ReportRequest,
+    WatchAnswer,
+    WatchRequest,
+    WatchState,
 )
 
 SEEN_S = 1.0
@@ -35,135 +54,122 @@ MAX_REPORTS = 256
 REPORTS_PER_S = 200.0
 """How many reports of progress all workers of a job together are asked to send: every report says the same."""
 
-Verb = Callable[[Caller, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]
+Verb = Callable[[Caller, Any], Awaitable[Any]]
+"""Answers a request: with a message, the JSON text of one, or None, which is an empty object."""
 
 
 class Handlers:
-    """Answers requests about `groups`, on the event loop. Large bodies are parsed by `request_bodies`."""
+    """Answers requests about `groups`, on the event loop. Large bodies are parsed by `bodies`."""
 
     def __init__(self, groups: Groups, bodies: Bodies) -> None:
         self._groups, self.bodies = groups, bodies
         self._encoded: dict[str, tuple[GroupWorld, str]] = {}
-        self._verbs: dict[str, Verb] = {
-            "join": self._join,
-            "watch": self._watch,
-            "finish": self._finish,
-            "notice": self._notice,
-            "leave": self._leave,
-            "fail": self._fail,
-            "heartbeat": self._heartbeat,
-            "report": self._report,
+        self._verbs: Mapping[str, tuple[type[Any], Verb]] = {
+            JoinRequest.verb: (JoinRequest, self._join),
+            WatchRequest.verb: (WatchRequest, self._watch),
+            FinishRequest.verb: (FinishRequest, self._finish),
+            NoticeRequest.verb: (NoticeRequest, self._notice),
+            LeaveRequest.verb: (LeaveRequest, self._leave),
+            FailRequest.verb: (FailRequest, self._fail),
+            Heartbeat.verb: (Heartbeat, self._heartbeat),
+            ReportRequest.verb: (ReportRequest, self._report),
         }
 
-    def find(self, name: str) -> Verb | None:
-        """The verb of that name. It returns a JSON object, or the text of one, and may raise Refused."""
+    def find(self, name: str) -> tuple[type[Any], Verb] | None:
+        """The class of the requests with a verb, and the verb, which may raise Refused; None for an unknown one."""
         return self._verbs.get(name)
 
-    def forget(self, key: str) -> None:
-        """Forget a job."""
+    def drop_job(self, key: str) -> None:
+        """Drop what is stored of a job."""
         self._encoded.pop(key, None)
 
-    async def _join(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any] | str:
-        member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)
-        unprepared = body.get("prepared") is False
+    async def _join(self, caller: Caller, request: JoinRequest) -> JoinAnswer | PrepareAnswer | str:
+        member, generation = request.member, request.generation
         with self._groups.changing(caller) as (group, now):
             if group.state is GroupState.OVER:
-                return {"state": "over"}
+                return JoinAnswer(JoinState.OVER)
             if member.uid not in group.members.alive:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
-            recall_failures(group, body, member.uid, generation, now)
-            if unprepared and group.has_to_prepare(member, generation, now):
+            recall_failures(group, request.failed, member.uid, generation, now)
+            if not request.prepared and group.has_to_prepare(member, generation, now):
                 return _prepare(group, member)
-            serves_commands = body.get("serves_commands") is True
-            group.join(member, generation, now, stay=body.get("stays") is True, serves_commands=serves_commands)
-            note_sign(group, body, now)
+            group.join(member, generation, now, stay=request.stays, serves_commands=request.serves_commands)
+            note_sign(group, request, now)
 
-        def world(group: Group) -> GroupWorld | str | None:
+        def world(group: Group) -> GroupWorld | JoinState | None:
             if group.state is GroupState.OVER:
-                return "over"
+                return JoinState.OVER
             if member.uid not in group.members.alive:
                 raise Refused(409, f"worker {member.name} is no longer one of the live workers of {caller.key}")
-            if unprepared and group.has_to_prepare(member, generation, self._groups.clock()):
-                return "prepare"  # it has turned out that the ranks of the others stay
+            if not request.prepared and group.has_to_prepare(member, generation, self._groups.clock()):
+                return JoinState.PREPARE  # it has turned out that the ranks of the others stay
             found = group.world
             return found if found and group.is_member(member.uid) and found.generation > generation else None
 
-        formed = await self._groups.poll(caller, world, read_seconds(body, "within_s"))
-        if formed == "prepare":
-            self._groups.settle(caller.key, moved=True)
+        formed = await self._groups.poll(caller, world, seconds(request.within_s))
+        if formed is JoinState.PREPARE:
+            self._groups.apply_due(caller.key, moved=True)
             with self._groups.lock:
                 return _prepare(self._groups.of(caller), member)
-        if not isinstance(formed, GroupWorld):
-            return {"state": formed or "waiting"}
-        self._groups.note_change(caller.key)
-        return self._encode(caller.key, formed)
+        if isinstance(formed, GroupWorld):
+            self._groups.note_change(caller.key)
+            return self._encode(caller.key, formed)
+        return JoinAnswer(JoinState.OVER if formed is JoinState.OVER else JoinState.WAITING)
 
     def _encode(self, key: str, world: GroupWorld) -> str:
         """The generation as JSON, encoded once because every member gets the same text."""
         cached = self._encoded.get(key)
         if cached is None or cached[0] is not world:
-            members = [
-                {"uid": each.uid, "name": each.name, "host": each.host, "port": each.port, "slots": each.slots}
-                for each in world.members
-            ]
-            found = {"state": "formed", "generation": world.generation, "members": members, "anew": world.anew}
-            text = json.dumps(found)
-            cached = self._encoded[key] = (world, text)
+            found = FormedAnswer(generation=world.generation, members=world.members, anew=world.anew)
+            cached = self._encoded[key] = (world, json.dumps(WIRE.encode(found)))
         return cached[1]
 
-    async def _watch(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
-        world = await self.bodies.work(lambda: read_world(body, uid, generation)) if "members" in body else None
+    async def _watch(self, caller: Caller, request: WatchRequest) -> WatchAnswer:
+        uid, generation = request.uid, request.generation
+        world = await self.bodies.work(lambda: read_world(request)) if request.members is not None else None
         with self._groups.changing(caller) as (group, now):
-            is_news = note_sign(group, body, now)
+            is_news = note_sign(group, request, now)
             if uid in group.members.alive and group.adopts(generation):
                 if world is None:
-                    return {"state": "unknown", "reason": "the service was restarted: send the members"}
-                serves_commands = body.get("serves_commands") is True
-                group.adopt(world, now, stay=body.get("stays") is True, serves_commands=serves_commands)
-                recall_failures(group, body, uid, generation, now)
+                    return WatchAnswer(WatchState.UNKNOWN, "the service was restarted: send the members")
+                stays, serves_commands = request.stays is True, request.serves_commands is True
+                group.adopt(world, now, stay=stays, serves_commands=serves_commands)
+                recall_failures(group, request.failed or (), uid, generation, now)
                 is_news = True
         if is_news:
             self._groups.note_change(caller.key)
 
-        draining = body.get("draining") is True
-        answer = await self._groups.poll(caller, lambda group: _watch_answer(group, uid, generation, draining=draining))
-        return answer or {"state": "current", "reason": ""}
+        answer = await self._groups.poll(caller, lambda group: _watch_answer(group, request))
+        return answer or WatchAnswer(WatchState.CURRENT)
 
-    async def _finish(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
+    async def _finish(self, caller: Caller, request: FinishRequest) -> FinishAnswer:
+        uid, generation = request.uid, request.generation
         with self._groups.changing(caller) as (group, now):
-            note_sign(group, body, now)
-            for_all, terminated = body.get("for_all") is True, body.get("terminated") is True
-            group.finish(uid, generation, now, for_all=for_all, terminated=terminated)
+            note_sign(group, request, now)
+            group.finish(uid, generation, now, for_all=request.for_all, terminated=request.terminated)
 
-        def state_of(group: Group) -> str | None:
+        def state_of(group: Group) -> FinishState | None:
             if group.state is GroupState.OVER:
-                return "done"
+                return FinishState.DONE
             if group.adopts(generation):
                 return None  # its peers have not called yet
             if group.world is None or group.world.generation != generation:
-                return "rejoin"  # a member was lost that had not finished: the work is repeated
+                return FinishState.REJOIN
             # A restarted service did not know the generation yet, so this has to be reported once more.
-            return "waiting" if uid in group.members.ranked and uid not in group.members.finished else None
+            return FinishState.WAITING if uid in group.members.ranked and uid not in group.members.finished else None
 
-        return {"state": await self._groups.poll(caller, state_of) or "waiting"}
+        return FinishAnswer(await self._groups.poll(caller, state_of) or FinishState.WAITING)
 
-    async def _notice(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A worker has to leave: at once, or it asks how long it may stay.
-
-        If it got a signal, the controller knows the deadline. If it heard from its cloud, the launcher sends the time
-        left as `in_s` (None: unknown).
-        """
-        uid, reason = read_text(body, "uid"), read_text(body, "reason")
-        if body.get("stays") is not True:
+    async def _notice(self, caller: Caller, request: NoticeRequest) -> NoticeAnswer | None:
+        uid, reason = request.uid, request.reason
+        if not request.stays:
             with self._groups.changing(caller) as (group, now):
                 group.stop_member(uid, f"{group.members.alive.get(uid, 'a worker')} has to stop: {reason}", now)
-            return {}
-        if "in_s" in body:
-            in_s = read_seconds(body, "in_s")
+            return None
+        if request.in_s is not None:
             with self._groups.changing(caller) as (group, now):
-                group.add_notice(uid, LeaveNotice(reason, None if in_s is None else now + in_s), now)
+                deadline = None if request.in_s == math.inf else now + (seconds(request.in_s) or 0.0)
+                group.add_notice(uid, LeaveNotice(reason, deadline), now)
             self._groups.note_change(caller.key)
         else:
             await self._groups.poll(
@@ -172,43 +178,42 @@ class Handlers:
         with self._groups.lock:
             group, now = self._groups.of(caller), self._groups.clock()
             stay_s, notice = group.stay_s(uid, now), group.notices.of(uid)
-        left_s = None if notice is None or notice.deadline is None else max(0.0, notice.deadline - now)
-        return {"stay_s": None if stay_s == math.inf else stay_s, "left_s": left_s}
+        left_s = math.inf if notice is None or notice.deadline is None else max(0.0, notice.deadline - now)
+        return NoticeAnswer(stay_s, left_s)
 
-    async def _leave(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, reason = read_text(body, "uid"), read_text(body, "reason")
+    async def _leave(self, caller: Caller, request: LeaveRequest) -> None:
+        uid = request.uid
         with self._groups.changing(caller) as (group, now):
-            group.leave(uid, f"{group.members.alive.get(uid, 'a worker')} leaves: {reason}", now)
-        return {}
+            group.leave(uid, f"{group.members.alive.get(uid, 'a worker')} leaves: {request.reason}", now)
 
-    async def _fail(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
+    async def _fail(self, caller: Caller, request: FailRequest) -> FailAnswer:
+        uid, generation = request.uid, request.generation
         with self._groups.changing(caller) as (group, now):
-            note_sign(group, body, now)
-            recall_failures(group, body, uid, generation, now)
-            group.fail(read_end(body, uid, group.members.alive.get(uid, uid), now), generation, now)
+            note_sign(group, request, now)
+            recall_failures(group, request.failed, uid, generation, now)
+            group.fail(read_end(request, uid, group.members.alive.get(uid, uid), now), generation, now)
 
-        def answer(group: Group) -> dict[str, Any] | None:
-            verdict = group.verdict(uid, generation)
-            excused = verdict == "rejoin" and group.is_excused(uid, generation)
-            found = {"error": group.failures.error_of(uid, generation)} if verdict == "exit" else {}
-            return {"verdict": verdict, **({"excused": True} if excused else {}), **found} if verdict else None
+        def answer(group: Group) -> FailAnswer | None:
+            match group.verdict(uid, generation):
+                case GroupVerdict.EXIT:
+                    return FailAnswer(GroupVerdict.EXIT, error=group.failures.error_of(uid, generation))
+                case GroupVerdict.REJOIN:
+                    return FailAnswer(GroupVerdict.REJOIN, excused=group.is_excused(uid, generation))
+            return None
 
-        return await self._groups.poll(caller, answer) or {"verdict": "pending"}
+        return await self._groups.poll(caller, answer) or FailAnswer(GroupVerdict.PENDING)
 
-    async def _heartbeat(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        read_text(body, "uid")
+    async def _heartbeat(self, caller: Caller, request: Heartbeat) -> None:
         with self._groups.lock:
             group = self._groups.of(caller)
-            is_new = note_sign(group, body, self._groups.clock())
+            is_new = note_sign(group, request, self._groups.clock())
         if is_new:
-            self._groups.settle(caller.key)  # newcomers may be waiting for it
+            self._groups.apply_due(caller.key)  # newcomers may be waiting for it
             self._groups.note_change(caller.key)
-        return {}
 
-    async def _report(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        messages = body.get("messages")
-        if not isinstance(messages, list) or len(messages) > MAX_REPORTS:
+    async def _report(self, caller: Caller, request: ReportRequest) -> ReportAnswer:
+        messages = request.messages
+        if messages is None or len(messages) > MAX_REPORTS:
             raise Refused(400, f"messages: expected a list of at most {MAX_REPORTS}")
         now, changed = self._groups.clock(), False
         with self._groups.turns.measure(caller.key), self._groups.lock:
@@ -219,32 +224,32 @@ class Handlers:
             stayed = group.reports.stays
             every_s = len(group.members.ranked) / REPORTS_PER_S
             for message in messages:
-                if isinstance(message, Mapping):
-                    changed |= note_report(group, message, now)
+                changed |= note_report(group, message, now)
         if changed:
             if not settled or group.signs.unreachable or group.reports.places:
-                self._groups.settle(
+                self._groups.apply_due(
                     caller.key, moved=group.reports.stays and not stayed
                 )  # newcomers wait for a first step; ranks that stand still, for a lost one
             self._groups.note_change(caller.key)
-        return {"every_s": every_s}
+        return ReportAnswer(every_s)
 
 
-def _prepare(group: Group, member: Member) -> dict[str, Any]:
+def _prepare(group: Group, member: Member) -> PrepareAnswer:
     """The answer for an agent that has to start its ranks before it joins."""
-    return {"state": "prepare", "ranks": group.ranks_of_others(member), "examples": group.reports.examples}
+    return PrepareAnswer(ranks=group.ranks_of_others(member), examples=group.reports.examples)
 
 
-def _watch_answer(group: Group, uid: str, generation: int, *, draining: bool) -> dict[str, Any] | None:
-    """The answer for a member of that generation; None while there is nothing new. `draining`: it drains already."""
+def _watch_answer(group: Group, request: WatchRequest) -> WatchAnswer | None:
+    """The answer for a member of that generation; None while there is nothing new."""
+    uid = request.uid
     if uid not in group.members.alive:
-        return {"state": "stale", "reason": "removed"}
+        return WatchAnswer(reason="removed")
     if group.state is GroupState.OVER:
-        return {"state": "stale", "reason": "the job is done"} if group.reports.serves_commands else None
+        return WatchAnswer(reason="the job is done") if group.reports.serves_commands else None
     if group.world is None:
-        return {"state": "stale", "reason": group.reason}
-    if group.world.generation != generation or not group.is_member(uid):
-        return {"state": "stale", "reason": "another generation"}
-    if group.drain is None or draining:
+        return WatchAnswer(reason=group.reason)
+    if group.world.generation != request.generation or not group.is_member(uid):
+        return WatchAnswer(reason="another generation")
+    if group.drain is None or request.draining:
         return None
-    return {"state": "drain", "reason": group.drain.reason, "leave": uid in group.notices.departing}
+    return WatchAnswer(WatchState.DRAIN, group.drain.reason, leave=uid in group.notices.departing)

@@ -1,9 +1,9 @@
 """Accepts connections for a server that all workers of a large job call at once, and that every pod can reach.
 
-`Listener` accepts connections for an aiohttp application. From a stranger it reads the head of one request; without a
-valid token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each at its
-job's turn. A client that begins a request and does not finish it is cut off, and strangers are limited by address
-(`admission`). Pages that anybody may read, such as metrics, are answered from the head as well.
+`Listener` accepts connections for an aiohttp application. It reads the head of one request of an unknown client;
+without a valid token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each
+at its job's turn. A client that begins a request and does not finish it is cut off, and unknown clients are limited by
+address (`admission`). Pages that anybody may read, such as metrics, are answered from the head as well.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any, Protocol, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from elasticctl_controller.rendezvous.admission import STRANGERS, Admission
+from elasticctl_controller.rendezvous.admission import UNKNOWN_CLIENTS, Admission
 from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.requests import Caller, Refused
 from elasticctl_controller.rendezvous.sockets import has_lost_host, peer_uid, reset
+from elasticctl_protocol.requests import WIRE, Refusal
 
 BACKLOG = 4096
 """Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn."""
@@ -60,7 +61,7 @@ class Guard(Protocol):
         the group (`hung_up`)."""
 
 
-class Stranger:
+class UnknownClient:
     """A connection that has not shown a token. Only the head of its first request is read."""
 
     def __init__(self, listener: Listener, connected: socket.socket, peer: str) -> None:
@@ -76,7 +77,7 @@ class Stranger:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket.fileno())
         loop.remove_writer(self._socket.fileno())
-        self._listener.forget(self, known=known)
+        self._listener.drop_client(self, known=known)
         if not known:
             self._socket.close()
 
@@ -98,7 +99,7 @@ class Stranger:
         try:
             found = self._listener.decide(head)
         except Refused as error:
-            found = response(error.status, "application/json", json.dumps({"error": str(error)}).encode())
+            found = response(error.status, "application/json", json.dumps(WIRE.encode(Refusal(str(error)))).encode())
         if isinstance(found, bytes):
             self._answer(found)
         else:
@@ -130,7 +131,7 @@ class Stranger:
             loop.add_writer(self._socket.fileno(), self._send, rest)
 
 
-class Connection(asyncio.Protocol):
+class JobConnection(asyncio.Protocol):
     """A job's connection, in front of aiohttp's own protocol: what arrives is processed at the job's turn.
 
     `uid` is the worker that has called last on this connection, and `watches` says whether it watched the group.
@@ -144,12 +145,16 @@ class Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._busy = self._gone = False
 
-    def begin(self) -> None:
+    def identify(self, uid: str, *, watches: bool) -> None:
+        """The request that has arrived is of this worker."""
+        self.uid, self.watches = uid, watches
+
+    def begin_request(self) -> None:
         """The head of a request has arrived."""
         self._busy = True
         self._in_time()
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         """A request has been answered."""
         self._busy = self.watches = False
 
@@ -193,23 +198,23 @@ class Connection(asyncio.Protocol):
             self._deadline = None
 
 
-def connection_of(request: web.Request) -> Connection | None:
+def connection_of(request: web.Request) -> JobConnection | None:
     """The connection that a request came on; None if the application is served without a `Listener`."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
-    return protocol if isinstance(protocol, Connection) else None
+    return protocol if isinstance(protocol, JobConnection) else None
 
 
 @web.middleware
-async def _note_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the connection when the head of a request has arrived, and when the request has been answered."""
+async def _time_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Have the connection know when the head of a request has arrived, and when the request has been answered."""
     connection = connection_of(request)
     if connection is None:
         return await handler(request)
-    connection.begin()
+    connection.begin_request()
     try:
         return await handler(request)
     finally:
-        connection.end()
+        connection.end_request()
 
 
 class Listener:
@@ -226,13 +231,13 @@ class Listener:
         pages: Mapping[str, Callable[[], bytes]] | None = None,
     ) -> None:
         app = app or web.Application()
-        app.middlewares.insert(0, _note_request)
+        app.middlewares.insert(0, _time_request)
         # With a guard, no handler keeps waiting for a caller that has disconnected.
         cancels = guard is not None
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=cancels, **_PROTOCOL)
         self._guard, self._pages = guard, pages
         self._admission = Admission()
-        self._strangers: dict[Stranger, None] = {}  # the one that came first is first
+        self._unknown: dict[UnknownClient, None] = {}  # the one that came first is first
         self._jobs: dict[str, int] = {}
         self._sockets: list[socket.socket] = []
         self._entering: set[asyncio.Task[Any]] = set()
@@ -269,8 +274,8 @@ class Listener:
             listening = self._sockets.pop()
             asyncio.get_running_loop().remove_reader(listening.fileno())
             listening.close()
-        for stranger in list(self._strangers):
-            stranger.close()
+        for client in list(self._unknown):
+            client.close()
         await self._runner.cleanup()
 
     def protocol(self) -> asyncio.Protocol:
@@ -295,16 +300,16 @@ class Listener:
             raise Refused(429, f"too many connections of job {caller.key}")
         return caller
 
-    def forget(self, stranger: Stranger, *, known: bool) -> None:
-        """A stranger has disconnected, or is a stranger no more."""
-        if stranger in self._strangers:
-            del self._strangers[stranger]
-            if stranger.peer:
-                self._admission.leave(stranger.peer, known=known)
+    def drop_client(self, client: UnknownClient, *, known: bool) -> None:
+        """An unknown client has disconnected, or is `known` now."""
+        if client in self._unknown:
+            del self._unknown[client]
+            if client.peer:
+                self._admission.leave(client.peer, known=known)
 
     def let_in(self, connected: socket.socket, caller: Caller | None, first: bytes) -> None:
         """Have aiohttp serve a connection; `first` has been read from it already."""
-        connection = Connection(self, caller, first)
+        connection = JobConnection(self, caller, first)
         task = asyncio.get_running_loop().create_task(self._connect(connection, connected))
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
@@ -318,7 +323,7 @@ class Listener:
         """Have `work` done with `data` at the next turn of a job."""
         cast(Guard, self._guard).turns.queue(caller.key, lambda: work(data))
 
-    def on_lost(self, connection: Connection, error: Exception | None) -> None:
+    def on_lost(self, connection: JobConnection, error: Exception | None) -> None:
         """A connection has ended."""
         if connection.caller is not None:
             key = connection.caller.key
@@ -354,11 +359,11 @@ class Listener:
         if self._guard is None and self._pages is None:
             self.let_in(accepted, None, b"")
             return
-        self._strangers[Stranger(self, accepted, peer)] = None
-        if len(self._strangers) > STRANGERS:
-            next(iter(self._strangers)).close()
+        self._unknown[UnknownClient(self, accepted, peer)] = None
+        if len(self._unknown) > UNKNOWN_CLIENTS:
+            next(iter(self._unknown)).close()
 
-    async def _connect(self, connection: Connection, connected: socket.socket) -> None:
+    async def _connect(self, connection: JobConnection, connected: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, connected)
         except OSError:  # it has gone already

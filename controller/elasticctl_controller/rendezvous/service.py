@@ -18,13 +18,13 @@ listen to only one of them.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from elasticctl.api.objects import as_text
 from elasticctl.api.status import (
     JobStatus,
 )
@@ -40,13 +40,16 @@ from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.handlers import Handlers
 from elasticctl_controller.rendezvous.listener import connection_of
-from elasticctl_controller.rendezvous.request_bodies import MAX_BODY_BYTES, Bodies
 from elasticctl_controller.rendezvous.requests import (
+    MAX_BODY_BYTES,
+    Bodies,
     Caller,
     Limiter,
     Refused,
+    checked,
 )
 from elasticctl_controller.rendezvous.sockets import watch_host
+from elasticctl_protocol.requests import WIRE, Refusal, WatchRequest
 
 DEFAULT_RULES, STAYING = GroupRules(), Leaving()
 
@@ -120,8 +123,8 @@ class RendezvousService:
             group = self.groups.by_key.get(key)
             replaced = group is not None and group.job_uid != job_uid
             if group is None or replaced:
-                self._forget(key)
-                self.groups.begun_anew.discard(key)
+                self._drop_group(key)
+                self.groups.restarted.discard(key)
                 group = self.groups.by_key[key] = Group.restored(job_uid, status)
             self.authorization.tokens[key] = status.token
             members, notices = group.members, group.notices
@@ -150,7 +153,7 @@ class RendezvousService:
             group = self.groups.by_key.get(key)
             if group is not None:
                 group.lose_contact(uid, self.groups.clock(), hung_up=hung_up)
-        self.groups.settle(key, moved=True)
+        self.groups.apply_due(key, moved=True)
 
     def view(self, key: str, job_uid: str) -> GroupView:
         """Return what is known about the job with this uid; empty for an unknown one."""
@@ -171,30 +174,30 @@ class RendezvousService:
             )
 
     def drop(self, key: str) -> None:
-        """Forget a job; its agents get 410."""
+        """Drop a job; its agents get 410."""
         with self.groups.lock:
-            self._forget(key)
-            self.groups.begun_anew.discard(key)
+            self._drop_group(key)
+            self.groups.restarted.discard(key)
         self.groups.wake(key)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Start over like a service that has just been started, because agents could not report anything for a while.
 
         They get 503 until `set_group`, and do not count as silent because nobody was listening.
         """
         with self.groups.lock:
             keys = list(self.groups.by_key)
-            self.groups.begun_anew |= set(keys)
+            self.groups.restarted |= set(keys)
             for key in keys:
-                self._forget(key)
+                self._drop_group(key)
         for key in keys:
             self.groups.wake(key)
 
-    def _forget(self, key: str) -> None:
+    def _drop_group(self, key: str) -> None:
         group = self.groups.by_key.pop(key, None)
         if group is not None:
-            self._limiter.forget(group.job_uid)
-        self.handlers.forget(key)
+            self._limiter.drop(group.job_uid)
+        self.handlers.drop_job(key)
         self.authorization.tokens.pop(key, None)
 
     # The agents' side; on the event loop.
@@ -207,24 +210,25 @@ class RendezvousService:
                 raise _away()
         except Refused as refusal:
             error = refusal if self._may_act() else _away()
-            response = web.json_response({"error": str(error)}, status=error.status)
+            response = web.json_response(WIRE.encode(Refusal(str(error))), status=error.status)
             if not error.keeps_open:
                 response.force_close()
             return response
-        return web.json_response(answer) if isinstance(answer, dict) else web.json_response(text=answer)
+        return web.json_response(text=answer if isinstance(answer, str) else json.dumps(WIRE.encode(answer) or {}))
 
-    async def _answer(self, caller: Caller, request: web.Request) -> dict[str, Any] | str:
-        body = await self.handlers.bodies.read(request, caller)
+    async def _answer(self, caller: Caller, request: web.Request) -> Any:
+        found = self.handlers.find(request.path.rpartition("/")[2])
+        cls, verb = found or (Refusal, None)
+        message = await self.handlers.bodies.read(request, caller, cls)
         self._limiter.check(caller, time.monotonic())
-        name = request.path.rpartition("/")[2]
-        verb = self.handlers.find(name)
         if verb is None or request.method != "POST":
             raise Refused(404, "unknown verb")
+        message = checked(message)
         watch_host(request.transport)
         connection = connection_of(request)
         if connection is not None:
-            connection.uid, connection.watches = as_text(body.get("uid")), name == "watch"
-        return await verb(caller, body)
+            connection.identify(getattr(message, "uid", ""), watches=cls is WatchRequest)
+        return await verb(caller, message)
 
     def authenticate(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request belongs to, and how many connections it may have. Raises Refused."""

@@ -83,8 +83,8 @@ def reset(accepted: socket.socket) -> None:
 
 
 def peer_uid(connected: socket.socket) -> int | None:
-    """The user id at the other end of a Unix socket; None if the system does not tell."""
+    """The user id at the other end of a Unix socket; None if the system does not report it."""
     if sys.platform != "linux":
         return None
-    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", told)[1])
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

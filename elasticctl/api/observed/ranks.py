@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from elasticctl_protocol.reports import RankPlace, ranks_text
 
 MOST_PLACES = 5
 """Further ranks are only counted: a status holds the sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """The call `where` that a rank is in; `waits`: it waits there for other ranks, as far as its launcher knows."""
-
-    where: str
-    waits: bool = False
 
 
 def describe_hang(places: Mapping[int, RankPlace]) -> str:
@@ -33,18 +26,6 @@ def describe_hang(places: Mapping[int, RankPlace]) -> str:
     left = sum(len(ranks) for _, ranks in [*standing, *waiting][MOST_PLACES:])
     more = [f"{left} more elsewhere"] if left else []
     return "; ".join([*parts[:MOST_PLACES], *more])
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2, 4-7`; `ranks` ascend."""
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    text = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _by_where(places: Mapping[int, RankPlace], *, waits: bool) -> list[tuple[str, list[int]]]:

@@ -13,7 +13,8 @@ from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.api.text import plural, span
-from elasticctl.api.usage import GpuUsage, JobUsage, StepTimes, UsageHistory, WorkerUsage
+from elasticctl.api.usage import JobUsage, UsageHistory, WorkerUsage
+from elasticctl_protocol.reports import GpuUsage, StepShares
 
 IDLE_S = 600.0
 """A GPU that has done nothing for this long is reported: loading data or a checkpoint takes less, as a rule."""
@@ -196,7 +197,7 @@ _SOON = "not known yet"
 _UNKNOWN = "unknown: only scripts that use the training library report it"
 
 
-def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:
+def mean_times(workers: Iterable[WorkerUsage]) -> StepShares:
     """The mean over all workers that report; a part that one of them does not know is unknown."""
     reported = [worker.step_times for worker in workers if worker.step_times.is_known]
 
@@ -210,15 +211,15 @@ def mean_times(workers: Iterable[WorkerUsage]) -> StepTimes:
         mean([times.save for times in reported]),
     )
     apart = sum(share for share in (data, reduced, saved) if share is not None)
-    return StepTimes(data, max(0.0, 1.0 - apart) if reported else None, reduced, saved)
+    return StepShares(data, max(0.0, 1.0 - apart) if reported else None, reduced, saved)
 
 
-def part_texts(times: StepTimes) -> tuple[str, ...]:
+def part_texts(times: StepShares) -> tuple[str, ...]:
     """`12%` and so on, in the order of `PARTS`; empty where unknown."""
     return tuple("" if share is None else f"{100 * share:.0f}%" for share in times.shares)
 
 
-def times_text(times: StepTimes) -> str:
+def times_text(times: StepShares) -> str:
     """`data 12%, compute 70%, all-reduce 15%, save 3%`; parts that are not measured separately are named together."""
     named = dict(zip(PARTS, part_texts(times), strict=True))
     apart = [name.lower() for name, text in named.items() if not text]

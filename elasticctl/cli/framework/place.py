@@ -13,6 +13,7 @@ from elasticctl.operations import target
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import Context
 from elasticctl.terminal import Terminal, name_place
+from elasticctl_protocol import variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Where:
         typer.Option(
             "--context",
             metavar="NAME",
-            envvar="ELASTICCTL_CONTEXT",
+            envvar=variables.CONTEXT,
             show_envvar=False,
             show_default=False,
             autocompletion=complete_context,

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elasticctl.api.codec import camel
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import dollars, plural, span
 from elasticctl.cli.framework.output import Table
@@ -16,6 +15,7 @@ from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.forecast import interval_s
 from elasticctl.simulation.replay import Prospect, ReplayedJob, prospects
 from elasticctl.simulation.traces import Recording, parse_trace
+from elasticctl_protocol.codec import camel
 
 STARTS, STARTS_WITH_BUDGETS = 16, 8
 """For each deadline and budget; with budgets there are three times as many of those."""

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 from elasticctl.api.observed.history import activity_text, goodput
 from elasticctl.api.observed.usage import step_times_text, usage_text
-from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
-from elasticctl.api.spec import ElasticJob, OnNan
+from elasticctl.api.podtemplate import Hardware
+from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, WorkerStatus
 from elasticctl.api.text import plural, public_value, span
 from elasticctl.cli.framework.output import Table, format_aligned
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.history import clock, cost_text, failure_lines, goodput_line, interruptions, scalings
 from elasticctl.diagnosis import Case, Finding
+from elasticctl_protocol import variables
+from elasticctl_protocol.variables import OnNan
 
 _GROUPS_SHOWN = 5
 _LAST_SHOWN = 10
 _NARROWEST = 40
-_SHOWN_APART = (STORAGE_VARIABLE, WORKSPACE_VARIABLE, WORKSPACE_FROM_VARIABLE)
+_SHOWN_APART = (variables.STORAGE, variables.WORKSPACE, variables.WORKSPACE_FROM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
 
 def _workspace(found: Hardware) -> str:
     """`1f2e3d4c5b6a of /home/me/digits`: the beginning of its digest, and its folder."""
-    digest, source = found.env.get(WORKSPACE_VARIABLE, "").rpartition("#")[2], found.env.get(WORKSPACE_FROM_VARIABLE)
+    digest, source = found.env.get(variables.WORKSPACE, "").rpartition("#")[2], found.env.get(variables.WORKSPACE_FROM)
     return f"{digest[:12]} of {source}" if digest and source else digest[:12]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticctl.api.codec import camel
 from elasticctl.api.errors import UsageError
 from elasticctl.api.observed.cost import Rate
 from elasticctl.api.spec import MAX_WORKERS
@@ -15,6 +14,7 @@ from elasticctl.cli.framework.output import Table
 from elasticctl.operations.prices import spot_basis
 from elasticctl.planning.scaling_curve import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
 from elasticctl.simulation import Conditions, Evidence, Forecast, Point, ScalingCurve, forecast_for
+from elasticctl_protocol.codec import camel
 
 DEFAULT_WORK_S = 86_400
 _WIDER_THAN_MEASURED, _WIDER_THAN_ONE = 2, 16

@@ -17,12 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl.cluster.local.private_paths import HOME_VARIABLE, make_private, storage_error
+from elasticctl.cluster.local.private_paths import make_private, storage_error
+from elasticctl_protocol import variables
 
-POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
-"""In the environment of every process of a worker, so that strays can be found."""
-TERMINATION_LOG_VARIABLE = "ELASTICCTL_TERMINATION_LOG"
-"""In the same environments: the file in the pod's folder for a worker's last message."""
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 on macOS, the final NUL included."""
 
@@ -101,7 +98,7 @@ class LocalPaths:
 
 def local_paths(environ: Mapping[str, str] = os.environ) -> LocalPaths:
     """Find this user's local cluster; `ELASTICCTL_HOME` moves it. Reads at most one link and creates nothing."""
-    home = environ.get(HOME_VARIABLE)
+    home = environ.get(variables.HOME)
     if home:
         state = Path(os.path.expanduser(home)).absolute() / "local"
     else:

@@ -13,8 +13,8 @@ import struct
 from pathlib import Path
 
 from elasticctl.api.errors import ClusterError, StorageFullError
+from elasticctl_protocol import variables
 
-HOME_VARIABLE = "ELASTICCTL_HOME"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED = 0, 1, "=IIh"
 """macOS's way to ask for the other end of a socket (sys/un.h): a version, a user, the number of groups."""
@@ -104,5 +104,5 @@ def storage_error(doing: str, error: OSError) -> ClusterError:
 
 def _not_ours(path: Path, what: str, why: str) -> ClusterError:
     return ClusterError(
-        f"{path} is not a {what} of yours: {why}. FIX: remove it, or set {HOME_VARIABLE} to another folder"
+        f"{path} is not a {what} of yours: {why}. FIX: remove it, or set {variables.HOME} to another folder"
     )

@@ -30,8 +30,9 @@ from elasticctl.api.errors import (
     StorageFullError,
     UnreachableError,
 )
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
-from elasticctl.cluster.local.private_paths import HOME_VARIABLE, connect_private, storage_error
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl.cluster.local.private_paths import connect_private, storage_error
+from elasticctl_protocol import variables
 
 SUPERVISOR = "elasticctl_controller.local.supervisor"
 START_TIMEOUT_S = 60.0
@@ -133,9 +134,9 @@ def start_supervisor(paths: LocalPaths) -> None:
     """Run the supervisor's start command, which returns once it answers or has failed."""
     import subprocess
 
-    environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
-    if HOME_VARIABLE in environ:  # may be relative to this process's working directory, which is not the supervisor's
-        environ[HOME_VARIABLE] = str(paths.state.parent)
+    environ = {name: value for name, value in os.environ.items() if name != variables.POD_UID}
+    if variables.HOME in environ:  # may be relative to this process's working directory, which is not the supervisor's
+        environ[variables.HOME] = str(paths.state.parent)
     with _open_log(paths.supervisor_log) as (log, size):
         try:
             started = subprocess.run(

@@ -17,9 +17,10 @@ import psutil
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.text import quote
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
+from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.worker_processes import ENDED, variable_of
 from elasticctl.cluster.worker_access import NO_SUCH_PROGRAM, NOT_EXECUTABLE, Streams, copy, write_all
+from elasticctl_protocol import variables
 
 HOST = "127.0.0.1"
 _OF_TERMINAL = ("TERM", "COLORTERM")
@@ -80,7 +81,7 @@ class LocalWorkerAccess:
             report = json.loads((self._paths.pod_dir(uid) / "started.json").read_text("utf-8"))
             process = psutil.Process(int(report["pid"]))
             # Another process may have its pid by now.
-            if process.status() in ENDED or variable_of(process, POD_UID_VARIABLE) != uid:
+            if process.status() in ENDED or variable_of(process, variables.POD_UID) != uid:
                 raise _gone(worker)
         except (OSError, ValueError, KeyError, TypeError, psutil.Error) as e:
             raise _gone(worker) from e

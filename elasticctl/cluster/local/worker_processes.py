@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from elasticctl.cluster.local.paths import TERMINATION_LOG_VARIABLE
+from elasticctl_protocol import variables
 
 ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
@@ -48,5 +48,5 @@ def any_left(pods: Path) -> bool:
     """True while any process of a worker under the folder `pods` runs, with or without its shim."""
     folder = f"{pods}{os.sep}"
     return bool(find_shims(pods)) or any(
-        variable_of(process, TERMINATION_LOG_VARIABLE).startswith(folder) for process in own_processes()
+        variable_of(process, variables.TERMINATION_LOG).startswith(folder) for process in own_processes()
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticctl.api import validation
 from elasticctl.api.errors import ConflictError, ForbiddenError, TemplateError
-from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.yamltext import parse_yaml
 from elasticctl.cluster.base import Manifest
@@ -30,6 +30,7 @@ from elasticctl.operations.submit.job_flags import JobFlags
 from elasticctl.operations.submit.job_request import JobRequest, job_spec, plan_lines, resolve
 from elasticctl.operations.target import Target
 from elasticctl.settings.contexts import LOCAL, Context, templates_folder
+from elasticctl_protocol import variables
 
 if TYPE_CHECKING:
     from elasticctl.operations.submit.training_command import TrainingCommand
@@ -88,7 +89,7 @@ class CommandDraft:
     def workspace_of(self, manifest: Manifest, observer: Observer) -> Workspace | None:
         """The folder to send. Raises TemplateError if the template cannot bring it to the workers."""
         workspace = self.request.workspace
-        if workspace is None or WORKSPACE_VARIABLE in hardware(ElasticJob.from_manifest(manifest)).env:
+        if workspace is None or variables.WORKSPACE in hardware(ElasticJob.from_manifest(manifest)).env:
             return workspace
         name = self.template.name
         if self.request.context.provider == LOCAL:
@@ -98,7 +99,7 @@ class CommandDraft:
             return None
         raise TemplateError(
             f"the template {name} has no job.workspace, so the script would not get there: take the lines of"
-            f" {WORKSPACE_VARIABLE} from `elasticctl template show default`, or give --no-workspace"
+            f" {variables.WORKSPACE} from `elasticctl template show default`, or give --no-workspace"
         )
 
     def send_workspace(self, manifest: Manifest, observer: Observer) -> None:
@@ -145,7 +146,7 @@ class ManifestDraft:
         """Upload the folder, or the one that the manifest names, unless it is there already."""
         if self.workspace is not None:
             self.workspace.send(observer)
-        elif hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
+        elif hardware(ElasticJob.from_manifest(manifest)).env.get(variables.WORKSPACE):
             from elasticctl.operations.workspace.workspace import send_named_workspace
 
             send_named_workspace(manifest, observer)
@@ -206,7 +207,7 @@ def plan_manifest(
     if not changes.settings:
         validation.validate_manifest(document)
     manifest, workspace = with_settings(document.data, changes.settings), None
-    if not file.same_code and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
+    if not file.same_code and hardware(ElasticJob.from_manifest(manifest)).env.get(variables.WORKSPACE):
         from elasticctl.operations.workspace.workspace import renew_workspace  # what packs a folder
 
         here = [Path.cwd()] if stdin else [Path.cwd(), Path(os.path.abspath(file.path))]

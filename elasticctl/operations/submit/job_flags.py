@@ -23,11 +23,11 @@ from elasticctl.api.spec import (
     LABEL_JOB,
     LABEL_TYPE,
     MAX_PRIORITY,
-    OnNan,
     RestartPolicy,
 )
 from elasticctl.api.text import quote
 from elasticctl.operations.option_values import Assignment, assignment, duration, duration_from, size, whole
+from elasticctl_protocol.variables import OnNan
 
 WORKSPACE_LIMIT_BYTES = 100_000_000
 """Code is smaller; data, which is larger, has better ways to a cluster."""

@@ -19,14 +19,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import ON_DEMAND, PoolOrder, capacity_of
 from elasticctl.api.gpu_types import GpuType, Placement, place
 from elasticctl.api.observed.plan_text import goal_words
-from elasticctl.api.podtemplate import (
-    SETUP_VARIABLE,
-    START_FROM_VARIABLE,
-    STORAGE_VARIABLE,
-    WORKSPACE_FROM_VARIABLE,
-    WORKSPACE_VARIABLE,
-)
-from elasticctl.api.spec import QUEUE_LABEL, USER_LABEL, JobSpec, OnNan
+from elasticctl.api.spec import QUEUE_LABEL, USER_LABEL, JobSpec
 from elasticctl.api.text import did_you_mean, join_and, plural, quote
 from elasticctl.operations.job_names import check_name, name_from
 from elasticctl.operations.observer import SILENT, Observer
@@ -38,6 +31,8 @@ from elasticctl.operations.submit.goals import goal_of, order_of, priced_goal
 from elasticctl.operations.submit.job_flags import VARIABLE, JobFlags
 from elasticctl.operations.submit.job_size import JobSize, doubt_of, gpu_of, size_of
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
+from elasticctl_protocol import variables
+from elasticctl_protocol.variables import OnNan
 
 if TYPE_CHECKING:
     from elasticctl.api.observed.cost import Rate
@@ -45,10 +40,10 @@ if TYPE_CHECKING:
     from elasticctl.operations.workspace.workspace import Workspace
 
 _OWN_VARIABLES = {
-    STORAGE_VARIABLE: "give --storage URL",
-    START_FROM_VARIABLE: "use elasticctl rerun JOB --from-checkpoint STEP",
-    WORKSPACE_VARIABLE: "give --workspace DIR",
-    WORKSPACE_FROM_VARIABLE: "give --workspace DIR",
+    variables.STORAGE: "give --storage URL",
+    variables.START_FROM: "use elasticctl rerun JOB --from-checkpoint STEP",
+    variables.WORKSPACE: "give --workspace DIR",
+    variables.WORKSPACE_FROM: "give --workspace DIR",
 }
 _LAUNCHER_NOTE = (
     "the command runs once, on the first worker, and starts what the others run: it handles checkpoints, hangs and"
@@ -246,9 +241,9 @@ def _check_references(flags: JobFlags, context: Context) -> None:
     """Refuse duplicate variables, claims and paths, and volumes on this machine, which has none."""
     if flags.mounts and context.provider == LOCAL:
         raise UsageError("--mount is for clusters: on this machine a job sees every folder where it is")
-    variables = [name for name, _ in flags.env] + [ref.variable for ref in flags.secrets if ref.key]
+    env_names = [name for name, _ in flags.env] + [ref.variable for ref in flags.secrets if ref.key]
     for flag, names in (
-        ("--secret", variables if flags.secrets else []),
+        ("--secret", env_names if flags.secrets else []),
         ("--mount", [mount.claim for mount in flags.mounts]),
         ("--mount", [mount.path for mount in flags.mounts]),
     ):
@@ -261,7 +256,7 @@ def _environment(flags: JobFlags) -> dict[str, str]:
     """The job's variables, of the file, the command line and the set-up. Raises UsageError."""
     env = {**(read_env_file(flags.env_file) if flags.env_file else {}), **dict(flags.env)}
     _check_variables(env)
-    return {**env, SETUP_VARIABLE: flags.setup} if flags.setup else env
+    return {**env, variables.SETUP: flags.setup} if flags.setup else env
 
 
 def _check_variables(env: Mapping[str, str]) -> None:

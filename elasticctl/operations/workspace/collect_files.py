@@ -28,8 +28,8 @@ from elasticctl_store.workspace.packing import (
     Folder,
     Item,
     Lead,
-    Link,
     Listing,
+    PackedLink,
     lead_of,
     unfit,
     unfit_target,
@@ -83,7 +83,7 @@ def collect_files(folder: Path, limit_bytes: int | None, observer: Observer = SI
         if path not in found.named:
             credentials += findings_by_name(path) or scan.findings
     refuse_credentials(str(folder), credentials, observer)
-    items += [Link(path, target) for path, target in found.links.items() if leads[path] is Lead.WITHIN]
+    items += [PackedLink(path, target) for path, target in found.links.items() if leads[path] is Lead.WITHIN]
     items += [Folder(path) for path in found.folders]
     outside, loops = (
         [f"{path} -> {target}" for path, target in found.links.items() if leads[path] is lead]

@@ -14,13 +14,7 @@ from urllib.parse import unquote
 
 from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.objects import at
-from elasticctl.api.podtemplate import (
-    WORKSPACE_FROM_VARIABLE,
-    WORKSPACE_VARIABLE,
-    hardware,
-    set_variable,
-    worker_container,
-)
+from elasticctl.api.podtemplate import hardware, set_variable, worker_container
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import plural, quote, size_text
 from elasticctl.cluster.base import Manifest
@@ -30,6 +24,7 @@ from elasticctl.operations.storage_urls import child_url, needed_error, storage_
 from elasticctl.operations.submit.job_flags import WORKSPACE_LIMIT_BYTES, JobFlags
 from elasticctl.operations.workspace.collect_files import WorkspaceFiles, collect_files, left_out_line, pieces_of
 from elasticctl.settings.contexts import LOCAL, Context
+from elasticctl_protocol import variables
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.workspace import transfer
@@ -135,7 +130,7 @@ def send_named_workspace(manifest: Manifest, observer: Observer) -> None:
     This is how the output of --dry-run can be submitted. Raises UsageError if the folder has changed.
     """
     env = hardware(ElasticJob.from_manifest(manifest)).env
-    url, _, digest = env.get(WORKSPACE_VARIABLE, "").rpartition("#")
+    url, _, digest = env.get(variables.WORKSPACE, "").rpartition("#")
     if not url:
         return
     try:
@@ -146,7 +141,7 @@ def send_named_workspace(manifest: Manifest, observer: Observer) -> None:
     except TrainError as e:
         observer.report(f"cannot check that the workspace is there: {e}")
         return
-    folder = Path(env.get(WORKSPACE_FROM_VARIABLE, ""))
+    folder = Path(env.get(variables.WORKSPACE_FROM, ""))
     again = f"the workspace {digest[:12]} that the manifest names was never uploaded"
     if not folder.is_absolute() or not folder.is_dir():
         raise UsageError(
@@ -168,8 +163,8 @@ def renew_workspace(
     the folder lacks the job's script or cannot be packed.
     """
     env = hardware(ElasticJob.from_manifest(manifest)).env
-    url, _, digest = env.get(WORKSPACE_VARIABLE, "").rpartition("#")
-    folder = Path(env.get(WORKSPACE_FROM_VARIABLE, ""))
+    url, _, digest = env.get(variables.WORKSPACE, "").rpartition("#")
+    folder = Path(env.get(variables.WORKSPACE_FROM, ""))
     if not url or not folder.is_absolute():
         return manifest, None
     if not folder.is_dir():
@@ -192,10 +187,10 @@ def renew_workspace(
     made = copy.deepcopy(manifest)
     container = worker_container(at(made, "spec", "replicaSpecs", "Worker", "template") or {})
     for item in at(container, "env") or ():
-        if at(item, "name") == WORKSPACE_VARIABLE:
+        if at(item, "name") == variables.WORKSPACE:
             item["value"] = workspace.reference
             return made, workspace
-    set_variable(container, WORKSPACE_VARIABLE, workspace.reference)
+    set_variable(container, variables.WORKSPACE, workspace.reference)
     return made, workspace
 
 

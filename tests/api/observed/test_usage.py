@@ -8,7 +8,8 @@ from dataclasses import replace
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.observed.history import MAX_POINTS
 from elasticctl.api.observed.usage import add_usage, fitted
-from elasticctl.api.usage import GpuUsage, JobUsage, StepTimes, UsageHistory, WorkerUsage
+from elasticctl.api.usage import JobUsage, UsageHistory, WorkerUsage
+from elasticctl_protocol.reports import GpuUsage, StepShares
 
 AT = 1_700_000_000.0
 
@@ -23,7 +24,7 @@ def measured(at_s: float, *, cpus: float | None = 1.5, **more: object) -> JobUsa
 def test_what_all_workers_use_together_and_since_when_it_is_known() -> None:
     history = add_usage(UsageHistory(), measured(0))
     gpus = GpuUsage((90.0, 50.0), (2.0, 2.0), (4.0, 4.0), (100.0, None), (), (0.0, 0.0))
-    history = add_usage(history, measured(10.04, cpus=None, gpus=gpus, step_times=StepTimes(0.1, 0.9)))
+    history = add_usage(history, measured(10.04, cpus=None, gpus=gpus, step_times=StepShares(0.1, 0.9)))
     assert history == UsageHistory(
         Timestamp(AT),
         (0.0, 10.0),

@@ -17,8 +17,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.logs import LogFile, LogFiles, read_logs
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.cluster.stored_logs import StoredLogs
+from elasticctl_protocol import variables
 from elasticctl_store import stored_logs
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_store.stored_logs import Incarnation
@@ -59,7 +59,7 @@ def kill(home: Path, uid: str) -> None:
 
 def _is_of(process: psutil.Process, uid: str) -> bool:
     try:
-        return process.environ().get(POD_UID_VARIABLE) == uid or any(uid in word for word in process.cmdline())
+        return process.environ().get(variables.POD_UID) == uid or any(uid in word for word in process.cmdline())
     except psutil.Error:
         return False
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.observed.workers import Pod
-from elasticctl.api.spec import ANNOTATION_POOL, ElasticJob, OnNan, Policy
+from elasticctl.api.spec import ANNOTATION_POOL, ElasticJob, Policy
 from elasticctl_controller.core.goal.placement import ask_for_pool, avoid_nodes, prefer_node
 from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, token_secret_name
+from elasticctl_protocol.variables import OnNan
 from tests.support.controller.samples import a_job
 from tests.support.jobs import made
 

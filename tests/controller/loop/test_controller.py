@@ -17,7 +17,6 @@ from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, U
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus, TokenStatus
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.worker_tokens import EVERY_S, OVERLAP_S
 from elasticctl_controller.core.interruption_notices import LeaveNotice
 from elasticctl_controller.local import objects
@@ -33,6 +32,7 @@ from elasticctl_controller.loop.apply_actions import (
 from elasticctl_controller.loop.controller import REFUSED_RETRY_S, Controller, Listeners
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_protocol.requests import Member
 from tests.support.controller.samples import Clock
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until

@@ -19,7 +19,6 @@ from elasticctl.api.codec import Manifest, Timestamp, from_json
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus
-from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import LocalStore
@@ -28,6 +27,7 @@ from elasticctl_controller.loop.apply_actions import PodCreator
 from elasticctl_controller.loop.controller import Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_protocol.requests import Member
 from tests.support.jobs import shell_job
 
 KEY = "default/job"

@@ -10,10 +10,10 @@ from elasticctl_controller.rendezvous.admission import Admission, most_connectio
 HOSTILE, OTHER = "10.0.0.7", "192.168.0.8"
 
 
-def test_strangers_of_an_address_are_capped_and_others_are_not_concerned() -> None:
+def test_unknown_clients_of_an_address_are_capped_and_others_are_not_concerned() -> None:
     door = Admission()
-    admitted = [door.admit(HOSTILE, 0.0) for _ in range(admission.STRANGERS_PER_ADDRESS + 10)]
-    assert admitted.count(True) == admission.STRANGERS_PER_ADDRESS
+    admitted = [door.admit(HOSTILE, 0.0) for _ in range(admission.UNKNOWN_PER_ADDRESS + 10)]
+    assert admitted.count(True) == admission.UNKNOWN_PER_ADDRESS
     assert door.admit(OTHER, 0.0)
     door.leave(HOSTILE, known=False)
     assert door.admit(HOSTILE, 0.0)
@@ -44,7 +44,7 @@ def test_no_number_of_addresses_takes_much_memory() -> None:
         assert door.admit(peer, 0.0)
         door.leave(peer, known=False)
     assert len(door._addresses) <= admission.ADDRESSES
-    for _ in range(admission.STRANGERS_PER_ADDRESS - 1):
+    for _ in range(admission.UNKNOWN_PER_ADDRESS - 1):
         assert door.admit(OTHER, 0.0)
     assert not door.admit(OTHER, 0.0), "who is connected is not forgotten"
 

@@ -85,7 +85,7 @@ def test_a_job_that_has_ended_leaves_nothing() -> None:
         turns = Turns()
         for number in range(100):
             turns.queue(f"job-{number}", lambda: None)
-            turns.forget(f"job-{number}")  # while something of it still waits
+            turns.drop_job(f"job-{number}")  # while something of it still waits
         while turns._queues or turns._used_s:
             await asyncio.sleep(0)
         assert [turns._queues, turns._used_s, turns._turn_s, turns._ready] == [{}, {}, {}, []]

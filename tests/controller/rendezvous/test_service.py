@@ -330,7 +330,7 @@ def test_a_service_that_begins_anew_knows_what_agents_tell_it_again(lab: Lab, cl
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(client.call, "watch", body)
         wait_until(lambda: KEY in lab.site.service.groups.polls)
-        lab.site.service.begin_anew()
+        lab.site.service.start_over()
         with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
             watching.result()
     with pytest.raises(ServiceAway):  # 503 again, or the connection is just being closed

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from elasticctl_launcher import bootstrap
-from elasticctl_launcher.bootstrap import tell_collectives
+from elasticctl_launcher.bootstrap import report_collectives
 from elasticctl_launcher.hangs.collectives import Collective, parse, read_collective
-from elasticctl_launcher.hangs.rank_location import Kind, Place
+from elasticctl_launcher.hangs.rank_location import Kind, StackPlace
 
 
 def entry(name: str, number: object, group: str = "default_pg", **further: Any) -> dict[str, Any]:
@@ -45,16 +45,18 @@ def test_a_format_that_is_not_known_tells_nothing(odd: bytes) -> None:
 
 def test_who_waits_for_the_device_is_said_to_be_in_it_too() -> None:
     found = Collective("all_reduce", 7, "dp")
-    assert found.at(Place(Kind.COLLECTIVE, "barrier")).where == "barrier no. 7 of group dp"
-    assert found.at(Place(Kind.DEVICE, "train (a.py:3)")).where == "train (a.py:3), in all_reduce no. 7 of group dp"
-    assert found.at(Place(Kind.CODE, "load (a.py:9)")).where == "load (a.py:9)"
+    assert found.at(StackPlace(Kind.COLLECTIVE, "barrier")).where == "barrier no. 7 of group dp"
+    assert (
+        found.at(StackPlace(Kind.DEVICE, "train (a.py:3)")).where == "train (a.py:3), in all_reduce no. 7 of group dp"
+    )
+    assert found.at(StackPlace(Kind.CODE, "load (a.py:9)")).where == "load (a.py:9)"
 
 
 def test_a_rank_that_is_in_none_or_has_gone_tells_nothing(tmp_path: Path) -> None:
     path = tmp_path / "c10d.0"
     assert read_collective(path) is None
     path.write_text("left by the rank before")
-    tell_collectives(str(path))
+    report_collectives(str(path))
     assert read_collective(path) is None
 
 
@@ -62,7 +64,7 @@ def test_a_script_may_wait_for_a_signal_that_it_blocks(tmp_path: Path) -> None:
     """The thread that tells is not there for the script, whose own threads all block it."""
     lines = (
         f"import os, signal, sys; sys.path.insert(0, {os.path.dirname(bootstrap.__file__)!r})",
-        f"import bootstrap; bootstrap.tell_collectives({str(tmp_path / 'c10d.0')!r})",
+        f"import bootstrap; bootstrap.report_collectives({str(tmp_path / 'c10d.0')!r})",
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) and sys.exit(1)  # this thread blocked something",
         "os.kill(os.getpid(), signal.SIGTERM)",
         "sys.exit(3 if signal.sigwait({signal.SIGTERM}) == signal.SIGTERM else 1)",
@@ -81,7 +83,7 @@ def test_a_rank_that_was_out_of_descriptors_tells_later(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(socket.socket, "accept", fail)
     monkeypatch.setattr(bootstrap, "ACCEPT_AGAIN_S", 0.01)
-    tell_collectives(str(tmp_path / "c10d.0"))
+    report_collectives(str(tmp_path / "c10d.0"))
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(60)
         asking.connect(str(tmp_path / "c10d.0"))

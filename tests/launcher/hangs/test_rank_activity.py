@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from elasticctl_launcher.hangs.process_activity import ProcessActivity
 from elasticctl_launcher.hangs.rank_activity import BUSY_CORES, Sighting, follow, moves
-from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, Place
-from elasticctl_launcher.hangs.stacks import Frame, ThreadStack
+from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, StackPlace
+from elasticctl_launcher.hangs.stacks import StackFrame, ThreadStack
 
-STACKS = (ThreadStack(1, "MainThread", (Frame("load", "/job/data.py", 9),)),)
-BESIDE = (*STACKS, ThreadStack(1, "Thread-1", (Frame("run", "/job/log.py", 1),)))
-ELSEWHERE = (ThreadStack(1, "MainThread", (Frame("load", "/job/data.py", 10),)),)
+STACKS = (ThreadStack(1, "MainThread", (StackFrame("load", "/job/data.py", 9),)),)
+BESIDE = (*STACKS, ThreadStack(1, "Thread-1", (StackFrame("run", "/job/log.py", 1),)))
+ELSEWHERE = (ThreadStack(1, "MainThread", (StackFrame("load", "/job/data.py", 10),)),)
 QUIET = ProcessActivity(10.0, 1000, 50, running=False)
-STILL = Sighting(0.0, 3, QUIET, STACKS, Place(Kind.CODE, "load (data.py:9)"))
-WAITING = replace(STILL, place=Place(Kind.COLLECTIVE, "all_reduce"))
+STILL = Sighting(0.0, 3, QUIET, STACKS, StackPlace(Kind.CODE, "load (data.py:9)"))
+WAITING = replace(STILL, place=StackPlace(Kind.COLLECTIVE, "all_reduce"))
 STEP_S = 10.0
 
 

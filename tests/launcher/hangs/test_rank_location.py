@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, Place, RankPlace, describe, place_of
-from elasticctl_launcher.hangs.stacks import Frame, ThreadStack, parse, to_lines
+from elasticctl_launcher.hangs.rank_location import NOWHERE, Kind, StackPlace, describe, place_of
+from elasticctl_launcher.hangs.stacks import StackFrame as Call
+from elasticctl_launcher.hangs.stacks import ThreadStack, parse, to_lines
+from elasticctl_protocol.reports import RankPlace
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
-SCRIPT = Frame("<module>", "/job/train.py", 7)
+SCRIPT = Call("<module>", "/job/train.py", 7)
 
 
-def at(*frames: Frame, line: str = "") -> Place:
+def at(*frames: Call, line: str = "") -> StackPlace:
     return place_of((ThreadStack(1, "MainThread", (*frames, SCRIPT)),), lambda file, number: line)
 
 
 @pytest.mark.parametrize(
     ("frames", "line", "kind", "where"),
     [
-        ((Frame("all_reduce", C10D, 1), Frame("wrapper", f"{TORCH}/distributed/c10d_logger.py", 2)), "",
+        ((Call("all_reduce", C10D, 1), Call("wrapper", f"{TORCH}/distributed/c10d_logger.py", 2)), "",
          Kind.COLLECTIVE, "all_reduce"),
-        ((Frame("_create_c10d_store", f"{TORCH}/distributed/rendezvous.py", 1), Frame("init_process_group", C10D, 9)),
+        ((Call("_create_c10d_store", f"{TORCH}/distributed/rendezvous.py", 1), Call("init_process_group", C10D, 9)),
          "", Kind.COLLECTIVE, "init_process_group"),
-        ((Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 1), Frame("Tensor.backward", "/t/_tensor.py", 2)),
+        ((Call("_engine_run_backward", f"{TORCH}/autograd/graph.py", 1), Call("Tensor.backward", "/t/_tensor.py", 2)),
          "", Kind.DEVICE, "_engine_run_backward (graph.py:1)"),
-        ((Frame("step", "/job/loop.py", 3),), "    return loss.item()", Kind.DEVICE, "step (loop.py:3)"),
-        ((Frame("step", "/job/loop.py", 3),), "    time.sleep(60)", Kind.SLEEP, "step (loop.py:3)"),
-        ((Frame("Lock.hold", "/job/loop.py", 3),), "    self.lock.acquire()", Kind.CODE, "Lock.hold (loop.py:3)"),
-        ((Frame("Condition.wait", "/usr/lib/python3.12/threading.py", 3), Frame("load", "/job/data.py", 9)), "",
+        ((Call("step", "/job/loop.py", 3),), "    return loss.item()", Kind.DEVICE, "step (loop.py:3)"),
+        ((Call("step", "/job/loop.py", 3),), "    time.sleep(60)", Kind.SLEEP, "step (loop.py:3)"),
+        ((Call("Lock.hold", "/job/loop.py", 3),), "    self.lock.acquire()", Kind.CODE, "Lock.hold (loop.py:3)"),
+        ((Call("Condition.wait", "/usr/lib/python3.12/threading.py", 3), Call("load", "/job/data.py", 9)), "",
          Kind.CODE, "load (data.py:9)"),
-        ((Frame("poll", "/usr/lib/python3.12/selectors.py", 3),
-          Frame("_Iter._next_data", f"{TORCH}/utils/data/dataloader.py", 9)), "", Kind.CODE, "DataLoader._next_data"),
-        ((Frame("finish", "/site/elasticctl_train/dist.py", 3),
-          Frame("Means.hand_in", "/site/elasticctl_train/inplace/elastic_ddp.py", 9)),
+        ((Call("poll", "/usr/lib/python3.12/selectors.py", 3),
+          Call("_Iter._next_data", f"{TORCH}/utils/data/dataloader.py", 9)), "", Kind.CODE, "DataLoader._next_data"),
+        ((Call("finish", "/site/elasticctl_train/dist.py", 3),
+          Call("Means.hand_in", "/site/elasticctl_train/inplace/elastic_ddp.py", 9)),
          "            work.wait(_LOOK)", Kind.DEVICE, "backward"),
         ((), "import something", Kind.CODE, "train.py:7"),
     ],
 )  # fmt: skip
-def test_a_stack_has_a_name_and_a_kind(frames: tuple[Frame, ...], line: str, kind: Kind, where: str) -> None:
-    assert at(*frames, line=line) == Place(kind, where)
+def test_a_stack_has_a_name_and_a_kind(frames: tuple[Call, ...], line: str, kind: Kind, where: str) -> None:
+    assert at(*frames, line=line) == StackPlace(kind, where)
 
 
 def test_the_main_thread_of_the_outermost_process_counts() -> None:
-    other = ThreadStack(1, "Thread-1", (Frame("run", "/job/other.py", 1),))
-    child = ThreadStack(2, "MainThread", (Frame("child", "/job/child.py", 1),))
+    other = ThreadStack(1, "Thread-1", (Call("run", "/job/other.py", 1),))
+    child = ThreadStack(2, "MainThread", (Call("child", "/job/child.py", 1),))
     main = ThreadStack(1, "MainThread", (SCRIPT,))
     assert place_of((other, main, child), lambda file, line: "").where == "train.py:7"
     assert place_of(None, lambda file, line: "") == NOWHERE

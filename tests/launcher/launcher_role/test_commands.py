@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from elasticctl_launcher.launcher_role.commands import CommandServer
-from elasticctl_launcher.launcher_role.hosts import HOSTFILE_VARIABLE, HostFiles
-from elasticctl_launcher.launcher_role.worker_connection import MAX_FRAME_BYTES, Frame, Line
+from elasticctl_launcher.launcher_role.hosts import HostFiles
+from elasticctl_launcher.launcher_role.worker_connection import MAX_FRAME_BYTES, FrameKind, WorkerConnection
 from elasticctl_launcher.peers.copy_protocol import PeerError
+from elasticctl_protocol import variables
+from elasticctl_protocol.requests import Member
 from tests.support.processes import has_ended
 from tests.support.waiting import wait_until
 
@@ -36,7 +38,7 @@ def files(tmp_path: Path) -> HostFiles:
 @pytest.fixture
 def server(files: HostFiles) -> Iterator[CommandServer]:
     made = CommandServer("127.0.0.1", lambda: TOKEN, {**os.environ, "WHO": "a-1"}, files.folder, 0.5)
-    files.write([{"name": "a-1", "host": "127.0.0.1", "port": made.port, "slots": 1}])
+    files.write([Member("uid-a-1", "a-1", "127.0.0.1", made.port, 1)])
     yield made
     made.close()
 
@@ -44,7 +46,7 @@ def server(files: HostFiles) -> Iterator[CommandServer]:
 def ssh(files: HostFiles, *words: str, token: str = "token") -> subprocess.Popen[bytes]:
     environ = {
         **os.environ,
-        HOSTFILE_VARIABLE: str(files.hostfile),
+        variables.HOSTFILE: str(files.hostfile),
         "ELASTICCTL_RDZV_TOKEN_FILE": str(files.folder / token),
     }
     pipe = subprocess.PIPE
@@ -141,15 +143,15 @@ def test_the_token_that_goes_over_the_network_runs_nothing(
         assert caller.wait() == 0
 
 
-def test_a_stranger_in_the_workers_place_is_not_believed(files: HostFiles) -> None:
+def test_an_unknown_client_in_the_workers_place_is_not_believed(files: HostFiles) -> None:
     """It has no key for an answer, and who calls believes nothing else."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        files.write([{"name": "a-1", "host": "127.0.0.1", "port": stranger.getsockname()[1], "slots": 1}])
+        files.write([Member("uid-a-1", "a-1", "127.0.0.1", stranger.getsockname()[1], 1)])
         with ssh(files, "a-1", "cat") as caller:
             connected, _ = stranger.accept()
             with connected:
-                line = Line(connected, b"wrong-token", calls=False)
-                line.send(Frame.EXIT, b"0")
+                line = WorkerConnection(connected, b"wrong-token", calls=False)
+                line.send(FrameKind.EXIT, b"0")
                 assert caller.stderr is not None
                 assert b"does not know the key of this job's workers" in caller.stderr.read()
             assert caller.wait() == 255
@@ -172,19 +174,19 @@ def test_who_sits_on_the_line_cannot_change_what_is_said(change: Callable[[bytes
     ours, tapped = socket.socketpair()
     theirs, forged = socket.socketpair()
     with ours, tapped, theirs, forged, ThreadPoolExecutor() as threads:
-        caller = threads.submit(Line, ours, TOKEN, calls=True)
-        worker = threads.submit(Line, theirs, TOKEN, calls=False)
+        caller = threads.submit(WorkerConnection, ours, TOKEN, calls=True)
+        worker = threads.submit(WorkerConnection, theirs, TOKEN, calls=False)
         forged.sendall(tapped.recv(32))
         tapped.sendall(forged.recv(32))
         frames = []
         for _ in range(2):
-            caller.result().send(Frame.INPUT, SENT)
+            caller.result().send(FrameKind.INPUT, SENT)
             frames.append(tapped.recv(1000))
         forged.sendall(change(*frames))
 
         def listen() -> None:
             for _ in frames:
-                assert worker.result().receive() == (Frame.INPUT, SENT)
+                assert worker.result().receive() == (FrameKind.INPUT, SENT)
 
         with pytest.raises(PeerError):
             listen()
@@ -205,7 +207,7 @@ def test_what_cannot_be_is_said(files: HostFiles, words: tuple[str, ...], said: 
 
 
 def test_outside_a_job_the_variable_is_named() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != HOSTFILE_VARIABLE}
+    environ = {name: value for name, value in os.environ.items() if name != variables.HOSTFILE}
     argv = [sys.executable, "-m", "elasticctl_launcher.launcher_role.rsh", "a-1", "true"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, "ELASTICCTL_HOSTFILE is not set. FIX: " in done.stderr) == (255, True)

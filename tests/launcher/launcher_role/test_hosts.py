@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticctl_launcher.launcher_role.hosts import HostFiles, address_of, host_of
+from elasticctl_protocol.requests import Member
 
 
-def member(name: str, host: str, slots: int = 1) -> dict[str, Any]:
-    return {"uid": f"uid-{name}", "name": name, "host": host, "port": 7000, "slots": slots}
+def member(name: str, host: str, slots: int = 1) -> Member:
+    return Member(f"uid-{name}", name, host, 7000, slots)
 
 
 def test_the_files_name_who_is_there_now(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from elasticctl_launcher.peers import copy_holder
-from elasticctl_launcher.peers.copy_holder import ALONE, CopyHolder, find_peer, prune
+from elasticctl_launcher.peers.copy_holder import ALONE, CopyHolder, delete_old_saves, find_peer
 from elasticctl_launcher.peers.copy_protocol import PeerError
+from elasticctl_protocol.requests import Member
 from tests.support.waiting import wait_until
 
 SHARE = "share-00000-of-00001.json"
@@ -54,7 +55,7 @@ def test_copies_go_to_the_next_launcher_which_keeps_the_newest_two(tmp_path: Pat
         assert [copy(mine, number) for number in (2, 3, 4)] == ["", "", ""]
         kept = {str(path.relative_to(other.folder)) for path in other.folder.rglob("*.json")}
         assert kept >= {name_of(3), name_of(4)}
-        prune(other.folder / ("a" * 16))
+        delete_old_saves(other.folder / ("a" * 16))
         assert not (other.folder / name_of(2)).exists()
         assert "refused" in ask(mine, {"copied": [["/etc/passwd", 4, 1]]})
 
@@ -73,7 +74,7 @@ def test_short_memory_is_refused_and_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_copy_goes_to_another_host_where_there_is_one() -> None:
-    hosts = [{"host": host, "name": host} for host in ("a", "a", "b")]
+    hosts = [Member(host=host, name=host) for host in ("a", "a", "b")]
     told = {0: "a:1", 1: "a:2", 2: "b:3"}
     assert [find_peer(hosts, number, told.get) for number in range(3)] == [("b", 3), ("b", 3), ("a", 1)]
     assert find_peer(hosts[:2], 0, told.get) == ("a", 2)

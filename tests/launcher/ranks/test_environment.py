@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.agent.server.api import Worker
 
-from elasticctl_launcher.ranks.environment import provisional_environments, rank_environments
+from elasticctl_launcher.ranks.local_ranks import provisional_environments, rank_environments
 
 REPORTS: Any = SimpleNamespace(path="/a", notice_file=lambda generation: "/n", error_file=lambda generation, rank: "/e")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from elasticctl_launcher.ranks.failure_evidence import (
-    beside_last_words,
     find_final_exception,
     is_wrong_use,
     last_error_line,
+    lines_apart_from_exception,
     shown_lines,
 )
 
@@ -159,7 +159,7 @@ def test_stacks_below_an_exception_of_cpp_are_part_of_it() -> None:
     final = find_final_exception(lines)
     assert final is not None
     assert final.is_of_peers
-    assert beside_last_words(lines, final) == []
+    assert lines_apart_from_exception(lines, final) == []
 
 
 ARGPARSE = ("usage: train.py [-h] [--epochs EPOCHS]", "train.py: error: unrecognized arguments: --epoch 3")

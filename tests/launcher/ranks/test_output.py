@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elasticctl_launcher.ranks.last_traceback import LastTraceback
-from elasticctl_launcher.ranks.output import PROGRESS_S, RankOutput
+from elasticctl_launcher.ranks.output import PROGRESS_S, LastTraceback, RankOutput
 from tests.support.waiting import wait_until
 
 

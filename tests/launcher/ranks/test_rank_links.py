@@ -59,8 +59,8 @@ def test_a_rank_hears_that_its_generation_is_over_and_its_next_place(launcher: L
     over = threading.Event()
     rank = launcher.rank(0, on_over=over.set)
     wait_until(lambda: launcher.links.are_attached([0]))
-    launcher.links.say_over(0)
-    launcher.links.say_over(1)
+    launcher.links.report_end(0)
+    launcher.links.report_end(1)
     wait_until(over.is_set)
     assert rank.is_over
     launcher.links.give_place(0, {"ELASTICCTL_GENERATION": "2", "RANK": "3"})
@@ -83,7 +83,7 @@ def test_a_rank_that_is_stuck_in_a_generation_that_is_over_cannot_stay_in_the_ne
     rank = launcher.rank(0, generation=4)
     wait_until(lambda: launcher.links.are_attached([0]))
     launcher.links.give_place(0, {"ELASTICCTL_GENERATION": "5"})
-    launcher.links.say_over(4)
+    launcher.links.report_end(4)
     wait_until(lambda: rank.is_over)  # said after the place, so that has come too
     rank.decline("a collective never ends")
     wait_until(lambda: launcher.heard == [("declined", 5, "a collective never ends")])

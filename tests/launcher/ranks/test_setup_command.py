@@ -12,6 +12,7 @@ import pytest
 
 from elasticctl_launcher.ranks import setup_command
 from elasticctl_launcher.ranks.setup_command import SetUp, set_up
+from elasticctl_protocol import variables
 from elasticctl_store.errors import TrainError
 
 INSTALL = "python install.py requirements.txt"
@@ -37,7 +38,7 @@ def code(tmp_path: Path) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, setup_command.VARIABLE: INSTALL, setup_command.CACHE_VARIABLE: str(tmp_path / "cache")}
+    return {**kept, variables.SETUP: INSTALL, variables.SETUP_CACHE: str(tmp_path / "cache")}
 
 
 def made(environ: dict[str, str], code: Path) -> SetUp:
@@ -84,12 +85,12 @@ def test_it_runs_again_for_other_files_and_after_a_failure(environ: dict[str, st
         with pytest.raises(TrainError, match=r"setup failed with exit code 1: python install.py .*No such file"):
             made(environ, code)
     assert runs(code) == 4
-    cache = Path(environ[setup_command.CACHE_VARIABLE])
+    cache = Path(environ[variables.SETUP_CACHE])
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 2, "nothing of what failed is kept"
 
 
 def test_a_folder_is_installed_by_each_worker_anew(environ: dict[str, str], code: Path) -> None:
-    environ[setup_command.VARIABLE] = f"{INSTALL} ."
+    environ[variables.SETUP] = f"{INSTALL} ."
     folders = []
     for _ in range(2):
         found = made(environ, code)
@@ -131,7 +132,7 @@ def test_what_the_command_leaves_running_is_waited_for_and_named(
 ) -> None:
     monkeypatch.setattr(setup_command, "LEFT_BEHIND_S", 0.1)
     said: list[str] = []
-    environ[setup_command.VARIABLE] = "(until [ -e said ]; do sleep 0.05; done; echo installed) & echo begun"
+    environ[variables.SETUP] = "(until [ -e said ]; do sleep 0.05; done; echo installed) & echo begun"
 
     def say(line: str) -> None:
         said.append(line)

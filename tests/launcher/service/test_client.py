@@ -157,7 +157,7 @@ def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[Service
     assert len(accepted) == 2
 
 
-AWAY, BACK, REFUSED = "trying again until it answers", "the rendezvous service is back", "None"
+AWAY, BACK, REFUSED = "trying again until it answers", "the rendezvous service is back", "refused"
 
 
 @pytest.mark.parametrize(

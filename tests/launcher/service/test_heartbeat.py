@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from elasticctl_launcher.service.client import ServiceAway, ServiceError, ServiceRefused
-from elasticctl_launcher.service.heartbeat import BEAT_S, Doing, Heartbeat
+from elasticctl_launcher.service.heartbeat import BEAT_S, HeartbeatSender
+from elasticctl_protocol.requests import Doing, FinishRequest
 from tests.support.waiting import wait_until
 
 
@@ -48,11 +49,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def heart(service: Service, clock: Clock) -> Heartbeat:
-    return Heartbeat(service, "uid-a-0", clock)  # type: ignore[arg-type]
+def heart(service: Service, clock: Clock) -> HeartbeatSender:
+    return HeartbeatSender(service, "uid-a-0", clock)  # type: ignore[arg-type]
 
 
-def test_it_says_what_is_done_and_since_when(heart: Heartbeat, service: Service, clock: Clock) -> None:
+def test_it_says_what_is_done_and_since_when(heart: HeartbeatSender, service: Service, clock: Clock) -> None:
     clock.now += 2
     heart.beat()
     heart.say(Doing.STOPPING, 3)
@@ -65,7 +66,7 @@ def test_it_says_what_is_done_and_since_when(heart: Heartbeat, service: Service,
     ]
 
 
-def test_one_is_due_at_each_change_and_every_few_seconds(heart: Heartbeat) -> None:
+def test_one_is_due_at_each_change_and_every_few_seconds(heart: HeartbeatSender) -> None:
     assert heart.is_due(0.0), "nobody has heard of it yet"
     heart.beat()
     assert not heart.is_due(BEAT_S / 2)
@@ -74,12 +75,12 @@ def test_one_is_due_at_each_change_and_every_few_seconds(heart: Heartbeat) -> No
     assert heart.is_due(0.0)
 
 
-def test_a_long_poll_is_a_heartbeat(heart: Heartbeat, service: Service) -> None:
+def test_a_long_poll_is_a_heartbeat(heart: HeartbeatSender, service: Service) -> None:
     heart.say(Doing.WAITING, 1)
-    polling = threading.Thread(target=heart.poll, args=("join", {"port": 1}))
+    polling = threading.Thread(target=heart.poll, args=[FinishRequest(uid="uid-a-0", generation=1)])
     polling.start()
     wait_until(lambda: service.heard)
-    assert service.heard == [("join", {"port": 1, "doing": "waiting", "since_s": 0.0})]
+    assert service.heard == [("finish", {"uid": "uid-a-0", "generation": 1, "doing": "waiting", "since_s": 0.0})]
     assert not heart.is_due(100 * BEAT_S)
     heart.say(Doing.EXPORTING, 1)
     assert heart.is_due(0.0), "the poll cannot say it any more"
@@ -91,7 +92,7 @@ def test_a_long_poll_is_a_heartbeat(heart: Heartbeat, service: Service) -> None:
 
 @pytest.mark.parametrize("trouble", [ServiceAway("away"), ServiceRefused(404, "unknown verb")])
 def test_a_service_that_does_not_hear_changes_nothing(
-    heart: Heartbeat, service: Service, trouble: ServiceError
+    heart: HeartbeatSender, service: Service, trouble: ServiceError
 ) -> None:
     service.trouble = trouble
     heart.beat()
@@ -99,7 +100,7 @@ def test_a_service_that_does_not_hear_changes_nothing(
 
 
 def test_a_thread_does_it(service: Service) -> None:
-    heart = Heartbeat(service, "uid-a-0")  # type: ignore[arg-type]
+    heart = HeartbeatSender(service, "uid-a-0")  # type: ignore[arg-type]
     heart.start()
     wait_until(lambda: len(service.heard) == 1)
     heart.say(Doing.RUNNING, 1)

@@ -8,8 +8,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from elasticctl_launcher.usage.gpus import Gpu, Gpus
+from elasticctl_launcher.usage.machine import Gpu, Gpus
 from elasticctl_launcher.usage.measure_usage import UsageWatch
+from elasticctl_protocol.reports import StepShares
 
 BUSY = Gpu(97.0, 60 << 30, 80 << 30, 612.5, 71.0)
 
@@ -77,16 +78,17 @@ def test_without_a_driver_the_library_itself_says_so() -> None:
 
 
 def test_a_gpu_that_does_nothing_is_timed_until_it_works_again() -> None:
-    watch = UsageWatch(lambda message: None, dict, alone=False)
+    watch = UsageWatch(lambda report: None, StepShares, alone=False)
 
-    def idle_s(now_s: float, *uses: float | None) -> list[float]:
+    def idle_s(now_s: float, *uses: float | None) -> list[float | None]:
         gpus = [Gpu(percent, None, None, None, None) for percent in uses]
-        found: list[float] = watch.describe_gpus(gpus, now_s)["gpus"]["idle_s"]
-        return found
+        found = watch.describe_gpus(gpus, now_s)
+        assert found is not None
+        return [*found.idle_s]
 
     assert idle_s(0, 99, 0, None) == [0, 0, 0]
     assert idle_s(10, 99, 2, None) == [0, 10, 0]
     assert idle_s(20, 0, 4, None) == [0, 20, 0]
     assert idle_s(30, 3, 50, None) == [10, 0, 0]
     assert idle_s(40, 3, 0, None) == [20, 0, 0]
-    assert watch.describe_gpus([], 50) == {}
+    assert watch.describe_gpus([], 50) is None

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher.usage.machine import Machine, read_machine
+from elasticctl_launcher.usage.machine import MachineUse, read_machine
 from elasticctl_launcher.usage.measure_usage import describe_machine
+from elasticctl_protocol.reports import UsageReport
 from tests.support.waiting import wait_until
 
 BUSY = "import sys; held = bytearray(200 << 20); print('.', flush=True)\nwhile True: held[7] += 1; held[7] = 0"
@@ -92,14 +93,14 @@ def test_a_system_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
 
 
 def test_rates_are_over_the_time_between_two_looks_and_never_negative() -> None:
-    before = Machine(10.0, 8.0, 1000, 2000, 100, 500)
-    assert describe_machine(before, Machine(30.0, 8.0, 1100, 2000, 2100, 400), 10.0) == {
-        "cpus_used": 2.0,
-        "cpus": 8.0,
-        "memory_bytes": 1100,
-        "memory_total_bytes": 2000,
-        "received_bytes_per_s": 200,
-        "sent_bytes_per_s": 0,
-    }
-    alone = describe_machine(before, Machine(5.0, 8.0, 1100, None), 10.0)
-    assert alone == {"cpus_used": 0.0, "cpus": 8.0, "memory_bytes": 1100}
+    before = MachineUse(10.0, 8.0, 1000, 2000, 100, 500)
+    assert describe_machine(before, MachineUse(30.0, 8.0, 1100, 2000, 2100, 400), 10.0) == UsageReport(
+        cpus_used=2.0,
+        cpus=8.0,
+        memory_bytes=1100,
+        memory_total_bytes=2000,
+        received_bytes_per_s=200,
+        sent_bytes_per_s=0,
+    )
+    alone = describe_machine(before, MachineUse(5.0, 8.0, 1100, None), 10.0)
+    assert alone == UsageReport(cpus_used=0.0, cpus=8.0, memory_bytes=1100)

@@ -14,8 +14,8 @@ import psutil
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ElasticctlError, NotFoundError
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
+from elasticctl_protocol import variables
 from tests.on_cluster.commands import LAB, LAB_HOME
 
 CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
@@ -117,7 +117,7 @@ def processes_of(pod_uid: str) -> Iterator[psutil.Process]:
     """Return the processes of a pod's worker."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(POD_UID_VARIABLE) == pod_uid:
+            if process.environ().get(variables.POD_UID) == pod_uid:
                 yield process
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from elasticctl.api.errors import UsageError
 from elasticctl.operations.workspace.collect_files import WorkspaceFiles, collect_files, pieces_of
 from elasticctl.operations.workspace.workspace import Workspace
-from elasticctl_store.workspace.packing import File, Folder, Link
+from elasticctl_store.workspace.packing import File, Folder, PackedLink
 
 LIMIT = 1_000_000
 
@@ -127,7 +127,7 @@ def test_links_empty_folders_and_bits_go_along(tmp_path: Path, monkeypatch: pyte
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("sock")
         gathered = collect_files(tmp_path, LIMIT)
-    assert [item.path for item in gathered.listing.items if isinstance(item, Link)] == ["folder", "here"]
+    assert [item.path for item in gathered.listing.items if isinstance(item, PackedLink)] == ["folder", "here"]
     assert [item.path for item in gathered.listing.items if isinstance(item, Folder)] == ["empty/er"]
     assert [file.path for file in gathered.listing.files if file.executable] == ["run.sh"]
     assert gathered.left_out == ("pipe", "sock", "away -> /etc", f"up -> ../{tmp_path.name}/train.py")

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage.http import Connections, HttpRequest, WireError
+from elasticctl_store.storage.http import ConnectionPool, HttpRequest, WireError
 from tests.support.raw_http import read_request
 from tests.support.waiting import wait_until
 
@@ -41,8 +41,8 @@ def server(serve: Callable[[socket.socket], None], connections: int = 1) -> Iter
         thread.join()
 
 
-def connect(origin: str, silence_s: float = 120.0) -> Connections:
-    return Connections(origin, connect_s=120.0, silence_s=silence_s)
+def connect(origin: str, silence_s: float = 120.0) -> ConnectionPool:
+    return ConnectionPool(origin, connect_s=120.0, silence_s=silence_s)
 
 
 def test_a_body_is_its_views_and_an_answer_goes_where_it_is_wanted() -> None:
@@ -100,7 +100,7 @@ def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
         connections = connect(origin)
         connections.exchange(HttpRequest("GET", "/"))
         assert closed.wait(240)
-        wait_until(lambda: connections._take() is None)
+        wait_until(lambda: connections._pop_idle() is None)
         assert connections.exchange(HttpRequest("GET", "/")).status == 200
 
 
@@ -190,8 +190,8 @@ def test_certificates_that_cannot_be_read_are_an_error_that_tells(tmp_path: Path
     (tmp_path / "empty").write_text("")
     for name, why in (("none", "no such file"), ("empty", ".+")):
         with pytest.raises(StorageError, match=rf"cannot read the certificates in .*{name}: (?i:{why}).*FIX: correct"):
-            Connections("https://host", connect_s=120.0, silence_s=120.0, ca_file=str(tmp_path / name))
-    Connections("https://host", connect_s=120.0, silence_s=120.0, ca_file=str(tmp_path))
+            ConnectionPool("https://host", connect_s=120.0, silence_s=120.0, ca_file=str(tmp_path / name))
+    ConnectionPool("https://host", connect_s=120.0, silence_s=120.0, ca_file=str(tmp_path))
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_for_good(tmp_path: Path) -> None:
@@ -209,6 +209,6 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_for_good(tmp_path: Pat
         with pytest.raises(WireError, match=r"its certificate is not trusted .*AWS_CA_BUNDLE") as refused:
             connect(secure).exchange(HttpRequest("GET", "/"))
         assert refused.value.final
-        trusting = Connections(secure, connect_s=120.0, silence_s=120.0, ca_file=str(path))
+        trusting = ConnectionPool(secure, connect_s=120.0, silence_s=120.0, ca_file=str(path))
         trusting.exchange(HttpRequest("GET", "/", into=memoryview(into)))
     assert into == b"hello"

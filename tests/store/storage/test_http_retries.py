@@ -11,11 +11,11 @@ import pytest
 
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import gcs_responses, outages, s3_responses
-from elasticctl_store.storage.http import Caller, Connections, HttpRequest, HttpResponse, Verdict, WireError
+from elasticctl_store.storage.http import ConnectionPool, HttpRequest, HttpResponse, RetryingClient, Verdict, WireError
 from elasticctl_store.storage.outages import Patience, Waiter
 
 
-class Script(Connections):
+class Script(ConnectionPool):
     """Answers, or the lack of them, one after the other; the last one for ever."""
 
     def __init__(self, *answers: HttpResponse | WireError) -> None:
@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def call(script: Script, patience: Patience = Patience(), dialect: Plain | None = None) -> tuple[int, bool]:  # noqa: B008
     """Status and unsure of a call."""
-    caller = Caller(script, dialect or Plain(), Waiter("s3://b", patience))
+    caller = RetryingClient(script, dialect or Plain(), Waiter("s3://b", patience))
     reply = caller.call(HttpRequest("PUT", "/k"), "write k")
     return reply.answer.status, reply.unsure
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import ProgressStatus, RankFailure
 from elasticctl_controller.core.group.failures import RanksEnd
-from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.membership import Group
+from elasticctl_protocol.requests import Member
 
 
 def member(index: int) -> Member:

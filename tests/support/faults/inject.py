@@ -17,9 +17,9 @@ import psutil
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import ElasticJob, Manifest
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.cluster.local.supervisor_client import supervisor_info
 from elasticctl_controller.local.objects import ANNOTATION_PID
+from elasticctl_protocol import variables
 from elasticctl_store.checkpoints.commits import read_commits, read_entries
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.faults.checks import Record, Resume
@@ -243,7 +243,7 @@ def _process_of(pod: Manifest) -> psutil.Process | None:
     """Return a worker's own process, the launcher; None if it is gone."""
     try:
         process = psutil.Process(int(pod["metadata"]["annotations"][ANNOTATION_PID]))
-        return process if process.environ().get(POD_UID_VARIABLE) == pod["metadata"]["uid"] else None
+        return process if process.environ().get(variables.POD_UID) == pod["metadata"]["uid"] else None
     except (psutil.Error, KeyError):
         return None
 

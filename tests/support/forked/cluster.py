@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from elasticctl.cluster.local import supervisor_client as client
-from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl_protocol import variables
 from tests.support.forked.launcher import take_output
 from tests.support.forked.processes import ForkingPopen, Program, become
 from tests.support.train.ranks import CONTEXT, start_server
@@ -23,8 +24,8 @@ PATIENCE_S = 240.0
 
 def start_supervisor(paths: LocalPaths) -> None:
     """What `elasticctl.cluster.local.supervisor_client.start_supervisor` does."""
-    environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
-    environ[HOME_VARIABLE] = str(paths.state.parent)
+    environ = {name: value for name, value in os.environ.items() if name != variables.POD_UID}
+    environ[variables.HOME] = str(paths.state.parent)
     paths.supervisor_log.touch(0o600)
     start_server()
     process = CONTEXT.Process(target=_supervise, args=(environ, paths.supervisor_log))

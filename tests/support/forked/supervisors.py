@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elasticctl.cluster.local import supervisor_client as client
-from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl_protocol import variables
 from tests.support.forked.launcher import take_output
 from tests.support.forked.processes import Program, become
 from tests.support.train.ranks import ROOM, ROOM_BYTES
@@ -32,8 +33,8 @@ class Supervisors:
 
     def start(self, paths: LocalPaths) -> None:
         """What `elasticctl.cluster.local.supervisor_client.start_supervisor` does."""
-        environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
-        environ[HOME_VARIABLE] = str(paths.state.parent)
+        environ = {name: value for name, value in os.environ.items() if name != variables.POD_UID}
+        environ[variables.HOME] = str(paths.state.parent)
         paths.supervisor_log.touch(0o600)
         server = self._server = self._server or _start_server()
         assert server.stdin is not None
@@ -49,7 +50,7 @@ class Supervisors:
 
 def _start_server() -> subprocess.Popen[str]:
     """It belongs to no test's local cluster, and has room for the environment of whatever its forks become."""
-    environ = {name: value for name, value in os.environ.items() if name != HOME_VARIABLE}
+    environ = {name: value for name, value in os.environ.items() if name != variables.HOME}
     argv = [sys.executable, "-m", __name__]
     return subprocess.Popen(
         argv,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from hypothesis import strategies as st
@@ -13,11 +13,11 @@ from yarl import URL
 
 from elasticctl.api.codec import to_json
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.request_bodies import Bodies
-from elasticctl_controller.rendezvous.requests import Caller, parse_body
+from elasticctl_controller.rendezvous.requests import Bodies, Caller, parse_body
 from elasticctl_controller.rendezvous.service import GroupView, RendezvousService
 from tests.support.fuzz.inputs import as_json, changed, changed_bytes
 
+T = TypeVar("T")
 KEY, UID, ALIVE = "default/job", "job-uid", {"uid-a": "a", "uid-b": "b"}
 _MEMBERS = [{"uid": uid, "name": name, "host": "10.0.0.1", "port": 29500, "slots": 2} for uid, name in ALIVE.items()]
 _LIFE = {"uid": "uid-a", "generation": 1, "doing": "running", "since_s": 3.0}
@@ -58,9 +58,9 @@ REQUESTS = st.one_of(
 class _InlineBodies(Bodies):
     """What has arrived is parsed at once, and in this thread."""
 
-    async def read(self, request: Any, caller: Caller) -> Mapping[str, Any]:
+    async def read(self, request: Any, caller: Caller, cls: type[T]) -> T:
         """The body as the service parses it."""
-        return parse_body(request.body)
+        return parse_body(cls, request.body)
 
     async def work(self, work: Any) -> Any:
         """Do it here."""

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from elasticctl.cluster.local.paths import HOME_VARIABLE
+from elasticctl_protocol import variables
 from tests.support.ports import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -34,14 +34,14 @@ def start_server() -> None:
     To be called before $TMPDIR is changed, too: its socket, and what it imports, would be in a folder that goes. It
     belongs to no test's local cluster.
     """
-    home = os.environ.pop(HOME_VARIABLE, "")
+    home = os.environ.pop(variables.HOME, "")
     os.environ[ROOM] = " " * ROOM_BYTES
     try:
         ensure_running()
     finally:
         del os.environ[ROOM]
         if home:
-            os.environ[HOME_VARIABLE] = home
+            os.environ[variables.HOME] = home
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:

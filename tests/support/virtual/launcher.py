@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elasticctl_launcher.launcher_states import FINAL_STATES, LauncherEvent, LauncherState, transition
-from elasticctl_launcher.service.agent_requests import TELL_TIMEOUT_S
+from elasticctl_launcher.service.questions import REPORT_TIMEOUT_S
 from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.cluster import Cluster, Pod
 from tests.support.virtual.network import Answer, Call, Network
@@ -363,7 +363,7 @@ class Launcher:
         else:
             if verdict == "rejoin" and not told.get("excused") and self.failure and self.failure.own:
                 self.counted = [*self.counted, (self.generation, self.members.index(self.uid), self.failure)][-8:]
-            self._happen(_E.TOLD_TO_REJOIN if verdict == "rejoin" else _E.TOLD_TO_EXIT)
+            self._happen(_E.REJOIN_ORDERED if verdict == "rejoin" else _E.EXIT_ORDERED)
 
     def _restart(self) -> None:
         is_own = self.failure is not None and self.failure.own
@@ -384,7 +384,7 @@ class Launcher:
 
     def _finish_to_leave(self) -> None:
         self._finish()
-        self._after(TELL_TIMEOUT_S, self._happen, _E.SIGTERM)
+        self._after(REPORT_TIMEOUT_S, self._happen, _E.SIGTERM)
 
     def _finished(self, answer: Answer) -> None:
         if answer is None:
@@ -392,7 +392,7 @@ class Launcher:
         elif answer[0] != 200 or answer[1]["state"] == "done":
             self._happen(_E.GROUP_FINISHED)
         elif answer[1]["state"] == "rejoin":
-            self._happen(_E.TOLD_TO_REJOIN)
+            self._happen(_E.REJOIN_ORDERED)
         else:
             self._finish()
 

@@ -215,7 +215,7 @@ class Training:
         """Start the ranks of one worker, or give those that have stayed in their process a place."""
         uid = ranks.uid
         if not self.ranks:
-            self.figures.time_limit.begin(self.loop.time())
+            self.figures.time_limit.start_generation(self.loop.time())
         self.ranks[uid], ranks.generation = ranks, self.generation
         if ranks.attached:
             if ranks.where is Where.WAITING:
@@ -321,9 +321,9 @@ class Training:
         """Launchers have heard of each step until the stall, not only of those that are told here."""
         if self.script.reports and self.has_stepped:
             at = self.time_of(self.step)
-            self.figures.time_limit.begin(at)
+            self.figures.time_limit.start_generation(at)
             for kind in ("resumed", "progress"):
-                self.figures.time_limit.note_report(kind, at)
+                self.figures.time_limit.record_report(kind, at)
 
     def _is_ready(self, ranks: Ranks) -> None:
         ranks.timer = None
@@ -386,7 +386,7 @@ class Training:
 
     def _tell_resumed(self) -> None:
         self.figures.told_to_stay = self.script.stays
-        self.figures.time_limit.note_report("resumed", self.loop.time())
+        self.figures.time_limit.record_report("resumed", self.loop.time())
         told = {"kind": "resumed", "generation": self.generation, "step": self.resumed}
         source = "memory" if self.from_memory else "storage"
         self.tell(self.members[0], {**told, "source": source, "stays": self.script.stays})
@@ -397,13 +397,13 @@ class Training:
 
     def _tell_progress(self, every_s: float) -> None:
         if every_s == 1.0:  # each step is told in truth: the first ones give the time limit
-            self.figures.time_limit.note_report("progress", self.loop.time())
+            self.figures.time_limit.record_report("progress", self.loop.time())
             self.timers.append(self.loop.after(max(1.0, self.pace_s), self._measure_step))
         self.tell(self.members[0], self._progress())
         self.timers.append(self.loop.after(every_s, self._tell_progress, every_s * 2))
 
     def _measure_step(self) -> None:
-        self.figures.time_limit.note_report("progress", self.loop.time())
+        self.figures.time_limit.record_report("progress", self.loop.time())
 
     def _progress(self) -> dict[str, object]:
         return {

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from yarl import URL
@@ -25,15 +25,17 @@ from elasticctl_controller.loop.controller import Controller
 from elasticctl_controller.rendezvous import groups as groups_module
 from elasticctl_controller.rendezvous import service as service_module
 from elasticctl_controller.rendezvous.fair_scheduling import Turns
-from elasticctl_controller.rendezvous.request_bodies import Bodies
-from elasticctl_controller.rendezvous.requests import Caller
+from elasticctl_controller.rendezvous.requests import Bodies, Caller
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_protocol.requests import WIRE
 from tests.support.virtual.clock import EPOCH, VirtualLoop, VirtualTime, WallClock
 
 TOKEN = "token"
 FOR_EVER_S = 1e9
 REFRESH_S = 3600.0
 """A job that nothing happens to is looked at again at least this often by the simulated watch's resync."""
+
+T = TypeVar("T")
 
 
 class Inline:
@@ -124,9 +126,9 @@ class _Request:
         self.body = body
 
 
-async def _read_body(_: Bodies, request: _Request, caller: Caller) -> Mapping[str, Any]:
+async def _read_body(_: Bodies, request: _Request, caller: Caller, cls: type[T]) -> T:
     """Stands in for `Bodies.read`: there are no bytes."""
-    return request.body
+    return WIRE.decode(cls, request.body)
 
 
 class _LazySigns(dict[str, Sign]):

@@ -2,5 +2,5 @@
 
 `process_activity` and `stacks` inspect processes, `rank_location` names the place where a rank stands, `rank_activity`
 decides whether it moves, `time_limit` how long it may stand still, and `watch_ranks` does all this while a generation
-runs. `show_stacks` serves `elasticctl stacks`.
+runs.
 """

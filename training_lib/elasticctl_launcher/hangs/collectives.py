@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.hangs.rank_location import Kind, Place
+from elasticctl_launcher.hangs.rank_location import Kind, StackPlace
 
 ANSWER_S = 1.0
 """The timeout for a few kilobytes from a process on this machine. A process that holds the interpreter's lock does not
@@ -34,7 +34,7 @@ class Collective:
     number: int
     group: str = ""
 
-    def at(self, place: Place) -> Place:
+    def at(self, place: StackPlace) -> StackPlace:
         """Return `place`, the place of a rank that waits, extended by this collective."""
         number = f"no. {self.number}" + (f" of group {self.group}" if self.group else "")
         if place.kind is Kind.COLLECTIVE:
@@ -57,8 +57,8 @@ def read_collective(path: Path) -> Collective | None:
 def parse(dumps: Iterable[bytes]) -> Collective | None:
     """Return the first collective in these dumps that has not ended. Raises ValueError for invalid JSON."""
     for dump in dumps:
-        told = json.loads(dump)
-        entries = told.get("entries") if isinstance(told, Mapping) else None
+        recorded = json.loads(dump)
+        entries = recorded.get("entries") if isinstance(recorded, Mapping) else None
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, Mapping) and (found := _read(entry)):
                 return found
@@ -70,5 +70,5 @@ def _read(entry: Mapping[str, Any]) -> Collective | None:
     if entry.get("retired") or entry.get("is_p2p") or not isinstance(name, str) or not isinstance(number, int):
         return None
     called = [str(each)[:MAX_NAME] for each in group] if isinstance(group, list) else []  # name, description
-    told = next((each for each in reversed(called) if each != NOT_DESCRIBED), "")
-    return Collective(name.rpartition(":")[2][:MAX_NAME], number, "" if told == DEFAULT_GROUP else told)
+    described = next((each for each in reversed(called) if each != NOT_DESCRIBED), "")
+    return Collective(name.rpartition(":")[2][:MAX_NAME], number, "" if described == DEFAULT_GROUP else described)

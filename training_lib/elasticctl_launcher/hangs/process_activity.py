@@ -1,4 +1,4 @@
-"""What the kernel reports about a rank and its descendants, to tell whether they are working."""
+"""What the kernel reports about a rank and its descendants, to find out whether they are working."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A rank moves if it prints, if its Python stacks change, or if it or one of its descendants uses the CPU or the disk. For
 a rank in a collective, only its main thread and its output count: NCCL uses the CPU while it waits, and data loaders
-and loggers may continue beside it.
+and loggers may continue at the same time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticctl_launcher.hangs.process_activity import ProcessActivity
-from elasticctl_launcher.hangs.rank_location import Kind, Place, RankPlace
+from elasticctl_launcher.hangs.rank_location import Kind, StackPlace
 from elasticctl_launcher.hangs.stacks import Stacks, main_thread
+from elasticctl_protocol.reports import RankPlace
 
 BUSY_CORES = 0.05
 """Less CPU use than this does not count as work: idle loggers, monitors and metrics clients need that much."""
@@ -34,7 +35,7 @@ class Sighting:
     lines: int
     activity: ProcessActivity | None
     stacks: Stacks | None
-    place: Place
+    place: StackPlace
 
 
 @dataclass(frozen=True, slots=True)

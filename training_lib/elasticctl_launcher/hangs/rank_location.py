@@ -7,28 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticctl_launcher.hangs.stacks import Frame, Stacks, main_thread
+from elasticctl_launcher.hangs.stacks import StackFrame, Stacks, main_thread
+from elasticctl_launcher.torch_names import C10D, COLLECTIVE_FILES, DEVICE_CALLS, DEVICE_LINE, NEXT_BATCH
+from elasticctl_protocol.reports import RankPlace, ranks_text
 
-COLLECTIVE_FILES = (
-    "/torch/distributed/distributed_c10d.py",
-    "/torch/distributed/c10d_logger.py",
-    "/torch/distributed/rendezvous.py",
-    "/torch/distributed/utils.py",
-    "/torch/distributed/_functional_collectives.py",
-    "/torch/distributed/nn/functional.py",
-)
-C10D = COLLECTIVE_FILES[0]
-DEVICE_CALLS = (
-    ("/torch/autograd/graph.py", "_engine_run_backward"),
-    ("/torch/cuda/__init__.py", "synchronize"),
-    ("/torch/cuda/streams.py", "synchronize"),
-    ("/torch/cuda/streams.py", "wait"),
-)
-DEVICE_LINE = re.compile(r"\.(wait|item|synchronize|tolist|cpu|numpy|to|backward)\(")
-"""Calls into C++ that return when the GPU, or another rank, is done. Methods in Python have inner frames instead."""
 SLEEP_LINE = re.compile(r"\bsleep\(")
 LANDMARKS = (
-    ("/torch/utils/data/dataloader.py", "_next_data", "DataLoader._next_data"),
+    NEXT_BATCH,
     ("/elasticctl_train/inplace/elastic_ddp.py", "hand_in", "backward"),
 )
 """Well-known calls that name the place, however deep the stack below them is."""
@@ -51,27 +36,17 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StackPlace:
     """`where` is a name for people: `all_reduce`, `DataLoader._next_data`, `load (data.py:40)`."""
 
     kind: Kind
     where: str
 
 
-NOWHERE = Place(Kind.UNKNOWN, "an unknown place: its Python stack cannot be read")
+NOWHERE = StackPlace(Kind.UNKNOWN, "an unknown place: its Python stack cannot be read")
 
 
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """Rank `rank` has been at `where` for `for_s` seconds. `waits`: it seems to wait for other ranks."""
-
-    rank: int
-    where: str
-    for_s: float
-    waits: bool
-
-
-def place_of(stacks: Stacks | None, source_line: Callable[[str, int], str]) -> Place:
+def place_of(stacks: Stacks | None, source_line: Callable[[str, int], str]) -> StackPlace:
     """Return the place of a rank. `source_line(file, line)` returns the text of a line, or an empty string."""
     main = main_thread(stacks) if stacks else None
     if main is None:
@@ -79,16 +54,16 @@ def place_of(stacks: Stacks | None, source_line: Callable[[str, int], str]) -> P
     frames = main.frames
     inner = frames[0]
     if inner.file.endswith(COLLECTIVE_FILES):
-        return Place(Kind.COLLECTIVE, _collective(frames))
+        return StackPlace(Kind.COLLECTIVE, _collective(frames))
     where = _where(frames)
     text = source_line(inner.file, inner.line)
     if SLEEP_LINE.search(text):
-        return Place(Kind.SLEEP, where)
+        return StackPlace(Kind.SLEEP, where)
     calls_device = any(inner.file.endswith(file) and _last(inner) == name for file, name in DEVICE_CALLS)
-    return Place(Kind.DEVICE if calls_device or DEVICE_LINE.search(text) else Kind.CODE, where)
+    return StackPlace(Kind.DEVICE if calls_device or DEVICE_LINE.search(text) else Kind.CODE, where)
 
 
-def _collective(frames: Sequence[Frame]) -> str:
+def _collective(frames: Sequence[StackFrame]) -> str:
     """The function of torch.distributed that the script called."""
     name = _last(frames[0])
     for frame in frames:
@@ -99,7 +74,7 @@ def _collective(frames: Sequence[Frame]) -> str:
     return name
 
 
-def _where(frames: Sequence[Frame]) -> str:
+def _where(frames: Sequence[StackFrame]) -> str:
     for file, function, name in LANDMARKS:
         if any(frame.file.endswith(file) and _last(frame) == function for frame in frames):
             return name
@@ -108,7 +83,7 @@ def _where(frames: Sequence[Frame]) -> str:
     return line if own.function == "<module>" else f"{own.function} ({line})"
 
 
-def _last(frame: Frame) -> str:
+def _last(frame: StackFrame) -> str:
     return frame.function.rpartition(".")[2]
 
 
@@ -117,37 +92,25 @@ def describe(places: Sequence[RankPlace]) -> str:
     standing = [place for place in places if not place.waits]
     waiting = [place for place in places if place.waits]
     if not standing:
-        since = _span(min((place.for_s for place in waiting), default=0.0))
-        parts = [f"{_ranks(ranks)} in {where}" for where, ranks in _by_place(waiting)]
+        since = _span(min((place.for_s or 0.0 for place in waiting), default=0.0))
+        parts = [f"{ranks_text(ranks)} in {where}" for where, ranks in _by_place(waiting)]
         other = " for each other" if len(parts) > 1 else ""
         return f"waiting{other} for {since}: {', '.join(parts)}"
     parts = []
     for where, ranks in _by_place(standing):
-        for_s = min(place.for_s for place in standing if place.where == where)
-        parts.append(f"{_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} been in {where} for {_span(for_s)}")
+        for_s = min(place.for_s or 0.0 for place in standing if place.where == where)
+        parts.append(f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} been in {where} for {_span(for_s)}")
     them = "it" if len(standing) == 1 else "them"
     for where, ranks in _by_place(waiting):
-        parts.append(f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {them} in {where}")
+        parts.append(f"{ranks_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {them} in {where}")
     return "; ".join(parts)
 
 
 def _by_place(places: Iterable[RankPlace]) -> list[tuple[str, list[int]]]:
     found: dict[str, list[int]] = {}
-    for place in sorted(places, key=lambda place: place.rank):
-        found.setdefault(place.where, []).append(place.rank)
+    for place in sorted(places, key=lambda place: place.rank or 0):
+        found.setdefault(place.where, []).append(place.rank or 0)
     return list(found.items())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 0-2, 4-7`; `ranks` must be in ascending order."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
 
 
 def _span(seconds: float) -> str:

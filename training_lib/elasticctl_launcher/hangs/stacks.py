@@ -4,22 +4,30 @@ py-spy reads the memory of the process without stopping it (`--nonblocking`), so
 The kernel allows this to a process of the same user. Where Yama restricts it to ancestors, `bootstrap.py` has named the
 launcher as an exception. A process that changes its stack during the read cannot always be read; there is no result
 then.
+
+`elasticctl stacks` runs `elasticctl-launch --stacks` in the worker. The launcher writes the list of its ranks to its
+private folder. Whoever can read that folder can see the stacks.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from elasticctl_launcher.hangs.process_activity import family
+from elasticctl_launcher.workspace import PREFIX, UnpackedWorkspace, folders_for_sockets, path_in_source
+from elasticctl_protocol import variables
 
 TIMEOUT_S = 10.0
 """The timeout for reading one process, which takes about 50 ms, and this long only on an overloaded machine."""
@@ -35,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """One call: the function's qualified name, its file, and the current line."""
 
     function: str
@@ -49,7 +57,7 @@ class ThreadStack:
 
     pid: int
     thread: str
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
 
 Stacks = tuple[ThreadStack, ...]
@@ -72,13 +80,13 @@ class StackReader:
     def _read_each(self, pid: int, most: int) -> Iterator[Stacks]:
         program = find_program()
         if program is None:
-            self._tell("py-spy is not installed. FIX: pip install py-spy in the workers' image")
+            self._report_trouble("py-spy is not installed. FIX: pip install py-spy in the workers' image")
             return
         for member in islice(family(pid), most):
             try:
                 stacks = self._dump(program, member)
             except PermissionError as error:
-                self._tell(f"{error}. FIX: allow ptrace to the workers' processes (seccomp, capabilities)")
+                self._report_trouble(f"{error}. FIX: allow ptrace to the workers' processes (seccomp, capabilities)")
                 return
             if stacks is not None:
                 yield stacks
@@ -99,7 +107,7 @@ class StackReader:
         log.debug("no stack of process %d: %s", pid, why)
         return None
 
-    def _tell(self, why: str) -> None:
+    def _report_trouble(self, why: str) -> None:
         if not self.trouble:
             self.trouble = why
             log.warning(
@@ -108,9 +116,9 @@ class StackReader:
 
 
 def find_program() -> str | None:
-    """Return the path of py-spy, beside this interpreter or on the PATH; None if there is none."""
-    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
-    return str(beside) if beside.exists() else shutil.which("py-spy")
+    """Return the path of py-spy, next to this interpreter or on the PATH; None if there is none."""
+    near = Path(sysconfig.get_path("scripts")) / "py-spy"
+    return str(near) if near.exists() else shutil.which("py-spy")
 
 
 def parse(dump: Iterable[dict[str, Any]]) -> Stacks | None:
@@ -120,7 +128,7 @@ def parse(dump: Iterable[dict[str, Any]]) -> Stacks | None:
             int(thread["pid"]),
             str(thread.get("thread_name") or f"thread {thread.get('os_thread_id')}"),
             tuple(
-                Frame(str(frame["name"]), str(frame["filename"]), int(frame["line"]))
+                StackFrame(str(frame["name"]), str(frame["filename"]), int(frame["line"]))
                 for frame in thread["frames"]
                 if not str(frame["filename"]).endswith(BOOTSTRAP)
             ),
@@ -147,3 +155,51 @@ def to_lines(stacks: Stacks, known_path: Callable[[str], str] = str) -> Iterator
         yield f"{stack.thread}{process}:"
         for frame in stack.frames:
             yield f"    {frame.function} ({known_path(frame.file)}:{frame.line})"
+
+
+RANKS = "ranks.json"
+
+
+def write_rank_list(folder: Path, pids: Mapping[int, int], workspace: UnpackedWorkspace | None = None) -> None:
+    """Write the ranks of this worker (rank -> pid), and what they run, to `folder`; skip it if the disk is full."""
+    note: dict[str, Any] = {"pod": os.environ.get(variables.POD_UID, "")}
+    note["ranks"] = [{"rank": rank, "pid": pids[rank]} for rank in pids]
+    if workspace is not None:
+        note |= {"copy": str(workspace.folder), "source": str(workspace.source or "")}
+    new = folder / f"{RANKS}.new"
+    with suppress(OSError):
+        new.write_text(json.dumps(note), "utf-8")
+        new.replace(folder / RANKS)
+
+
+def stacks_of_ranks(pod: str, parents: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Return the Python stacks of the ranks of the worker whose pod has the uid `pod`, for JSON.
+
+    `ranks` has one entry per rank, with `rank`, `pid` and `stacks`: one stack per thread of its processes, innermost
+    frame first; files of the workspace are named as they were submitted. `trouble` says what could not be read; it is
+    empty otherwise. `parents` are the folders to search for launchers' private folders.
+    """
+    reader = StackReader()
+    notes = _notes(parents or folders_for_sockets())
+    found: dict[str, Any] = next((note for note in notes if note.get("pod") == pod), {"ranks": []})
+    ranks = [
+        {**rank, "stacks": [_as_submitted(stack, found) for stack in reader.read_all(rank["pid"])]}
+        for rank in found["ranks"]
+    ]
+    return {"ranks": ranks, "trouble": reader.trouble or ("" if ranks else "its ranks have not been started")}
+
+
+def _as_submitted(stack: ThreadStack, note: Mapping[str, Any]) -> dict[str, Any]:
+    copy, source = str(note.get("copy", "")), str(note.get("source", ""))
+    frames = [{**dataclasses.asdict(frame), "file": path_in_source(frame.file, copy, source)} for frame in stack.frames]
+    return {**dataclasses.asdict(stack), "frames": frames}
+
+
+def _notes(parents: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The lists of ranks that launchers of this user have written; folders of other users are not trusted."""
+    for folder in (folder for parent in dict.fromkeys(parents) for folder in Path(parent).glob(f"{PREFIX}*")):
+        with suppress(OSError, ValueError):
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+                note = json.loads((folder / RANKS).read_text("utf-8"))
+                if isinstance(note, dict):
+                    yield note

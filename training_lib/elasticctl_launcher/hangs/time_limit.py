@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from elasticctl_protocol.reports import FinishedReport, ProgressReport, ResumedReport
+
 REPORT_S = 60.0
 """A standstill of this length is reported, but ends nothing."""
 MEASURED_S = 600.0
@@ -19,7 +21,7 @@ FACTOR = 10.0
 """The limit is also at least this many times the longest duration of the phase."""
 
 
-class Phase(Enum):
+class RunPhase(Enum):
     """A part of a generation with a duration of its own."""
 
     STARTING = "from the start of the ranks to their first report"
@@ -46,41 +48,41 @@ class TimeLimit:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._longest_s: dict[Phase, float] = {}
-        self._longest_spell_s = 0.0
+        self._longest_s: dict[RunPhase, float] = {}
+        self._longest_standstill_s = 0.0
         self._since_s = 0.0
-        self.phase = Phase.SILENT
+        self.phase = RunPhase.SILENT
 
-    def begin(self, now_s: float) -> None:
+    def start_generation(self, now_s: float) -> None:
         """Start a generation."""
-        self.phase, self._since_s = Phase.STARTING if self._longest_s else Phase.SILENT, now_s
+        self.phase, self._since_s = RunPhase.STARTING if self._longest_s else RunPhase.SILENT, now_s
 
-    def note_report(self, kind: str, now_s: float) -> None:
+    def record_report(self, kind: str, now_s: float) -> None:
         """Record a report of the training library."""
-        phase = Phase.STARTING if self.phase is Phase.SILENT else self.phase
-        if kind == "finished":
-            self.phase = Phase.ENDING
+        phase = RunPhase.STARTING if self.phase is RunPhase.SILENT else self.phase
+        if kind == FinishedReport.kind:
+            self.phase = RunPhase.ENDING
             return
-        if kind == "resumed" and phase is Phase.ENDING:  # the script trains another model
-            self.phase, self._since_s = Phase.FIRST_STEP, now_s
+        if kind == ResumedReport.kind and phase is RunPhase.ENDING:  # the script trains another model
+            self.phase, self._since_s = RunPhase.FIRST_STEP, now_s
             return
-        stepped = kind == "progress"
-        if phase is Phase.ENDING or (phase is not Phase.STARTING and not stepped):
+        stepped = kind == ProgressReport.kind
+        if phase is RunPhase.ENDING or (phase is not RunPhase.STARTING and not stepped):
             return  # for example, a commit in the middle of a step
         self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), now_s - self._since_s)
-        self.phase, self._since_s = Phase.STEP if stepped else Phase.FIRST_STEP, now_s
+        self.phase, self._since_s = RunPhase.STEP if stepped else RunPhase.FIRST_STEP, now_s
 
-    def note_spell(self, still_s: float) -> None:
+    def record_standstill(self, still_s: float) -> None:
         """Record that the ranks stood still for `still_s` seconds and continued by themselves."""
-        self._longest_spell_s = max(self._longest_spell_s, still_s)
+        self._longest_standstill_s = max(self._longest_standstill_s, still_s)
 
     def allowance(self) -> Allowance:
         """Return the limits for the phase that the ranks are in."""
-        ending = self.phase is Phase.ENDING
+        ending = self.phase is RunPhase.ENDING
         if self._timeout_s is not None and not ending:
             report_s = min(REPORT_S, self._timeout_s / 2) or REPORT_S
             return Allowance(report_s, self._timeout_s or None, strict=False)
         floor_s = MEASURED_S if self.phase in self._longest_s else UNMEASURED_S
-        end_s = max(floor_s, FACTOR * self._longest_s.get(self.phase, 0.0), FACTOR * self._longest_spell_s)
-        report_s = max(REPORT_S, 2 * self._longest_spell_s)
+        end_s = max(floor_s, FACTOR * self._longest_s.get(self.phase, 0.0), FACTOR * self._longest_standstill_s)
+        report_s = max(REPORT_S, 2 * self._longest_standstill_s)
         return Allowance(report_s, None if self._timeout_s == 0 else max(end_s, self._timeout_s or 0.0), strict=True)

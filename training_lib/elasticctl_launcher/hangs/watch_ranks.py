@@ -1,7 +1,7 @@
 """Detects that the ranks of a generation stand still, reports where they stand, and restarts the group.
 
 Each launcher inspects its own ranks. Each launcher whose ranks move also keeps increasing a number in the group's
-store, which tells the others about it. A group hangs if no launcher increases the number. So ranks that wait for a
+store, where the others see it. A group hangs if no launcher increases the number. So ranks that wait for a
 peer, on whichever worker, are left alone while that peer is working.
 """
 
@@ -11,19 +11,21 @@ import linecache
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from elasticctl_launcher.hangs.collectives import Collective
 from elasticctl_launcher.hangs.process_activity import read_activity
 from elasticctl_launcher.hangs.rank_activity import Sighting, Track, follow, wakes_by_itself, where_all_are
-from elasticctl_launcher.hangs.rank_location import RankPlace, describe, place_of
+from elasticctl_launcher.hangs.rank_location import describe, place_of
 from elasticctl_launcher.hangs.stacks import StackReader, Stacks, main_thread, to_lines
 from elasticctl_launcher.hangs.time_limit import Allowance, TimeLimit
 from elasticctl_launcher.system import start_thread
+from elasticctl_protocol.failures import GROUP_HANGS
+from elasticctl_protocol.reports import HangReport, RankPlace, Report
 
-LOOKS = 8
+INSPECTIONS = 8
 """How many times the ranks are inspected in the shortest time that has any consequence."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 TURNS = 3
@@ -31,8 +33,6 @@ TURNS = 3
 """
 ANSWER_S = 2.0
 """How long an inspection waits for the group's store. A later answer is used by a later inspection."""
-GROUP_HANGS = "the group hangs"
-"""The first words of a hang's error, by which the controller recognizes it."""
 STACK_LINES = 20
 """How many lines of the blamed rank's stack a failure includes; the log has all of them."""
 UNREADABLE = "no Python stack can be read"
@@ -40,7 +40,7 @@ UNREADABLE = "no Python stack can be read"
 log = logging.getLogger(__name__)
 
 
-class Store(Protocol):
+class CounterStore(Protocol):
     """The part of torch.distributed.Store that is used here."""
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -90,10 +90,10 @@ class Hang:
 
 
 class HangWatch:
-    """Watches one generation after the other; `begin` and `end` are called from the launcher's main thread.
+    """Watches one generation after the other. The launcher's main thread calls `watch_generation` and `stop_watching`.
 
-    Calls these functions, all from its own thread: `print_line(rank, text)` for lines of stacks, `report(message)` for
-    messages to the service, `on_still(generation, still)` when the ranks have stood still for a while or move again,
+    Calls these functions, all from its own thread: `print_line(rank, text)` for lines of stacks, `report(report)` for
+    reports to the service, `on_still(generation, still)` when the ranks have stood still for a while or move again,
     and `on_hang(hang)` when they have to be restarted. `timeout_s` is as in `TimeLimit`. `collective_of(local_rank)`
     returns the collective that a rank is in, if it is known, and `known_path(path)` the path by which people know a
     file.
@@ -103,7 +103,7 @@ class HangWatch:
         self,
         timeout_s: float | None,
         print_line: Callable[[int, str], None],
-        report: Callable[[dict[str, Any]], None],
+        report: Callable[[HangReport], None],
         *,
         on_still: Callable[[int, bool], None],
         on_hang: Callable[[Hang], None],
@@ -119,25 +119,25 @@ class HangWatch:
         self.lines: dict[int, int] = {}
         self._stop = threading.Event()
 
-    def note_line(self, rank: int) -> None:
+    def count_line(self, rank: int) -> None:
         """Record that a rank has printed a line."""
         self.lines[rank] = self.lines.get(rank, 0) + 1
 
-    def note_report(self, message: Mapping[str, Any]) -> None:
+    def record_report(self, report: Report) -> None:
         """Record a report of a rank through the training library."""
-        self.reported_at_s, self.step = time.monotonic(), message["step"]
-        self.time_limit.note_report(str(message.get("kind")), self.reported_at_s)
+        self.reported_at_s, self.step = time.monotonic(), report.step or 0
+        self.time_limit.record_report(report.kind, self.reported_at_s)
 
-    def begin(self, generation: int, ranks: Sequence[LocalRank], store: Store, workers: int) -> None:
+    def watch_generation(self, generation: int, ranks: Sequence[LocalRank], store: CounterStore, workers: int) -> None:
         """Start to watch the local `ranks` of a generation of `workers` workers, whose c10d store is `store`."""
-        self.end()
+        self.stop_watching()
         self._stop = threading.Event()
-        self.time_limit.begin(time.monotonic())
+        self.time_limit.start_generation(time.monotonic())
         group = Peers(store if workers > 1 else None, f"elasticctl/moves/{generation}")
         watch = GenerationWatch(self, generation, tuple(ranks), group)
         start_thread(watch.run, self._stop, name=f"hangs-{generation}")
 
-    def end(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching, because the ranks are about to be stopped."""
         self._stop.set()
 
@@ -149,13 +149,13 @@ class Peers:
     group.
     """
 
-    def __init__(self, store: Store | None, key: str) -> None:
+    def __init__(self, store: CounterStore | None, key: str) -> None:
         self._store, self._key, self._moves = store, key, 0
         self._question: threading.Thread | None = None
         self.are_there = store is not None
         self.moved_at_s = 0.0
 
-    def look(self, *, we_move: bool) -> None:
+    def exchange(self, *, we_move: bool) -> None:
         """Report whether our ranks move, and find out whether those of others did since the last call."""
         if self._store is None:
             return
@@ -163,15 +163,15 @@ class Peers:
             try:
                 self._question = start_thread(self._ask, self._store, int(we_move), name="hangs-peers")
             except OSError as error:
-                log.debug("cannot tell whether other workers' ranks move: %s", error)
+                log.debug("it is unknown whether other workers' ranks move: %s", error)
                 return
         self._question.join(ANSWER_S)
 
-    def _ask(self, store: Store, amount: int) -> None:
+    def _ask(self, store: CounterStore, amount: int) -> None:
         try:
             moves = store.add(self._key, amount)
         except (RuntimeError, OSError) as error:
-            log.debug("cannot tell whether other workers' ranks move: %s", error)
+            log.debug("it is unknown whether other workers' ranks move: %s", error)
             return
         if moves != self._moves:
             self._moves, self.moved_at_s = moves, time.monotonic()
@@ -183,29 +183,29 @@ class GenerationWatch:
     def __init__(self, parent: HangWatch, generation: int, ranks: Sequence[LocalRank], peers: Peers) -> None:
         self._parent, self._generation, self._ranks, self._peers = parent, generation, ranks, peers
         self._tracks: dict[int, Track] = {}
-        self._told_at_s: float | None = None
+        self._reported_at_s: float | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Inspect the ranks until `stop` is set or the group is found to hang."""
         while True:
             allowance = self._parent.time_limit.allowance()
             shortest_s = min(allowance.report_s, allowance.end_s or allowance.report_s)
-            pause_s = min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, shortest_s / LOOKS))
+            pause_s = min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, shortest_s / INSPECTIONS))
             if stop.wait(pause_s):
                 return
-            still_s = self._look(allowance, stop)
+            still_s = self._inspect(allowance, stop)
             if stop.is_set():
                 return
-            if self._told_at_s is not None and still_s < allowance.report_s:
+            if self._reported_at_s is not None and still_s < allowance.report_s:
                 self._withdraw()
-            if self._told_at_s is None and still_s >= allowance.report_s:
-                self._tell(still_s)
+            if self._reported_at_s is None and still_s >= allowance.report_s:
+                self._report_standstill(still_s)
             if self._is_to_end(allowance, still_s, pause_s):
-                self._tell(still_s)
+                self._report_standstill(still_s)
                 self._parent.on_hang(self._hang(still_s))
                 return
 
-    def _look(self, allowance: Allowance, stop: threading.Event) -> float:
+    def _inspect(self, allowance: Allowance, stop: threading.Event) -> float:
         """Inspect every rank; return for how many seconds no rank of the group has moved."""
         parent = self._parent
         began_s = time.monotonic()
@@ -225,7 +225,7 @@ class GenerationWatch:
             if rank.code is not None:
                 self._tracks.pop(rank.rank, None)
         moved_at_s = max([parent.reported_at_s, *(track.moved_at_s for track in self._tracks.values())])
-        self._peers.look(we_move=moved_at_s >= began_s)
+        self._peers.exchange(we_move=moved_at_s >= began_s)
         now_s = time.monotonic()
         return max(0.0, now_s - max(moved_at_s, self._peers.moved_at_s))
 
@@ -241,7 +241,7 @@ class GenerationWatch:
         patience_s = TURNS * pause_s if only_waits and self._peers.are_there else 0.0
         return still_s >= allowance.end_s + patience_s
 
-    def _tell(self, still_s: float) -> None:
+    def _report_standstill(self, still_s: float) -> None:
         """Log every rank's stacks, and report the ranks' places to the service."""
         hang = self._hang(still_s)
         log.warning("generation %d: nothing has moved for %.0f s: %s", hang.generation, still_s, describe(hang.places))
@@ -250,26 +250,22 @@ class GenerationWatch:
                 stacks = self._parent.reader.read_all(rank.process.pid)
                 for line in to_lines(stacks, self._parent.known_path) if stacks else (UNREADABLE,):
                     self._parent.print_line(rank.rank, f"[rank{rank.rank}] {line}")
-        places = [
-            {"rank": place.rank, "where": place.where, "for_s": round(place.for_s, 1), "waits": place.waits}
-            for place in hang.places
-        ]
-        self._report(places)
+        self._report([replace(place, for_s=round(place.for_s or 0.0, 1)) for place in hang.places])
         self._parent.on_still(self._generation, True)
-        self._told_at_s = time.monotonic() - still_s
+        self._reported_at_s = time.monotonic() - still_s
 
     def _withdraw(self) -> None:
         """Report that the ranks move again."""
-        still_s = time.monotonic() - (self._told_at_s or 0.0)
+        still_s = time.monotonic() - (self._reported_at_s or 0.0)
         log.info("generation %d: the ranks move again, after %.0f s", self._generation, still_s)
-        self._parent.time_limit.note_spell(still_s)
-        self._report([{"rank": rank.rank, "where": ""} for rank in self._ranks])
+        self._parent.time_limit.record_standstill(still_s)
+        self._report([RankPlace(rank.rank) for rank in self._ranks])
         self._parent.on_still(self._generation, False)
-        self._told_at_s = None
+        self._reported_at_s = None
 
-    def _report(self, places: Sequence[Mapping[str, Any]]) -> None:
-        message = {"kind": "hang", "generation": self._generation, "step": self._parent.step, "ranks": list(places)}
-        self._parent.report(message)
+    def _report(self, places: Sequence[RankPlace]) -> None:
+        report = HangReport(generation=self._generation, step=self._parent.step, ranks=tuple(places))
+        self._parent.report(report)
 
     def _with_numbers(self) -> dict[int, Track]:
         """The tracks, extended by the numbers of the collectives that ranks wait in."""

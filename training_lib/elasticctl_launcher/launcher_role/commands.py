@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, Frame, Line
+from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, FrameKind, WorkerConnection
 from elasticctl_launcher.peers.copy_protocol import PeerError
 from elasticctl_launcher.ranks.warm_spares import BOOTSTRAP
 from elasticctl_launcher.system import serve_connections, start_thread
@@ -43,7 +43,9 @@ class _Command:
     cannot be started.
     """
 
-    def __init__(self, line: Line, words: str, environ: Mapping[str, str], folder: Path, grace_s: float) -> None:
+    def __init__(
+        self, line: WorkerConnection, words: str, environ: Mapping[str, str], folder: Path, grace_s: float
+    ) -> None:
         self._line, self._grace_s = line, grace_s
         self._ended, self._hung_up, self._lock = threading.Event(), False, threading.Lock()
         pipe = subprocess.PIPE
@@ -61,7 +63,7 @@ class _Command:
         obey = threading.Thread(target=self._obey, daemon=True)
         pumps = [
             threading.Thread(target=self._pump, args=(pipe, kind), daemon=True)
-            for pipe, kind in ((self._process.stdout, Frame.OUTPUT), (self._process.stderr, Frame.ERRORS))
+            for pipe, kind in ((self._process.stdout, FrameKind.OUTPUT), (self._process.stderr, FrameKind.ERRORS))
         ]
         for thread in (obey, *pumps):
             thread.start()
@@ -89,10 +91,10 @@ class _Command:
         try:
             while True:
                 kind, data = self._line.receive()
-                if kind is Frame.INPUT and stdin is not None:
+                if kind is FrameKind.INPUT and stdin is not None:
                     with suppress(BrokenPipeError, ValueError):  # the command no longer reads
                         self._feed(stdin, data) if data else stdin.close()
-                elif kind is Frame.SIGNAL and int(data) in FORWARDED:
+                elif kind is FrameKind.SIGNAL and int(data) in FORWARDED:
                     self._signal(int(data))
         except (OSError, PeerError, ValueError):
             self._hung_up = True
@@ -119,7 +121,7 @@ class _Command:
                 raise ConnectionResetError("the caller has closed the connection")
             left = left[stdin.write(left) or 0 :]
 
-    def _pump(self, pipe: IO[bytes], kind: Frame) -> None:
+    def _pump(self, pipe: IO[bytes], kind: FrameKind) -> None:
         with contextlib.closing(pipe), suppress(OSError):
             while data := os.read(pipe.fileno(), CHUNK_BYTES):
                 self._line.send(kind, data)
@@ -173,21 +175,21 @@ class CommandServer:
 
     def _serve(self, connected: socket.socket) -> None:
         try:
-            line = Line(connected, self._read_key(), calls=False)
+            line = WorkerConnection(connected, self._read_key(), calls=False)
             kind, words = line.receive()
-            if kind is Frame.RUN:
+            if kind is FrameKind.RUN:
                 line.stay_open()
-                line.send(Frame.EXIT, str(self._run(line, os.fsdecode(words))).encode())
+                line.send(FrameKind.EXIT, str(self._run(line, os.fsdecode(words))).encode())
         except PeerError as error:
             log.warning("a command from another worker was refused: %s", error)
         except OSError:
             return  # the caller has gone, and its command has ended
 
-    def _run(self, line: Line, words: str) -> int:
+    def _run(self, line: WorkerConnection, words: str) -> int:
         try:
             command = _Command(line, words, self._environ, self._folder, self._grace_s)
         except (OSError, ValueError) as error:
-            line.send(Frame.ERRORS, f"elasticctl: cannot start a command: {error}\n".encode())
+            line.send(FrameKind.ERRORS, f"elasticctl: cannot start a command: {error}\n".encode())
             return CANNOT_START
         with self._lock:
             self._running.append(command)

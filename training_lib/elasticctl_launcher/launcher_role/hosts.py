@@ -17,10 +17,10 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-HOSTFILE_VARIABLE = "ELASTICCTL_HOSTFILE"
-DISCOVERY_VARIABLE = "ELASTICCTL_DISCOVER_HOSTS"
+from elasticctl_protocol import variables
+from elasticctl_protocol.requests import Member
+
 _DISCOVERY = """#!/bin/sh
 while read -r host slots; do echo "$host:${{slots#slots=}}"; done < {hostfile}
 """
@@ -46,11 +46,11 @@ class HostFiles:
         _write(self.discovery, _DISCOVERY.format(hostfile=shlex.quote(str(self.hostfile))), 0o700)
         _write(folder / "bin/ssh", _SSH.format(python=shlex.quote(sys.executable)), 0o700)
 
-    def write(self, members: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, members: Sequence[Member]) -> None:
         """Write these members of the group, in order of rank."""
-        where = {each["name"]: [host_of(each), each["host"], each["port"]] for each in members}
+        where = {each.name: [host_of(each), each.host, each.port] for each in members}
         _write(self.folder / "workers.json", json.dumps(where), 0o600)
-        lines = (f"{host_of(each)} slots={each['slots']}\n" for each in members)
+        lines = (f"{host_of(each)} slots={each.slots}\n" for each in members)
         _write(self.hostfile, "".join(lines), 0o600)
 
     def environment(self, environ: Mapping[str, str], *, on_loopback: bool) -> dict[str, str]:
@@ -66,15 +66,14 @@ class HostFiles:
             **(_ON_LOOPBACK if on_loopback else {}),
             **environ,
             "PATH": os.pathsep.join((str(self.folder / "bin"), path)),
-            HOSTFILE_VARIABLE: hostfile,
-            DISCOVERY_VARIABLE: str(self.discovery),
+            variables.HOSTFILE: hostfile,
+            variables.DISCOVER_HOSTS: str(self.discovery),
         }
 
 
-def host_of(member: Mapping[str, Any]) -> str:
+def host_of(member: Member) -> str:
     """Return a member's name in the files: its address, or its name if all members share one address."""
-    address, name = str(member["host"]), str(member["name"])
-    return name if ":" in address or is_loopback(address) else address
+    return member.name if ":" in member.host or is_loopback(member.host) else member.host
 
 
 def is_loopback(address: str) -> bool:

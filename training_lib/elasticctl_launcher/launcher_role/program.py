@@ -21,54 +21,52 @@ from elasticctl_launcher.agent_events import (
     ServiceAnswered,
     SigtermReceived,
 )
-from elasticctl_launcher.failure import APPLICATION, COLLATERAL, WorkerFailure
+from elasticctl_launcher.failure import WorkerFailure
 from elasticctl_launcher.launcher_role.commands import CommandServer
 from elasticctl_launcher.launcher_role.hosts import HostFiles
 from elasticctl_launcher.launcher_states import LauncherEvent
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.ranks.warm_spares import RankStarter
-from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
-from elasticctl_launcher.service.agent_requests import DONE, EXIT, Inquiries, Question
-from elasticctl_launcher.service.heartbeat import Doing
+from elasticctl_launcher.rendezvous import Connect, GroupChange, GroupFinished, Readiness, WorkerRemoved
+from elasticctl_launcher.service.questions import Inquiries, Instruction, Question
 from elasticctl_launcher.worker_output import WorkerOutput
+from elasticctl_protocol.failures import FailureVerdict
+from elasticctl_protocol.requests import Doing
 
 log = logging.getLogger(__name__)
 
 
-class Terminated(Exception):
+class WorkerLeaves(Exception):
     """This worker has to leave; the text is the reason."""
 
 
 class LauncherRole:
     """One worker, which runs the command of `starter` while it is the first of its group.
 
-    `server` runs commands of the program, `files` tell the program where the other workers are, and `environment` is
+    `server` runs commands of the program, `files` show the program where the other workers are, and `environment` is
     the program's environment.
     """
 
     def __init__(
         self,
-        handler: ServiceRendezvous,
+        connect: Connect,
         starter: RankStarter,
         environment: Mapping[str, str],
         output: WorkerOutput,
         server: CommandServer,
         files: HostFiles,
     ) -> None:
-        self._handler, self._server, self._files = handler, server, files
+        self._server, self._files = server, files
         self._environment = environment
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
+        self._handler = handler = connect(lambda: Readiness(serves_commands=True), self._announce)
         self._program = RankGroup(
             starter, output.print_rank_line, lambda rank: notify(RankExited(rank)), reword=output.reword
         )
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
-        handler.serves_commands = True
-        handler.on_stale = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.GENERATION_STALE))
-        handler.on_drain = handler.on_stale
-        handler.on_leave = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.LEAVE_DUE))
         self._got_sigterm = self._is_joining = False
         self._first = ""
         self._has_succeeded = False
@@ -80,7 +78,12 @@ class LauncherRole:
         is_news, self._got_sigterm = not self._got_sigterm, True
         self._notifications.put(SigtermReceived())
         if is_news and self._is_joining:
-            raise Terminated
+            raise WorkerLeaves
+
+    def _announce(self, generation: int, change: GroupChange) -> None:
+        leaves = change is GroupChange.LEAVE
+        event = LauncherEvent.LEAVE_DUE if leaves else LauncherEvent.GENERATION_STALE
+        self._notifications.put(ServiceAnnounced(generation, event))
 
     def own_pids(self) -> set[int]:
         """Return the ids of the processes that this worker has started and waits for."""
@@ -102,13 +105,13 @@ class LauncherRole:
         except WorkerRemoved as error:
             log.warning("%s", error)
             return WorkerFailure.of_sigterm(*self._place(), str(error))
-        except Terminated as error:
-            self._service.tell("leave", str(error) or "SIGTERM")
+        except WorkerLeaves as error:
+            self._service.report_leaving(str(error) or "SIGTERM")
             return WorkerFailure.of_sigterm(*self._place(), str(error))
         except (RendezvousError, OSError) as error:
             log.error("%s", error)
-            self._service.tell("leave", str(error))
-            return WorkerFailure(APPLICATION, *self._place(), 1, error=str(error))
+            self._service.report_leaving(str(error))
+            return WorkerFailure(FailureVerdict.APPLICATION, *self._place(), 1, error=str(error))
         finally:
             self._program.stop(stop_grace_s)
             self._server.close()
@@ -118,7 +121,7 @@ class LauncherRole:
         self._is_joining = True
         try:
             if self._got_sigterm:
-                raise Terminated
+                raise WorkerLeaves
             self._handler.join_group(self._server.port)
         finally:
             self._is_joining = False
@@ -126,8 +129,8 @@ class LauncherRole:
         if self._handler.heartbeat is not None:
             self._handler.heartbeat.say(Doing.RUNNING, self._handler.generation)
         self._files.write(members)
-        log.info("%d workers: %s", len(members), ", ".join(str(each["name"]) for each in members))
-        before, self._first = self._first, str(members[0]["uid"])
+        log.info("%d workers: %s", len(members), ", ".join(each.name for each in members))
+        before, self._first = self._first, members[0].uid
         if before not in ("", self._first):
             self._server.end_commands()  # commands of a program that is gone
         if self._first != mine:
@@ -143,30 +146,32 @@ class LauncherRole:
         while True:
             match self._notifications.get():
                 case SigtermReceived():
-                    raise Terminated
+                    raise WorkerLeaves
                 case ServiceAnnounced(self._handler.generation, LauncherEvent.LEAVE_DUE):
-                    raise Terminated(self._handler.stale_reason)
+                    raise WorkerLeaves(self._handler.stale_reason)
                 case ServiceAnnounced(self._handler.generation) if self._failure is None:
                     if self._question is not None:
                         self._question.withdraw()
                     return False
                 case RankExited(rank) if rank in self._program.ranks:
-                    self._note_exit(rank)
+                    self._handle_exit(rank)
                 case ServiceAnswered(question) if question is self._question:
-                    if question.answer in (DONE, EXIT):
+                    if question.instruction is not Instruction.REJOIN:
                         return True
                     self._failure = None
                     return False
 
-    def _note_exit(self, rank: Rank) -> None:
+    def _handle_exit(self, rank: Rank) -> None:
         self._program.stop(0.0)  # processes that the program has left behind
         if rank.code == 0:
             self._has_succeeded = True
             self._ask_to_finish()
             return
         failure = replace(WorkerFailure.of_rank(*self._place(), rank), rank=None)
-        if failure.verdict == COLLATERAL:
-            failure = replace(failure, verdict=APPLICATION)  # the service need not wait for other workers' ends
+        if failure.verdict is FailureVerdict.COLLATERAL:
+            failure = replace(
+                failure, verdict=FailureVerdict.APPLICATION
+            )  # the service need not wait for other workers' ends
         log.warning("the launcher program failed: %s", failure.describe())
         self._failure = failure
         self._question = self._service.ask_for_verdict(failure.to_report)

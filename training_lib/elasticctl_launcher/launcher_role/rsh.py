@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from elasticctl_launcher.launcher_role.commands import FORWARDED
-from elasticctl_launcher.launcher_role.hosts import HOSTFILE_VARIABLE, address_of
-from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, Frame, Line
+from elasticctl_launcher.launcher_role.hosts import address_of
+from elasticctl_launcher.launcher_role.worker_connection import CHUNK_BYTES, FrameKind, WorkerConnection
 from elasticctl_launcher.peers.copy_protocol import PeerError, read_peer_key
+from elasticctl_protocol import variables
 
 WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
 """ssh's options that take a value."""
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not host or not rest:
         return _give_up("a worker and a command are needed. FIX: ssh WORKER COMMAND")
     try:
-        address = address_of(Path(os.environ[HOSTFILE_VARIABLE]), host.rpartition("@")[2])
+        address = address_of(Path(os.environ[variables.HOSTFILE]), host.rpartition("@")[2])
         key = read_peer_key()
     except KeyError as error:
         return _give_up(f"{error.args[0]} is not set. FIX: run it in a worker of a job with --launcher")
@@ -50,32 +51,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _give_up(f"{host} is not a worker of this job at present")
     try:
         with socket.create_connection(address, CONNECT_S) as connected:
-            line = Line(connected, key, calls=True)
-            line.send(Frame.RUN, os.fsencode(" ".join(rest)))
+            line = WorkerConnection(connected, key, calls=True)
+            line.send(FrameKind.RUN, os.fsencode(" ".join(rest)))
             line.stay_open()
             return _talk(line, reads_input="n" not in flags + more)
     except (OSError, PeerError) as error:
         return _give_up(f"{host}: {error}")
 
 
-def _talk(line: Line, *, reads_input: bool) -> int:
+def _talk(line: WorkerConnection, *, reads_input: bool) -> int:
     def pass_on(number: int, _: object) -> None:
-        _in_thread(lambda: line.send(Frame.SIGNAL, str(number).encode()))  # another thread may be blocked in a send
+        _in_thread(lambda: line.send(FrameKind.SIGNAL, str(number).encode()))  # another thread may be blocked in a send
 
     for number in FORWARDED:
         signal.signal(number, pass_on)
-    _in_thread(lambda: _send_input(line) if reads_input else line.send(Frame.INPUT))
+    _in_thread(lambda: _send_input(line) if reads_input else line.send(FrameKind.INPUT))
     while True:
         kind, data = line.receive()
-        if kind is Frame.EXIT:
+        if kind is FrameKind.EXIT:
             return int(data)
-        _write(1 if kind is Frame.OUTPUT else 2, data)
+        _write(1 if kind is FrameKind.OUTPUT else 2, data)
 
 
-def _send_input(line: Line) -> None:
+def _send_input(line: WorkerConnection) -> None:
     while data := os.read(0, CHUNK_BYTES):
-        line.send(Frame.INPUT, data)
-    line.send(Frame.INPUT)
+        line.send(FrameKind.INPUT, data)
+    line.send(FrameKind.INPUT)
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -29,7 +29,7 @@ _MAC_BYTES = 32
 _TO_WORKER, _TO_CALLER = b"to worker", b"to caller"
 
 
-class Frame(IntEnum):
+class FrameKind(IntEnum):
     """What a frame contains."""
 
     RUN = 1
@@ -44,7 +44,7 @@ class Frame(IntEnum):
     """From the worker, last: the exit code, as decimal digits."""
 
 
-class Line:
+class WorkerConnection:
     """One end of a connection, after the exchange of random bytes. Sends from any thread, receives from one.
 
     `calls`: this end is the caller. Methods raise PeerError if the other end does not belong to this job, and OSError
@@ -72,14 +72,14 @@ class Line:
         self._socket.settimeout(None)
         keep_alive(self._socket)
 
-    def send(self, kind: Frame, data: bytes = b"") -> None:
+    def send(self, kind: FrameKind, data: bytes = b"") -> None:
         """Send one frame with at most `MAX_FRAME_BYTES` of data."""
         body = _HEADER.pack(kind, len(data)) + data
         with self._lock:
             self._socket.sendall(body + _mac(self._send_key, self._sent, body))
             self._sent += 1
 
-    def receive(self) -> tuple[Frame, bytes]:
+    def receive(self) -> tuple[FrameKind, bytes]:
         """Return the kind and the data of the next frame."""
         header = receive(self._socket, _HEADER.size)
         number, length = _HEADER.unpack(header)
@@ -90,7 +90,7 @@ class Line:
             raise PeerError("the other end does not know the key of this job's workers")
         self._received += 1
         try:
-            return Frame(number), body[_HEADER.size :]
+            return FrameKind(number), body[_HEADER.size :]
         except ValueError as e:
             raise PeerError(f"a frame of the unknown kind {number}") from e
 

@@ -1,10 +1,6 @@
 """`CopyHolder`: keeps copies of shares in this launcher's memory, those of its own ranks and of one other launcher.
 
-A rank writes its share to the folder of copies and reports it on a Unix socket, with one line of JSON each way:
-
-    {"copied": [[name, size, crc32], ...]}    -> {}                       the share is being sent to the next launcher
-    {"room": size}                            -> {"refused": why or ""}   is there memory for `size` more bytes?
-    {"state": true}                           -> {"sending": bool, "lack": why the last copy is only here, or ""}
+A rank writes its share to the folder of copies and reports it on a Unix socket (`CopyRequest`, `CopyAnswer`).
 
 The copies go to the next launcher in the group that is on another host, or to the next one if all share one host.
 """
@@ -20,13 +16,15 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from elasticctl_launcher.peers.copy_protocol import CopiedFile, PeerError, receive_files, send_files
 from elasticctl_launcher.system import serve_connections, start_thread
+from elasticctl_protocol.local import CopyAnswer, CopyRequest, to_line
+from elasticctl_protocol.requests import WIRE, Member
 from elasticctl_store.checkpoints.entries import DATA, save_of
 from elasticctl_store.parallel import CGROUP
 
@@ -95,31 +93,29 @@ class CopyHolder:
             except PeerError as error:
                 log.warning("a copy from another worker was refused: %s", error)
             for own in self.folder.iterdir():
-                prune(own)
+                delete_old_saves(own)
 
     def _answer(self, line: socket.socket) -> None:
         with suppress(OSError, ValueError, TypeError, RecursionError), line.makefile("rb") as asked:
             while request := asked.readline(MAX_LINE_BYTES):
-                message = json.loads(request)
-                answer = self._reply(message) if isinstance(message, dict) else {}
-                line.sendall(json.dumps(answer).encode() + b"\n")
+                line.sendall(to_line(self._reply(WIRE.decode(CopyRequest, json.loads(request)))))
 
-    def _reply(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        if "room" in message:
-            return {"refused": why_no_room(self.folder, int(message["room"]))}
-        if "copied" in message:
+    def _reply(self, request: CopyRequest) -> CopyAnswer:
+        if request.room is not None:
+            return CopyAnswer(refused=why_no_room(self.folder, request.room))
+        if request.copied is not None:
             try:
-                files = [CopiedFile(*row) for row in message["copied"]]
+                files = [CopiedFile(*row) for row in request.copied]
                 if not files:
                     raise PeerError("no file was copied")
             except (TypeError, PeerError) as error:
-                return {"refused": str(error)}
+                return CopyAnswer(refused=str(error))
             with self._lock:
                 self._sending += 1
             self._todo.put(files)
-            prune(self.folder / files[0].name.partition("/")[0])
+            delete_old_saves(self.folder / files[0].name.partition("/")[0])
         with self._lock:
-            return {"sending": self._sending > 0, "lack": self._lack}
+            return CopyAnswer(sending=self._sending > 0, lack=self._lack)
 
     def _send_all(self) -> None:
         while (files := self._todo.get()) is not None:
@@ -143,7 +139,7 @@ class CopyHolder:
         return ""
 
 
-def prune(folder: Path) -> None:
+def delete_old_saves(folder: Path) -> None:
     """Keep the newest saves in a folder of copies, and delete the others."""
     with suppress(OSError):
         saves = [(save.order, path) for path in (folder / DATA).iterdir() if (save := save_of(f"{DATA}{path.name}/"))]
@@ -152,7 +148,7 @@ def prune(folder: Path) -> None:
 
 
 def find_peer(
-    members: Sequence[Mapping[str, Any]], mine: int, read_address: Callable[[int], str | None]
+    members: Sequence[Member], mine: int, read_address: Callable[[int], str | None]
 ) -> tuple[str, int] | None:
     """Return the (host, port) that receives the copies of member number `mine`; None if there is no other member.
 
@@ -161,15 +157,15 @@ def find_peer(
     ring = [number % len(members) for number in range(mine + 1, mine + len(members))]
     if not ring:
         return None
-    other = next((number for number in ring if members[number]["host"] != members[mine]["host"]), ring[0])
+    other = next((number for number in ring if members[number].host != members[mine].host), ring[0])
     host, _, port = (read_address(other) or "").rpartition(":")
     if not port.isdigit():
-        raise PeerError(f"{members[other]['name']} does not accept copies")
+        raise PeerError(f"{members[other].name} does not accept copies")
     return host, int(port)
 
 
 def peer_of(
-    holder: CopyHolder, members: Sequence[Mapping[str, Any]], mine: int, store: Any
+    holder: CopyHolder, members: Sequence[Member], mine: int, store: Any
 ) -> Callable[[], tuple[str, int] | None]:
     """Publish the address of `holder` in the group's store; return a function that finds the peer for its copies.
 
@@ -205,8 +201,8 @@ def _left_bytes(folder: Path) -> list[int]:
     found = os.statvfs(folder)
     left = [found.f_bavail * found.f_frsize]
     with suppress(OSError):
-        told = re.search(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
-        left += [int(told[1]) << 10] if told else []
+        found_kb = re.search(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+        left += [int(found_kb[1]) << 10] if found_kb else []
     with suppress(OSError, ValueError):  # no limit is the word "max"
         left.append(int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text()))
     return left

@@ -27,6 +27,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticctl_protocol import variables
+
 NONCE_BYTES = 32
 MAX_MESSAGE_BYTES = 8 << 10
 MAX_FILES = 2
@@ -47,7 +49,7 @@ def read_peer_key(environ: Mapping[str, str] = os.environ) -> bytes:
     It is the content of $ELASTICCTL_PEER_KEY_FILE, or the job's token on a cluster that has no such key. Raises
     KeyError, OSError and PeerError.
     """
-    path = environ.get("ELASTICCTL_PEER_KEY_FILE") or environ["ELASTICCTL_RDZV_TOKEN_FILE"]
+    path = environ.get(variables.PEER_KEY_FILE) or environ[variables.TOKEN_FILE]
     key = Path(path).read_bytes().strip()
     if not key:
         raise PeerError(f"the key file {path} is empty")

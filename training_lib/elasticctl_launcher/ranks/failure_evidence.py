@@ -123,7 +123,7 @@ def begins_last_words(line: str) -> bool:
     return _plain(line) == _TRACEBACK or (_TERMINATED in line and "throwing" in line)
 
 
-def beside_last_words(lines: Sequence[str], final: FinalException) -> list[str]:
+def lines_apart_from_exception(lines: Sequence[str], final: FinalException) -> list[str]:
     """Return the `lines` that belong neither to the traceback at their start nor to torch's output about it."""
     last = max((at for at, line in enumerate(lines) if final.line in line), default=len(lines) - 1)
     return [line for line in lines[last + 1 :] if line.strip() and not _is_of_exception(line)]

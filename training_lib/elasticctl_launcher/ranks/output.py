@@ -1,8 +1,12 @@
-"""Reads the output of one rank, line by line.
+"""Reads the output of one rank, line by line, and holds back its last traceback.
 
 The pipe may outlive the rank, if a process that the rank has started holds its other end. Nothing waits for that. What
 is in the pipe when the rank ends is read at once; later output is read for as long as the generation lasts, and then
 the pipe is closed.
+
+The loss of one worker ends the ranks of all others, each with the same twenty lines about a broken connection. If the
+group knows that a peer ended first, one line replaces them. Any other traceback is printed as soon as the rank has
+ended, or after `HOLD_S` seconds if the rank continues.
 """
 
 from __future__ import annotations
@@ -20,8 +24,81 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-from elasticctl_launcher.ranks.last_traceback import LastTraceback
+from elasticctl_launcher.ranks.failure_evidence import (
+    begins_last_words,
+    find_final_exception,
+    lines_apart_from_exception,
+)
 from elasticctl_launcher.system import start_thread
+
+HOLD_S = 2.0
+"""How long a rank may run after the first line of a traceback before that is printed."""
+MAX_HELD_LINES = 400
+MAX_ERROR_CHARS = 300
+
+
+class LastTraceback:
+    """Passes on lines, changed by `reword`: to `note` at once, and to `say` when they are due. Not thread-safe."""
+
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        reword: Callable[[str], str] = str,
+    ) -> None:
+        self._note, self._say, self._clock, self._reword = note, say, clock, reword
+        self._held: list[str] = []
+        self._due: float | None = None
+
+    @property
+    def is_holding(self) -> bool:
+        """True if there are lines that have not been passed to `say` yet."""
+        return bool(self._held)
+
+    def left_s(self) -> float | None:
+        """Return the seconds until `release` is due; None if no time is set."""
+        return None if self._due is None else max(0.0, self._due - self._clock())
+
+    def add(self, line: str) -> None:
+        """Add a line of the rank."""
+        line = self._reword(line)
+        self._note(line)
+        if not self._held:
+            if not begins_last_words(line):
+                self._say(line)
+                return
+            self._due = self._clock() + HOLD_S
+        self._held.append(line)
+        if len(self._held) >= MAX_HELD_LINES:
+            self.release()
+
+    def release(self) -> None:
+        """Say the held lines: the rank continues, or its end is its own fault."""
+        held, self._held, self._due = self._held, [], None
+        for line in held:
+            self._say(line)
+
+    def rank_ended(self) -> None:
+        """Hold a traceback that a lost peer may explain until `print_held`, and release any other."""
+        self._due = None
+        final = find_final_exception(self._held)
+        if final is None or not final.is_of_peers:
+            self.release()
+
+    def print_held(self, *, peers_ended: bool) -> None:
+        """Say the held lines, but only one line for a traceback that is explained by a peer that ended first."""
+        final = find_final_exception(self._held)
+        if not peers_ended or final is None or not final.is_of_peers:
+            self.release()
+            return
+        apart = lines_apart_from_exception(self._held, final)
+        left_out = len(self._held) - len(apart)
+        self._held, self._due = [], None
+        self._say(f"a peer was lost: {final.line[:MAX_ERROR_CHARS]} ({left_out} lines of its traceback left out)")
+        for line in apart:
+            self._say(line)
+
 
 MAX_LINE_BYTES = 16_000
 """Longer lines are split here. Otherwise container runtimes, and our own shim, would split them at 16 KiB."""
@@ -63,7 +140,7 @@ class RankOutput:
         self._drained.wait(PRINT_S)
 
     def close(self, *, peers_ended: bool = False) -> None:
-        """Pass on what is in the pipe and stop reading, at once. `peers_ended`: see `LastTraceback.settle`."""
+        """Pass on what is in the pipe and stop reading, at once. `peers_ended`: see `LastTraceback.print_held`."""
         self._peers_ended, self._holds = peers_ended, self._words.is_holding
         self._closing = True
         self._wake()
@@ -102,7 +179,7 @@ class RankOutput:
                     poll.unregister(self._pipe.fileno())
         finally:
             self._add(b"", final=True)
-            self._words.settle(peers_ended=self._peers_ended)
+            self._words.print_held(peers_ended=self._peers_ended)
             self._drained.set()
             with self._lock:
                 os.close(self._asked)

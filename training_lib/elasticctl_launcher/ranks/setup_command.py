@@ -24,10 +24,9 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from elasticctl_protocol import variables
 from elasticctl_store.errors import TrainError
 
-VARIABLE = "ELASTICCTL_SETUP"
-CACHE_VARIABLE = "ELASTICCTL_SETUP_CACHE"
 KEPT_S = 30 * 86_400.0
 """An environment that has not been used for this long is deleted when another one is created."""
 LEFT_BEHIND_S = 5.0
@@ -100,7 +99,7 @@ def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], No
 
     `say` receives each line of its output. `environ` is changed to use the environment.
     """
-    line = environ.get(VARIABLE, "").strip()
+    line = environ.get(variables.SETUP, "").strip()
     if not line:
         return None
     try:
@@ -109,7 +108,7 @@ def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], No
         made = SetUp(root, key or "environment", kept=bool(key))
     except OSError as e:
         raise TrainError(
-            f"setup: no folder for environments: {e.filename}: {e.strerror}. FIX: set {CACHE_VARIABLE}"
+            f"setup: no folder for environments: {e.filename}: {e.strerror}. FIX: set {variables.SETUP_CACHE}"
         ) from e
     try:
         made.create(line, cwd, environ, say)
@@ -122,7 +121,7 @@ def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], No
 def cache_folder(environ: MutableMapping[str, str]) -> Path:
     """Return the folder of this machine's environments."""
     base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(environ.get(CACHE_VARIABLE) or Path(base, "elasticctl", "setup"))
+    return Path(environ.get(variables.SETUP_CACHE) or Path(base, "elasticctl", "setup"))
 
 
 def delete_unused(root: Path) -> None:
@@ -192,7 +191,7 @@ def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
-        threading.Thread(target=_tell_of_left_behind, args=(process, say), name="setup", daemon=True).start()
+        threading.Thread(target=_name_left_behind, args=(process, say), name="setup", daemon=True).start()
         try:
             for raw in process.stdout or ():
                 text = raw.decode("utf-8", "replace").rstrip()
@@ -207,7 +206,7 @@ def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[
         raise TrainError(f"setup failed with exit code {code}: {line}: {last[:300]}")
 
 
-def _tell_of_left_behind(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+def _name_left_behind(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
     """Name the processes that still run after the command itself has ended: it may have started a server."""
     process.wait()
     time.sleep(LEFT_BEHIND_S)

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 class TorchAgent(SimpleElasticAgent):
     """The methods that torch requires of an agent, except its loop."""
 
-    def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: RankStarter, ranks: LocalRanks) -> None:
+    def __init__(
+        self, ranks_per_worker: int, handler: ServiceRendezvous, starter: RankStarter, ranks: LocalRanks
+    ) -> None:
+        spec = WorkerSpec("default", ranks_per_worker, handler, entrypoint=starter.command[0], max_restarts=0)
         super().__init__(spec)
         self._handler, self._starter, self._ranks = handler, starter, ranks
 
@@ -33,7 +36,7 @@ class TorchAgent(SimpleElasticAgent):
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
         """Number the ranks from the list of members, so that no exchange over the store is needed."""
-        slots = [member["slots"] for member in self._handler.members]
+        slots = [member.slots for member in self._handler.members]
         base, total = sum(slots[:group_rank]), sum(slots)
         return [
             Worker(local, global_rank=base + local, role_rank=base + local, world_size=total, role_world_size=total)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl_launcher.ranks.command import PythonCommand
+from elasticctl_protocol import variables
 
 BOOTSTRAP = str(Path(__file__).parents[1] / "bootstrap.py")
 WARM_S = 60.0
@@ -51,12 +52,12 @@ class Spare:
         if not poll.poll(max(0.0, timeout_s) * 1000):
             return False
         imported = os.read(self.ready, 1) != b""
-        self.forget_pipe()
+        self.close_pipe()
         if not imported:
             raise SpareFailed(self._last_words())
         return True
 
-    def forget_pipe(self) -> None:
+    def close_pipe(self) -> None:
         """Close the pipe, if it is still open."""
         if self.ready >= 0:
             os.close(self.ready)
@@ -70,7 +71,7 @@ class Spare:
             self.process.stdin.write(assignment)
             self.process.stdin.close()
             self.process.stdin = None
-            self.forget_pipe()
+            self.close_pipe()
             return True
         return False
 
@@ -79,7 +80,7 @@ class Spare:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep, it ends when it wakes up
             self.process.wait(KILL_WAIT_S)
-        self.forget_pipe()
+        self.close_pipe()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
                 with contextlib.suppress(OSError):
@@ -115,7 +116,7 @@ class RankStarter:
         preload: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._command, self._preload, self._clock = list(command), list(preload), clock
+        self.command, self._preload, self._clock = list(command), list(preload), clock
         self.environment = dict(environment)
         self._python = PythonCommand.parse(command) if preload else None
         self._spares: list[Spare] = []
@@ -127,16 +128,16 @@ class RankStarter:
             if not self._is_usable(spare):
                 self._drop(spare)
         while self._python and len(self._spares) < count:
-            ready, tell = os.pipe()
+            ready, report = os.pipe()
             python = [self._python.interpreter, *self._python.flags]
-            argv = [*python, BOOTSTRAP, str(os.getpid()), "spare", str(tell), *self._preload]
+            argv = [*python, BOOTSTRAP, str(os.getpid()), "spare", str(report), *self._preload]
             try:
-                process = self._popen(argv, self.environment, subprocess.PIPE, pass_fds=(tell,))
+                process = self._popen(argv, self.environment, subprocess.PIPE, pass_fds=(report,))
             except OSError:
                 os.close(ready)
                 raise
             finally:
-                os.close(tell)
+                os.close(report)
             self._spares.append(Spare(process, ready, self._clock()))
 
     def wait_until_warm(self, timeout_s: float) -> None:
@@ -158,7 +159,7 @@ class RankStarter:
                 self._spares.remove(spare)
                 return spare.process
             self._drop(spare)
-        argv = [sys.executable, "-I", "-S", BOOTSTRAP, str(os.getpid()), "exec", *self._command]
+        argv = [sys.executable, "-I", "-S", BOOTSTRAP, str(os.getpid()), "exec", *self.command]
         return self._popen(argv, environment, subprocess.DEVNULL)
 
     def close(self) -> None:
@@ -216,7 +217,7 @@ class RankStarter:
 
 def shared_environment() -> dict[str, str]:
     """Return the environment that ranks and spares share: this process's own, with defaults for unset variables."""
-    on_loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
+    on_loopback = os.environ.get(variables.POD_IP, "127.0.0.1") in ("127.0.0.1", "::1")
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     interface = dict.fromkeys(names, "lo") if on_loopback and os.path.exists("/sys/class/net/lo") else {}
     # PYTHONFAULTHANDLER: Python prints the line at which a signal such as SIGSEGV ended it.

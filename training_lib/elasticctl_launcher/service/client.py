@@ -22,9 +22,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from elasticctl_protocol import variables
+from elasticctl_protocol.requests import (
+    WIRE,
+    Heartbeat,
+    LeaveRequest,
+    NoticeRequest,
+    Polled,
+    Refusal,
+    ReportRequest,
+)
 from elasticctl_store.storage.http import has_ended
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
@@ -40,6 +50,9 @@ UNACKNOWLEDGED_MS = 6000
 CONNECT_S = 5.0
 """The timeout of a connection attempt that gets no answer at all, as when a service has just moved to another address.
 """
+
+Request = Polled | Heartbeat | NoticeRequest | LeaveRequest | ReportRequest
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +73,7 @@ class ServiceRefused(ServiceError):
         self.status = status
 
 
-class Backoff:
+class RetryPauses:
     """Pauses between tries, in seconds. Each is up to twice as long as the last one, and at most `RETRY_MAX_S`."""
 
     def __init__(self) -> None:
@@ -118,8 +131,8 @@ def peer_uid(connected: socket.socket) -> int | None:
     """Return the user id at the other end of a Unix socket; None if the system does not report it."""
     if sys.platform != "linux":
         return None
-    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", told)[1])
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,7 @@ class ServiceClient:
     Reads the bearer token from `token_file` for each request, so that a rotated token is used, and never logs it. Keeps
     connections open, because opening them was half of the service's work when a group re-forms. Thread-safe. Logs once
     when the service goes away or refuses the token, and once when it is back; `was_away` is set then, for a caller that
-    has to tell it again what a restarted service does not know.
+    has to report again what a restarted service does not know.
     """
 
     endpoint: str
@@ -160,20 +173,24 @@ class ServiceClient:
             raw = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise self._note_away(str(error) or type(error).__name__) from error
+            raise self._away_error(str(error) or type(error).__name__) from error
         self._idle.append(connection)
         return self._read_answer(response.status, raw)
 
+    def send(self, request: Request, answer: type[T], timeout_s: float = 10.0) -> T:
+        """Send one request; return its answer. Raises ServiceAway or ServiceRefused."""
+        return WIRE.decode(answer, self.call(request.verb, WIRE.encode(request), timeout_s))
+
     def close(self) -> None:
         """Close idle connections. The next call opens a new one."""
-        while (connection := self._take_idle()) is not None:
+        while (connection := self._pop_idle()) is not None:
             connection.close()
 
     def call_until(
         self, verb: str, body: Mapping[str, Any], deadline: float, timeout_s: float = 10.0
     ) -> dict[str, Any]:
         """Like `call`, but retry while the service is away, until `deadline` (a time of `time.monotonic`)."""
-        backoff = Backoff()
+        backoff = RetryPauses()
         while True:
             try:
                 return self.call(verb, body, timeout_s)
@@ -185,7 +202,7 @@ class ServiceClient:
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """An idle connection that is still open, or a new one."""
-        while (connection := self._take_idle()) is not None:
+        while (connection := self._pop_idle()) is not None:
             if connection.sock is not None and not has_ended(connection.sock):
                 connection.timeout = timeout_s
                 connection.sock.settimeout(timeout_s)
@@ -198,7 +215,7 @@ class ServiceClient:
             raise ServiceRefused(0, f"rendezvous endpoint {self.endpoint!r}: expected host:port, http:// or unix://")
         return _TcpConnection(url.hostname, url.port or 80, timeout=timeout_s)
 
-    def _take_idle(self) -> http.client.HTTPConnection | None:
+    def _pop_idle(self) -> http.client.HTTPConnection | None:
         with suppress(IndexError):  # another thread may have taken the last one
             return self._idle.pop()
         return None
@@ -209,7 +226,7 @@ class ServiceClient:
         except (ValueError, RecursionError):
             answer = None
         if status >= 500 or (status == 200 and not isinstance(answer, dict)):
-            raise self._note_away(f"HTTP {status}")
+            raise self._away_error(f"HTTP {status}")
         if self._away.is_set():
             self._away.clear()
             self.was_away.set()
@@ -219,13 +236,13 @@ class ServiceClient:
             return answer
         if status == 429:  # the service is up, but busy
             raise ServiceAway(f"rendezvous service at {self.endpoint}: HTTP {status}")
-        message = answer.get("error") if isinstance(answer, dict) else None
+        message = WIRE.decode(Refusal, answer).error or "refused"
         if status in _NOT_AUTHORIZED and not self._locked_out.is_set():
             self._locked_out.set()
             log.warning("the rendezvous service at %s refuses this worker: %s", self.endpoint, message)
-        raise ServiceRefused(status, str(message or "refused"))
+        raise ServiceRefused(status, message)
 
-    def _note_away(self, why: str) -> ServiceAway:
+    def _away_error(self, why: str) -> ServiceAway:
         """Return the error to raise; log it once, however long the outage lasts and however many threads notice it."""
         error = ServiceAway(f"rendezvous service at {self.endpoint}: {why}")
         if not self._away.is_set():
@@ -237,12 +254,12 @@ class ServiceClient:
 def client_from_environment(endpoint: str = "", environ: Mapping[str, str] = os.environ) -> ServiceClient:
     """Return the client of the worker that `environ` describes. Raises KeyError for a missing variable."""
     return ServiceClient(
-        endpoint=endpoint or environ["ELASTICCTL_RDZV_ENDPOINT"],
-        namespace=environ.get("ELASTICCTL_NAMESPACE", "default"),
-        job=environ["ELASTICCTL_JOB"],
-        token_file=environ["ELASTICCTL_RDZV_TOKEN_FILE"],
+        endpoint=endpoint or environ[variables.RENDEZVOUS_ENDPOINT],
+        namespace=environ.get(variables.NAMESPACE, "default"),
+        job=environ[variables.JOB],
+        token_file=environ[variables.TOKEN_FILE],
     )
 
 
-Poll = Callable[[str, Mapping[str, Any]], dict[str, Any]]
-"""`poll(verb, body)` makes one long poll. Raises ServiceAway or ServiceRefused."""
+Poll = Callable[[Polled], Mapping[str, Any]]
+"""`poll(request)` makes one long poll, and returns the answer as JSON data. Raises ServiceAway or ServiceRefused."""

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any
 
 from elasticctl_launcher.service.client import POLL_TIMEOUT_S, ServiceClient, ServiceError
 from elasticctl_launcher.system import start_thread
+from elasticctl_protocol.requests import WIRE, Doing, Heartbeat, Polled
 
 BEAT_S = 3.0
 SETTLE_S = 0.05
@@ -26,32 +27,14 @@ BEAT_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Doing(StrEnum):
-    """What a launcher can be doing, with the protocol's names."""
-
-    PREPARING = "preparing"
-    """Unpacks the workspace, warms spares."""
-    WAITING = "waiting"
-    """Has joined and waits for the group to form, or for the service's verdict."""
-    STARTING = "starting"
-    RUNNING = "running"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    EXPORTING = "exporting"
-    """The ranks have reported their last step, and still run."""
-    FINISHING = "finishing"
-    """All ranks have exited with 0; waits for those of the peers."""
-    HUNG = "hung"
-
-
-class Heartbeat:
+class HeartbeatSender:
     """Reports what the worker `uid` is doing, from its own thread between `start` and `close`."""
 
     def __init__(self, client: ServiceClient, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.client, self._uid, self._clock = client, uid, clock
         self._changed = threading.Condition()
         self._doing, self._since, self._generation = Doing.PREPARING, clock(), 0
-        self._told: Doing | None = None
+        self._reported: Doing | None = None
         self._polls = 0
         self._closed = False
 
@@ -79,28 +62,31 @@ class Heartbeat:
             self._doing, self._since = doing, self._clock()
             self._changed.notify_all()
 
-    def poll(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def poll(self, request: Polled) -> Mapping[str, Any]:
         """Make one long poll that also reports what the launcher is doing. Raises ServiceAway or ServiceRefused."""
-        with self._riding():
-            return self.client.call(verb, {**body, **self._words()}, POLL_TIMEOUT_S)
+        with self._polling():
+            doing, since_s = self._describe()
+            body = WIRE.encode(replace(request, doing=doing, since_s=since_s))
+            return self.client.call(request.verb, body, POLL_TIMEOUT_S)
 
     def beat(self) -> None:
         """Send one heartbeat; ignore a service that is away or older than heartbeats."""
         with self._changed:
             generation = self._generation
+        doing, since_s = self._describe()
+        request = Heartbeat(uid=self._uid, generation=generation, doing=doing, since_s=since_s)
         try:
-            body = {"uid": self._uid, "generation": generation, **self._words()}
-            self.client.call("heartbeat", body, BEAT_TIMEOUT_S)
+            self.client.call(request.verb, WIRE.encode(request), BEAT_TIMEOUT_S)
         except ServiceError as error:
             log.debug("heartbeat: %s", error)
 
     def is_due(self, idle_s: float) -> bool:
         """True if a heartbeat has to be sent, `idle_s` seconds after the last one."""
         with self._changed:
-            return self._told is not self._doing or (not self._polls and idle_s >= BEAT_S)
+            return self._reported is not self._doing or (not self._polls and idle_s >= BEAT_S)
 
     @contextmanager
-    def _riding(self) -> Iterator[None]:
+    def _polling(self) -> Iterator[None]:
         with self._changed:
             self._polls += 1
         try:
@@ -110,11 +96,11 @@ class Heartbeat:
                 self._polls -= 1
                 self._changed.notify_all()
 
-    def _words(self) -> dict[str, Any]:
-        """The part of a request that reports what the launcher is doing."""
+    def _describe(self) -> tuple[Doing, float]:
+        """What the launcher is doing and for how many seconds, for a request that is about to be sent."""
         with self._changed:
-            self._told = self._doing
-            return {"doing": self._doing.value, "since_s": round(self._clock() - self._since, 3)}
+            self._reported = self._doing
+            return self._doing, round(self._clock() - self._since, 3)
 
     def _run(self) -> None:
         beaten = -BEAT_S
@@ -123,6 +109,6 @@ class Heartbeat:
                 beaten = time.monotonic()
                 self.beat()
             with self._changed:
-                if self._told is self._doing and not self._closed:
+                if self._reported is self._doing and not self._closed:
                     self._changed.wait(BEAT_S)
             time.sleep(SETTLE_S)

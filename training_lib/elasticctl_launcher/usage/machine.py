@@ -1,4 +1,4 @@
-"""CPUs, memory and network of this worker, from /proc and its control group.
+"""CPUs, memory, network and GPUs of this worker, from /proc, its control group and NVIDIA's management library (NVML).
 
 In a container of its own, a worker's memory is what its control group counts (the kernel kills it for that), and its
 network interfaces are its own. On a shared machine, memory is that of the worker's processes, and its network traffic
@@ -7,10 +7,13 @@ is unknown.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from elasticctl_launcher.hangs.process_activity import family, read_activity
 from elasticctl_store import parallel
@@ -22,7 +25,7 @@ UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineUse:
     """Counters and levels at one moment. `cpu_s` and the network's byte counters only grow.
 
     `cpus` and `memory_total_bytes` are what is available to this worker. A value is None if the system does not report
@@ -37,7 +40,7 @@ class Machine:
     sent_bytes: int | None = None
 
 
-def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = PROC) -> Machine | None:
+def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = PROC) -> MachineUse | None:
     """Measure the process `pid` and its descendants; return None where there is no /proc.
 
     `alone`: no other processes run in their container.
@@ -47,7 +50,7 @@ def read_machine(pid: int, *, alone: bool, cgroup: Path = CGROUP, proc: Path = P
         return None
     used, limit = _group_memory(cgroup) if alone else (None, None)
     received, sent = _traffic(proc / "net/dev") if alone else (None, None)
-    return Machine(
+    return MachineUse(
         cpu_s=activity.cpu_s,
         cpus=_cpus(cgroup if alone else None),
         memory_bytes=sum(_private_memory(proc, member) for member in family(pid)) if used is None else used,
@@ -120,3 +123,82 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+MOST_GPUS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU at one moment. A value is None if the GPU does not report it (a MIG slice reports no utilization)."""
+
+    percent: float | None
+    memory_bytes: int | None
+    memory_total_bytes: int | None
+    power_w: float | None
+    temperature_c: float | None
+
+
+class Gpus:
+    """The GPUs that this worker may use. `absent` says why there are none; it is empty if there are some."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.absent = ""
+        self._handles: Sequence[Any] = ()
+        self._nvml: ModuleType | None = None
+        try:
+            import pynvml
+        except ImportError:
+            self.absent = "nvidia-ml-py is not installed with the workers, so GPUs are not measured"
+            return
+        try:
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            self._handles = _visible(pynvml, environ.get("CUDA_VISIBLE_DEVICES"))[:MOST_GPUS]
+        except pynvml.NVMLError as error:
+            self.absent = f"NVML: {error}"
+            return
+        if not self._handles:
+            self.absent = "no GPU is visible"
+
+    def read(self) -> list[Gpu]:
+        """Measure all of them."""
+        return [self._read(handle) for handle in self._handles]
+
+    def _read(self, handle: Any) -> Gpu:
+        nvml: Any = self._nvml
+
+        def ask(question: Callable[[], Any]) -> Any:
+            try:
+                return question()
+            except nvml.NVMLError:
+                return None
+
+        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        power_mw = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        return Gpu(
+            percent=ask(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+            memory_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+            power_w=None if power_mw is None else power_mw / 1000,
+            temperature_c=ask(lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+        )
+
+
+def _visible(nvml: ModuleType, chosen: str | None) -> list[Any]:
+    """The devices in CUDA_VISIBLE_DEVICES, up to the first invalid entry; all devices if it is not set.
+
+    Entries are numbers or UUIDs. A container shows only its own devices to NVML.
+    """
+    if chosen is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    found = []
+    for word in filter(None, (word.strip() for word in chosen.split(","))):
+        try:
+            by_number = word.isdecimal()
+            found.append(
+                nvml.nvmlDeviceGetHandleByIndex(int(word)) if by_number else nvml.nvmlDeviceGetHandleByUUID(word)
+            )
+        except nvml.NVMLError:
+            break
+    return found

@@ -374,7 +374,7 @@ def commits_to_delete(commits: Sequence[Commit], keep: Retention) -> list[Commit
 def _spaced(oldest_first: Sequence[Commit], every_s: float) -> set[int]:
     """Return the positions of the commits, from the oldest on, that are each at least `every_s` from the last chosen.
 
-    A clock that has been set back by more than that begins anew: nothing would be kept until it has caught up.
+    A clock that has been set back by more than that starts again: nothing would be kept until it has caught up.
     """
     chosen: set[int] = set()
     previous = -math.inf

@@ -86,7 +86,7 @@ class PatchedRows:
 
     @property
     def bitmap(self) -> bytes:
-        """The bitmap of the rows, decoded anew."""
+        """The bitmap of the rows, decoded again."""
         return bitmaps.from_text(self.text, self.piece.rows)
 
 

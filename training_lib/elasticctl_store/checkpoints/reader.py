@@ -252,11 +252,11 @@ def _tensors_of(tree: dict[str, Any]) -> dict[str, TensorType]:
     """Return the tensors that a tree refers to, by name. Raises DamagedError if it is not the tree of a dict."""
     found: dict[str, TensorType] = {}
 
-    def note(name: str, tensor: TensorType) -> None:
+    def add_tensor(name: str, tensor: TensorType) -> None:
         if found.setdefault(name, tensor) != tensor:
             raise DamagedError(f"tensor {name!r:.100}: two references to it differ in dtype or shape")
 
-    if not isinstance(state_trees.decode(tree, note), dict):
+    if not isinstance(state_trees.decode(tree, add_tensor), dict):
         raise DamagedError("not a state tree: it is not a dict")
     return found
 

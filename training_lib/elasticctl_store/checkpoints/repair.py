@@ -7,7 +7,7 @@ that can be read. The latter requires its marker, or that the entry of its whole
 without a marker may never have been committed, by a run that was killed or fenced at that moment. If no commit can be
 read at all, a complete save needs no marker: whether it was committed or not, it is worth more than step 0.
 
-Where nothing can be read or restored, `find_traces` tells what saves have left that were interrupted, which is no
+Where nothing can be read or restored, `find_traces` reports what saves have left that were interrupted, which is no
 reason not to start at step 0, from what is left of commits.
 """
 

@@ -132,9 +132,9 @@ class Keeper:
         self._mark()
         found = self._known()
         strays = [] if self._swept else self._strays(found)
-        doomed = self._choose(found, keep, strays)
+        to_delete = self._choose(found, keep, strays)
         refused: StorageError | None = None
-        for old in doomed:
+        for old in to_delete:
             self._writer.check_fence()
             try:
                 delete_commit(self._storage, old, found)
@@ -142,7 +142,7 @@ class Keeper:
                 refused = e
             else:
                 found.remove(old)
-        self._drop_bases(doomed, found)
+        self._drop_bases(to_delete, found)
         stale = self._stale(strays)
         if strays and self._proven is not None:
             self._writer.check_fence()  # they were listed before this, so none belongs to a newer run
@@ -287,33 +287,33 @@ class Keeper:
     def _choose(self, found: list[Commit], keep: Retention, strays: Collection[str]) -> list[Commit]:
         """Return the commits to delete, oldest first, all of them older than a verified one."""
         while True:
-            doomed = self._by_rule(found, keep)
-            if not doomed and not strays:
+            to_delete = self._by_rule(found, keep)
+            if not to_delete and not strays:
                 return []
             known_damaged = len(self._damaged)
-            self._prove(found, doomed)
+            self._prove(found, to_delete)
             if self._proven is None:
                 log.warning("%s: no checkpoint there is intact: nothing is deleted", self._storage.url)
                 return []
             if len(self._damaged) == known_damaged:
                 proven = self._proven.position
-                return [commit for commit in doomed if commit.position < proven]
+                return [commit for commit in to_delete if commit.position < proven]
 
     def _by_rule(self, found: list[Commit], keep: Retention) -> list[Commit]:
         """Return what `keep` does not keep, counting only commits that are not known to be damaged."""
         good = [commit for commit in found if commit.position not in self._damaged]
-        doomed = entries.commits_to_delete(good, keep)
-        doomed += [commit for commit in entries.commits_to_delete(found, keep) if commit not in good]
-        return sorted(doomed, key=lambda commit: commit.position)
+        to_delete = entries.commits_to_delete(good, keep)
+        to_delete += [commit for commit in entries.commits_to_delete(found, keep) if commit not in good]
+        return sorted(to_delete, key=lambda commit: commit.position)
 
-    def _prove(self, found: list[Commit], doomed: Collection[Commit]) -> None:
+    def _prove(self, found: list[Commit], to_delete: Collection[Commit]) -> None:
         """Set `_proven` to an intact commit that stays: the former one, or else the newest intact one.
 
         The former one is sufficient if it is newer than all that are deleted, and a quick check finds it intact.
         """
         known, self._proven = self._proven, None
-        newest_doomed = max((commit.position for commit in doomed), default=-1)
-        stays = known is not None and known in found and known.position > newest_doomed
+        newest_to_delete = max((commit.position for commit in to_delete), default=-1)
+        stays = known is not None and known in found and known.position > newest_to_delete
         if known is not None and stays and self._is_whole(known, verify.glance):
             self._proven = known
             return

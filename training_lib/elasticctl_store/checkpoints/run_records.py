@@ -1,4 +1,4 @@
-"""What a run stores beside its checkpoints and takes along when it moves.
+"""What a run stores in addition to its checkpoints and takes along when it moves.
 
 interruptions.json     how often its work was lost (see `elasticctl_train.interruptions`); only an optimization
 rollbacks/…            see `rollbacks`

@@ -54,7 +54,7 @@ def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
     if marker == "$tensor":
         return on_tensor(*parse_reference(data))
     if len(data) > 1:
-        raise DamagedError(f"not a state tree: an object has other keys beside {marker!r:.40}")
+        raise DamagedError(f"not a state tree: an object has other keys than {marker!r:.40}")
     return _decode_marked(marker, data[marker], on_tensor, depth)
 
 

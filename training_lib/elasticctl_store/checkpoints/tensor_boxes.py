@@ -62,12 +62,12 @@ def are_disjoint(found: Iterable[Box]) -> bool:
     if len(filled) < 2 or not filled[0].shape:
         return len(filled) < 2
     sweep = max(range(len(filled[0].shape)), key=lambda dim: len({box.offset[dim] for box in filled}))
-    beside: list[Box] = []
+    active: list[Box] = []
     for box in sorted(filled, key=lambda box: box.offset[sweep]):
-        beside = [other for other in beside if other.offset[sweep] + other.shape[sweep] > box.offset[sweep]]
-        if any(overlap(box, other) for other in beside):
+        active = [other for other in active if other.offset[sweep] + other.shape[sweep] > box.offset[sweep]]
+        if any(overlap(box, other) for other in active):
             return False
-        beside.append(box)
+        active.append(box)
     return True
 
 

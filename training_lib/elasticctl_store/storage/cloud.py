@@ -68,7 +68,7 @@ class Action:
     permission: str
 
 
-class Outcome(enum.Enum):
+class UploadOutcome(enum.Enum):
     """The result of a create. UNSURE: the key exists, and an earlier try of our own may have created it."""
 
     STORED = enum.auto()
@@ -83,7 +83,7 @@ class Service(Protocol):
     def url(self) -> str:
         """See Storage.url."""
 
-    def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
+    def put(self, key: str, body: Body, *, if_absent: bool) -> UploadOutcome:
         """Write an object; without `if_absent` the result is always STORED."""
 
     def get(self, key: str) -> bytes:
@@ -120,7 +120,7 @@ class CloudStorage:
         self._check(key)
         body = Body.of(parts)
         outcome = self._service.put(key, body, if_absent=if_absent)
-        if outcome is Outcome.STORED or (outcome is Outcome.UNSURE and self._holds(key, body)):
+        if outcome is UploadOutcome.STORED or (outcome is UploadOutcome.UNSURE and self._holds(key, body)):
             return body.crc32()
         raise ExistsError(f"{self.url}: {key} is already there")
 

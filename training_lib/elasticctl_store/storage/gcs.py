@@ -31,20 +31,20 @@ from elasticctl_store.storage.cloud import (
     Action,
     Body,
     CloudStorage,
-    Outcome,
     Service,
+    UploadOutcome,
     doubt_listing,
     doubt_range,
     refuse_too_large,
     total_bytes,
 )
 from elasticctl_store.storage.http import (
-    Caller,
-    Connections,
+    ConnectionPool,
     Doubt,
     HttpRequest,
     HttpResponse,
     Reply,
+    RetryingClient,
     Verdict,
     WireError,
     is_temporary,
@@ -82,15 +82,15 @@ class Gcs:
     ) -> None:
         self._place = place
         patience = waiter.patience
-        connections = Connections(origin, connect_s=patience.connect_s, silence_s=patience.silence_s)
-        self._caller = Caller(connections, Tokens(place, credentials), waiter)
+        connections = ConnectionPool(origin, connect_s=patience.connect_s, silence_s=patience.silence_s)
+        self._caller = RetryingClient(connections, Tokens(place, credentials), waiter)
         self._bucket = quote(place.bucket, safe="")
 
     @property
     def url(self) -> str:
         return self._place.url
 
-    def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
+    def put(self, key: str, body: Body, *, if_absent: bool) -> UploadOutcome:
         name = self._place.prefix + key
         about = {"name": name}
         if google_crc32c.implementation == "c":  # the implementation in Python would take minutes
@@ -104,21 +104,21 @@ class Gcs:
 
         def doubt(answer: HttpResponse) -> str:
             try:
-                told = gcs_responses.stored_crc32c(answer, name)
+                reported = gcs_responses.stored_crc32c(answer, name)
             except StorageError as e:
                 return str(e)
-            return "the stored object does not match what was sent" if sent and told and told != sent else ""
+            return "the stored object does not match what was sent" if sent and reported and reported != sent else ""
 
         action = (gcs_responses.WRITE, key)
         reply = self._call("POST", target, query, action, doubt=doubt, headers=headers, body=whole.views)
         if if_absent and reply.answer.status == 412:
-            return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
+            return UploadOutcome.UNSURE if reply.unsure else UploadOutcome.TAKEN
         self._raise_unless(reply, gcs_responses.WRITE, key, 200)
         try:
             gcs_responses.stored_crc32c(reply.answer, name)
         except StorageError as e:
             raise StorageError(f"cannot write {key} to {self.url}: {e}") from e
-        return Outcome.STORED
+        return UploadOutcome.STORED
 
     def get(self, key: str) -> bytes:
         action = (gcs_responses.READ, key)
@@ -271,12 +271,12 @@ def _is_passing(error: google.auth.exceptions.GoogleAuthError) -> bool:
 
 def _doubt_object(answer: HttpResponse) -> str:
     """Return what is implausible: an object that does not match its checksum, or is empty and has none; else ""."""
-    told = gcs_responses.crc32c(answer)
+    reported = gcs_responses.crc32c(answer)
     if answer.is_too_large:
         return ""
-    if not told:
+    if not reported:
         return "" if answer.body else "the response is empty"
-    return "" if told == _crc32c(Body.of([answer.body])) else "the response does not match its checksum"
+    return "" if reported == _crc32c(Body.of([answer.body])) else "the response does not match its checksum"
 
 
 def _crc32c(body: Body) -> str:

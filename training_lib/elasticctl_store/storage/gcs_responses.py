@@ -12,7 +12,7 @@ from elasticctl_store.storage.cloud import Action
 from elasticctl_store.storage.http import HttpResponse, Verdict, is_temporary
 
 WRITE = Action("write", "to", "storage.objects.create")
-READ = Action("read", "from", "storage.objects.get, and storage.objects.list to tell what is not there")
+READ = Action("read", "from", "storage.objects.get, and storage.objects.list to find out what is not there")
 LIST = Action("list", "in", "storage.objects.list")
 DELETE = Action("delete", "from", "storage.objects.delete")
 

@@ -3,8 +3,8 @@
 It uses `http.client` because that writes a memoryview to the socket, and reads into one, without copying. The clouds'
 own clients, and urllib3's `readinto`, copy, which costs more processor time than everything else.
 
-`Caller` retries requests according to `outages`. A service's `Dialect` interprets its refusals. Whether a request that
-got no response was carried out is unknown: see `Reply.unsure`.
+`RetryingClient` retries requests according to `outages`. A service's `Dialect` interprets its refusals. Whether a
+request that got no response was carried out is unknown: see `Reply.unsure`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WireError(Exception):
         self.sent, self.final = sent, final
 
 
-class Connections:
+class ConnectionPool:
     """Connections to one origin (`https://host:port`), kept open between requests. Thread-safe."""
 
     def __init__(self, origin: str, *, connect_s: float, silence_s: float, ca_file: str | None = None) -> None:
@@ -101,7 +101,7 @@ class Connections:
 
     def exchange(self, request: HttpRequest) -> HttpResponse:
         """Send a request and read the response. Raises WireError if there is none, or only a part of it."""
-        connection = self._take() or self._connect()
+        connection = self._pop_idle() or self._connect()
         try:
             answer, reusable = _exchange(connection, request)
         except (http.client.HTTPException, OSError) as e:
@@ -111,12 +111,12 @@ class Connections:
             connection.close()
             raise
         if reusable:
-            self._keep(connection)
+            self._push_idle(connection)
         else:
             connection.close()
         return answer
 
-    def _take(self) -> http.client.HTTPConnection | None:
+    def _pop_idle(self) -> http.client.HTTPConnection | None:
         """Return an idle connection that the server has not closed, or None."""
         while True:
             with self._lock:
@@ -127,7 +127,7 @@ class Connections:
                 return connection
             connection.close()
 
-    def _keep(self, connection: http.client.HTTPConnection) -> None:
+    def _push_idle(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             if len(self._idle) < _KEPT_CONNECTIONS:
                 self._idle.append((connection, time.monotonic()))
@@ -311,10 +311,10 @@ class Dialect(Protocol):
 Doubt = Callable[[HttpResponse], str]
 
 
-class Caller:
+class RetryingClient:
     """Sends requests in one dialect over the connections to one origin, until the response is final."""
 
-    def __init__(self, connections: Connections, dialect: Dialect, waiter: Waiter) -> None:
+    def __init__(self, connections: ConnectionPool, dialect: Dialect, waiter: Waiter) -> None:
         self._connections, self._dialect, self._waiter = connections, dialect, waiter
 
     def call(

@@ -34,20 +34,20 @@ from elasticctl_store.storage.cloud import (
     Action,
     Body,
     CloudStorage,
-    Outcome,
     Service,
+    UploadOutcome,
     doubt_listing,
     doubt_range,
     refuse_too_large,
     total_bytes,
 )
 from elasticctl_store.storage.http import (
-    Caller,
-    Connections,
+    ConnectionPool,
     Doubt,
     HttpRequest,
     HttpResponse,
     Reply,
+    RetryingClient,
     Verdict,
     WireError,
     is_temporary,
@@ -123,16 +123,16 @@ class S3:
         except (exceptions.BotoCoreError, ValueError) as e:
             raise StorageError(f"{place.url}: the AWS settings cannot be used: {e}") from e
         ca_file = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
-        connections = Connections(
+        connections = ConnectionPool(
             self._signer.origin, connect_s=patience.connect_s, silence_s=patience.silence_s, ca_file=ca_file
         )
-        self._caller = Caller(connections, self._signer, waiter)
+        self._caller = RetryingClient(connections, self._signer, waiter)
 
     @property
     def url(self) -> str:
         return self._place.url
 
-    def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
+    def put(self, key: str, body: Body, *, if_absent: bool) -> UploadOutcome:
         if body.size_bytes > PART_BYTES:
             return self._put_in_parts(key, body, if_absent)
         headers = {"if-none-match": "*"} if if_absent else {}
@@ -179,8 +179,10 @@ class S3:
         reply = self._call("PUT", key, {}, s3_responses.WRITE, headers=headers)
         if reply.answer.status != 200 or s3_responses.code(reply.answer):
             return None  # it may belong to another account; reading and writing may still work
-        told = s3_responses.parse(reply.answer.body).findtext("ChecksumCRC32", "")
-        return "" if "-" in told else base64.b64decode(told).hex()  # with a dash: a checksum of the parts' checksums
+        reported = s3_responses.parse(reply.answer.body).findtext("ChecksumCRC32", "")
+        return (
+            "" if "-" in reported else base64.b64decode(reported).hex()
+        )  # with a dash: a checksum of the parts' checksums
 
     def remove(self, key: str) -> None:
         reply = self._call("DELETE", key, {}, s3_responses.DELETE)
@@ -201,11 +203,11 @@ class S3:
                 return
             query |= {"key-marker": uploads[-1][0], "upload-id-marker": uploads[-1][1]}
 
-    def _put_in_parts(self, key: str, body: Body, if_absent: bool) -> Outcome:
+    def _put_in_parts(self, key: str, body: Body, if_absent: bool) -> UploadOutcome:
         """Upload the parts in parallel; start again if the service no longer knows the upload."""
         unsure = False
         for _ in range(_RESTARTS):
-            upload = self._begin(key)
+            upload = self._start_upload(key)
             try:
                 parts = self._send_parts(key, upload, body)
                 reply = self._complete(key, upload, parts, if_absent)
@@ -216,14 +218,14 @@ class S3:
             except BaseException:
                 self._abort_quietly(key, upload)
                 raise
-            if outcome is not Outcome.STORED:
+            if outcome is not UploadOutcome.STORED:
                 self._abort_quietly(key, upload)
             return outcome
         raise StorageError(
             f"cannot {s3_responses.WRITE.verb} {key} in {self.url}: the service has lost its multipart upload"
         )
 
-    def _begin(self, key: str) -> str:
+    def _start_upload(self, key: str) -> str:
         headers = {"x-amz-checksum-algorithm": "CRC32"} if self._signer.checksums else {}
         doubt = _doubt(s3_responses.upload_id)
         reply = self._call("POST", key, {"uploads": ""}, s3_responses.WRITE, doubt=doubt, headers=headers)
@@ -278,12 +280,12 @@ class S3:
         except StorageError as e:
             log.info("%s", e)
 
-    def _outcome(self, reply: Reply, key: str, if_absent: bool, check: Callable[[HttpResponse], None]) -> Outcome:
+    def _outcome(self, reply: Reply, key: str, if_absent: bool, check: Callable[[HttpResponse], None]) -> UploadOutcome:
         if if_absent and reply.answer.status == 412:
-            return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
+            return UploadOutcome.UNSURE if reply.unsure else UploadOutcome.TAKEN
         self._raise_unless(reply, s3_responses.WRITE, key, 200)
         self._read_reply(reply, key, check)
-        return Outcome.STORED
+        return UploadOutcome.STORED
 
     def _read_reply(self, reply: Reply, key: str, read: Callable[[HttpResponse], T]) -> T:
         """Return what `read` finds in the response to a write; its StorageError gets the key and the URL."""
@@ -421,8 +423,8 @@ def _doubt_write(headers: Mapping[str, str]) -> Doubt:
     def doubt(answer: HttpResponse) -> str:
         if strange := is_strange(answer):
             return strange
-        told = answer.headers.get("x-amz-checksum-crc32", "")
-        return "the stored object does not match what was sent" if sent and told and told != sent else ""
+        reported = answer.headers.get("x-amz-checksum-crc32", "")
+        return "the stored object does not match what was sent" if sent and reported and reported != sent else ""
 
     return doubt
 
@@ -444,12 +446,12 @@ def _doubt(read: Callable[[HttpResponse], object]) -> Doubt:
 
 def _doubt_object(answer: HttpResponse) -> str:
     """Return what is implausible: an object that does not match its checksum, or is empty and has none; else ""."""
-    told = answer.headers.get("x-amz-checksum-crc32", "")
+    reported = answer.headers.get("x-amz-checksum-crc32", "")
     if answer.is_too_large:
         return ""
-    if not told or "-" in told:  # with a dash: a checksum of the parts' checksums
+    if not reported or "-" in reported:  # with a dash: a checksum of the parts' checksums
         return "" if answer.body else "the response is empty"
-    return "" if told == _crc32(Body.of([answer.body])) else "the response does not match its checksum"
+    return "" if reported == _crc32(Body.of([answer.body])) else "the response does not match its checksum"
 
 
 def _crc32(body: Body) -> str:

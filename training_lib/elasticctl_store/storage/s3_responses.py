@@ -14,7 +14,7 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
 WRITE = Action("write", "to", "s3:PutObject")
-READ = Action("read", "from", "s3:GetObject, and s3:ListBucket to tell what is not there")
+READ = Action("read", "from", "s3:GetObject, and s3:ListBucket to find out what is not there")
 LIST = Action("list", "in", "s3:ListBucket")
 DELETE = Action("delete", "from", "s3:DeleteObject")
 ABORT = Action("abort the upload of", "to", "s3:AbortMultipartUpload")
@@ -76,9 +76,9 @@ def parse_listing(body: bytes) -> ElementTree.Element:
 def check_question(listing: ElementTree.Element, query: Mapping[str, str]) -> None:
     """Raise StorageError for a listing that repeats another question than the `query`: it answers that one."""
     for field, name in (("Prefix", "prefix"), ("StartAfter", "start-after")):
-        told = listing.findtext(field)
-        if told and told != query.get(name, ""):
-            raise StorageError(f"its listing is of the {name} {told!r:.100}, not {query.get(name, '')!r:.100}")
+        echoed = listing.findtext(field)
+        if echoed and echoed != query.get(name, ""):
+            raise StorageError(f"its listing is of the {name} {echoed!r:.100}, not {query.get(name, '')!r:.100}")
 
 
 def names(listing: ElementTree.Element) -> list[str]:

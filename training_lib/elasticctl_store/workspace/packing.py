@@ -4,7 +4,7 @@ The digest covers paths, contents, the executable bit and the targets of links, 
 are stored. So the same folder has the same name on every machine, and whoever unpacks it can verify it.
 
 Contents are cut into pieces, compressed, and stored in packs: objects that hold pieces one after the other. The pieces
-of each content are recorded beside the listing (`Places`), so a later workspace can refer to existing packs.
+of each content are recorded next to the listing (`Places`), so a later workspace can refer to existing packs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PackedLink:
     """A symbolic link; `target` is as `readlink` returns it, and does not lead out of the workspace."""
 
     path: str
@@ -61,7 +61,7 @@ class Folder:
     path: str
 
 
-Item = File | Link | Folder
+Item = File | PackedLink | Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class Listing:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def loops(self) -> tuple[Link, ...]:
+    def loops(self) -> tuple[PackedLink, ...]:
         """The links that lead nowhere. Earlier versions have uploaded such ones; they are not unpacked."""
-        links = {item.path: item.target for item in self.items if isinstance(item, Link)}
-        return tuple(Link(path, links[path]) for path in links if lead_of(path, links) is Lead.LOOP)
+        links = {item.path: item.target for item in self.items if isinstance(item, PackedLink)}
+        return tuple(PackedLink(path, links[path]) for path in links if lead_of(path, links) is Lead.LOOP)
 
     @property
     def digest(self) -> str:
@@ -177,7 +177,7 @@ def lead_of(path: str, links: Mapping[str, str]) -> Lead:
 
 def _check(items: Sequence[Item]) -> None:
     """Raise DamagedError unless unpacking these items can touch nothing outside of the folder, and no item twice."""
-    links = {item.path: item.target for item in items if isinstance(item, Link)}
+    links = {item.path: item.target for item in items if isinstance(item, PackedLink)}
     taken: set[str] = set()
     for item in items:
         wrong = unfit(item.path)
@@ -186,7 +186,7 @@ def _check(items: Sequence[Item]) -> None:
         if item.path in taken:
             raise DamagedError(f"a workspace holds {item.path!r:.80} twice")
         taken.add(item.path)
-        if isinstance(item, Link) and (unfit_target(item.target) or lead_of(item.path, links) is Lead.OUT):
+        if isinstance(item, PackedLink) and (unfit_target(item.target) or lead_of(item.path, links) is Lead.OUT):
             raise DamagedError(f"the link {item.path!r:.80} of a workspace leads out of it")
     for item in items:
         parts = item.path.split("/")
@@ -207,7 +207,7 @@ def unfit_target(target: str) -> bool:
 def _to_row(item: Item) -> list[Any]:
     if isinstance(item, File):
         return ["file", item.path, item.size_bytes, item.sha256, item.executable]
-    return ["link", item.path, item.target] if isinstance(item, Link) else ["folder", item.path]
+    return ["link", item.path, item.target] if isinstance(item, PackedLink) else ["folder", item.path]
 
 
 def _of_row(row: Any) -> Item:
@@ -217,7 +217,7 @@ def _of_row(row: Any) -> Item:
                 raise DamagedError(f"the size of {path!r:.80} in a workspace is {size_bytes!r:.20}")
             return File(path, size_bytes, sha256, executable)
         case ["link", str(path), str(target)]:
-            return Link(path, target)
+            return PackedLink(path, target)
         case ["folder", str(path)]:
             return Folder(path)
     raise DamagedError(f"{row!r:.80} is not an item of a workspace")

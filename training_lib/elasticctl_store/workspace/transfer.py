@@ -26,9 +26,9 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.workspace.packing import (
     File,
     Folder,
-    Link,
     Listing,
     Pack,
+    PackedLink,
     Packer,
     PackRange,
     Part,
@@ -212,7 +212,7 @@ def unpack(
     each(lambda file: _verify(folder / file.path, file), kept.listing.files, THREADS)
     loops = {link.path for link in kept.listing.loops}
     for item in kept.listing.items:
-        if isinstance(item, Link) and item.path not in loops:
+        if isinstance(item, PackedLink) and item.path not in loops:
             (folder / item.path).symlink_to(item.target)
     return kept.listing
 

@@ -18,19 +18,18 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from elasticctl_protocol import variables
 from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_train.checkpoint import dtensor
 from elasticctl_train.checkpoint.optimizers import Pairs, counted, names
 from elasticctl_train.checkpoint.parts import MODEL, OWN, Stateful, names_of_parameters
 
 Choice = Literal["strict", "ignore", "model-only"]
-VARIABLE = "ELASTICCTL_RESUME"
-"""The choice, if the script does not make it."""
 
 _EXTRA = "_extra_state"
 """The suffix of keys in a `state_dict` that hold the result of `get_extra_state`, which may be any object."""
 _FIX = "restore the code, or use another storage URL"
-_CHOICES = f'{_FIX}, or set Run(…, resume=…) or ${VARIABLE}: "ignore" loads what fits, "model-only" the weights'
+_CHOICES = f'{_FIX}, or set Run(…, resume=…) or ${variables.RESUME}: "ignore" loads what fits, "model-only" the weights'
 _REFUSALS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
+from elasticctl_protocol import variables
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError, StorageError
 from elasticctl_train.checkpoint import tree
-from elasticctl_train.run_storage import STORAGE_VARIABLE
 
 FIELD = "dcp"
 Path = tuple[str | int, ...]
@@ -46,9 +46,9 @@ def parse_id(checkpoint_id: str | os.PathLike[str] | None, url: str) -> tuple[st
 
 def check_url(url: str) -> str:
     """Return the URL, or else the job's. Raises StorageError if there is neither."""
-    url = url or os.environ.get(STORAGE_VARIABLE, "")
+    url = url or os.environ.get(variables.STORAGE, "")
     if not url:
-        raise StorageError(f"there is no storage URL. FIX: pass one, or a checkpoint_id, or set ${STORAGE_VARIABLE}")
+        raise StorageError(f"there is no storage URL. FIX: pass one, or a checkpoint_id, or set ${variables.STORAGE}")
     return url
 
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from torch._C._distributed_c10d import HashStore
 
+from elasticctl_protocol import variables
 from elasticctl_store.errors import StateError
 from elasticctl_train import dist
 from elasticctl_train.inplace import handover
@@ -25,8 +26,6 @@ from elasticctl_train.inplace.launcher_link import LauncherLink
 
 log = logging.getLogger("elasticctl_train")
 
-PLACE_VARIABLE = "ELASTICCTL_PLACE"
-"""Set in a process that was started before it has a place in a group."""
 _LONG_S = 3600.0
 _CHECK_S = 0.75
 """How often NCCL's state is checked: rarely enough that the rank does not seem to move."""
@@ -86,7 +85,7 @@ class ElasticGroup:
         the launcher hangs up, and RuntimeError for errors of this process itself (`is_own`).
         """
         self._link.attach()
-        if os.environ.pop(PLACE_VARIABLE, ""):
+        if os.environ.pop(variables.PLACE, ""):
             os.environ.update(self._link.wait_for_place())
         return self._join(standing, state)
 

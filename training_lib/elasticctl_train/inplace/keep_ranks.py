@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from elasticctl_protocol import variables
 from elasticctl_train import dist
 from elasticctl_train.checkpoint import dtensor, parts
 from elasticctl_train.checkpoint.parts import Stateful
@@ -93,7 +94,7 @@ class KeepRanks:
         self._state_counts = True
         if self.world.device.type == "cpu":  # a GPU does not show whether a collective has a result
             ScriptCollectives(self.group, self._is_in_step, lambda: self._gate.is_made).install()
-        self._examples = ExampleInputs(os.environ.pop(warmup.VARIABLE, ""))
+        self._examples = ExampleInputs(os.environ.pop(variables.EXAMPLE_INPUTS, ""))
 
     @classmethod
     def open(

@@ -1,8 +1,6 @@
 """A rank's connection to its launcher, by which it learns that its group has ended, and its place in the next one.
 
-The messages are lines of JSON on a Unix socket. The rank sends `attach` once, `lost` when it can no longer reach its
-peers, `regroup` when the ranks have to meet in a new group, and `decline` when it cannot continue in this process. The
-launcher sends `over` when a generation has ended, and `place` with the environment for the next one.
+`elasticctl_protocol.local` describes the messages.
 """
 
 from __future__ import annotations
@@ -13,17 +11,18 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any
 
-LINK_VARIABLE = "ELASTICCTL_LINK"
-GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
+from elasticctl_protocol import variables
+from elasticctl_protocol.local import LauncherMessage, RankMessage, to_line
+from elasticctl_protocol.requests import WIRE
+
 _TAKEN = ""
 """The variable's value once the connection is in use."""
 
 
 def is_taken(environ: Mapping[str, str] = os.environ) -> bool:
     """True if another run in this process has already used the connection to the launcher."""
-    return environ.get(LINK_VARIABLE) == _TAKEN
+    return environ.get(variables.LINK_SOCKET) == _TAKEN
 
 
 class LauncherLink:
@@ -32,12 +31,12 @@ class LauncherLink:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.connect(environ[LINK_VARIABLE])
+            self._socket.connect(environ[variables.LINK_SOCKET])
         except OSError:
             self._socket.close()
             raise
         self._local_rank = int(environ.get("LOCAL_RANK", "0"))
-        self.generation = int(environ[GENERATION_VARIABLE])
+        self.generation = int(environ[variables.GENERATION])
         self._changed = threading.Condition()
         self._over = -1
         self._place: dict[str, str] | None = None
@@ -50,14 +49,14 @@ class LauncherLink:
         Only the first run in a process gets one, because a newcomer would start with the first run while the others are
         in a later one.
         """
-        if environ.get(LINK_VARIABLE, _TAKEN) == _TAKEN or not environ.get(GENERATION_VARIABLE, "").isdigit():
+        if environ.get(variables.LINK_SOCKET, _TAKEN) == _TAKEN or not environ.get(variables.GENERATION, "").isdigit():
             return None
         try:
             return cls(environ)
         except OSError:
             return None
         finally:
-            environ[LINK_VARIABLE] = _TAKEN
+            environ[variables.LINK_SOCKET] = _TAKEN
 
     def listen(self, on_over: Callable[[], None] = lambda: None) -> None:
         """Hear the launcher from now on; `on_over()` is called from a thread when this rank's generation has ended."""
@@ -70,22 +69,22 @@ class LauncherLink:
 
     def attach(self) -> None:
         """Tell the launcher that this process can be kept when its generation ends."""
-        self._send(attach=self._local_rank, generation=self.generation)
+        self._send(RankMessage(attach=self._local_rank, generation=self.generation))
 
     def report_lost(self, generation: int, why: str) -> None:
         """Report that this rank has lost its peers in that generation, unless the generation is over."""
         if self._over < generation:
-            self._send(lost=generation, why=why)
+            self._send(RankMessage(lost=generation, why=why))
 
     def regroup(self, why: str) -> None:
         """Ask for the end of this rank's generation, so that its ranks meet in the next one."""
-        self._send(regroup=self.generation, why=why)
+        self._send(RankMessage(regroup=self.generation, why=why))
 
     def decline(self, why: str) -> None:
         """Report that this process cannot continue: the launcher has to replace it, in the next group too."""
         with self._changed:
-            newest = (self._place or {}).get(GENERATION_VARIABLE, self.generation)
-        self._send(decline=int(newest), why=why)
+            newest = (self._place or {}).get(variables.GENERATION, self.generation)
+        self._send(RankMessage(decline=int(newest), why=why))
 
     def wait_for_place(self) -> dict[str, str]:
         """Wait without a limit for a place in a later generation; enter that generation and return its environment.
@@ -98,7 +97,7 @@ class LauncherLink:
             place, self._place = self._place, None
             if place is None:
                 raise ConnectionError("the launcher has closed the connection")
-            self.generation = int(place[GENERATION_VARIABLE])
+            self.generation = int(place[variables.GENERATION])
             return place
 
     def close(self) -> None:
@@ -109,24 +108,24 @@ class LauncherLink:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _send(self, **message: Any) -> None:
+    def _send(self, message: RankMessage) -> None:
         with suppress(OSError):
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(to_line(message))
 
     def _listen(self, on_over: Callable[[], None]) -> None:
         with suppress(OSError, ValueError), self._socket.makefile("r") as lines:
             for line in lines:
-                self._handle(json.loads(line), on_over)
+                self._handle(WIRE.decode(LauncherMessage, json.loads(line)), on_over)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _handle(self, message: Mapping[str, Any], on_over: Callable[[], None]) -> None:
-        if "over" in message:
-            self._over = max(self._over, int(message["over"]))
+    def _handle(self, message: LauncherMessage, on_over: Callable[[], None]) -> None:
+        if message.over is not None:
+            self._over = max(self._over, message.over)
             if self.is_over:
                 on_over()
-        elif "place" in message:
+        elif message.place is not None:
             with self._changed:
-                self._place = message["place"]
+                self._place = dict(message.place)
                 self._changed.notify_all()

@@ -22,8 +22,6 @@ from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel, PeerWatch
 
 log = logging.getLogger("elasticctl_train")
 
-VARIABLE = "ELASTICCTL_EXAMPLE_INPUTS"
-"""What the ranks that train have reported, in the environment of a newcomer."""
 _KINDS = 4
 """How many different calls to remember, the newest ones. After two sizes, torch compiles for any."""
 _MAX_CHARACTERS = 8000

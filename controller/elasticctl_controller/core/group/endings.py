@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import (
     CULPRIT_S,
@@ -23,6 +22,7 @@ from elasticctl_controller.core.group.group_record import GroupRecord
 from elasticctl_controller.core.group.group_states import BreakingGroup, GroupEvent
 from elasticctl_controller.core.group.signs_of_life import ADOPT_S
 from elasticctl_controller.core.interruption_notices import Replacements, lead_s, who_leaves
+from elasticctl_protocol.reports import RankPlace
 
 STILL_S, STILL_FACTOR = 2.0, 2.0
 """A group stands still if it has made no step for this long, and for this many times the longest time between two

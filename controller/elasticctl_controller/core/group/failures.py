@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elasticctl.api.observed.ranks import RankPlace, describe_hang
+from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.spec import ElasticJob, RestartPolicy
 from elasticctl.api.status import RankFailure
 from elasticctl.api.text import join_some
-from elasticctl_controller.core.causes import APPLICATION
 from elasticctl_controller.core.group.signs_of_life import ADOPT_S
+from elasticctl_protocol.failures import FailureVerdict
+from elasticctl_protocol.reports import RankPlace
 
 PERMANENT_EXIT_CODES = range(1, 128)
 """restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried."""
@@ -123,7 +124,7 @@ def with_evidence(end: RanksEnd, finished: Mapping[str, bool], elsewhere: Mappin
             f"the ranks of {names} got SIGTERM, not from their launcher, and ended with exit code 0: {failure.error}"
         )
         failure = RankFailure(worker=terminated[0], signal="SIGTERM", generation=failure.generation, at=failure.at)
-    return replace(end, failure=replace(failure, verdict=APPLICATION, error=error))
+    return replace(end, failure=replace(failure, verdict=FailureVerdict.APPLICATION, error=error))
 
 
 @dataclass(slots=True)

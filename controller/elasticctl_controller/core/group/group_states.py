@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from elasticctl_protocol.requests import Member
+
 
 class GroupState(Enum):
     """Where the group of a job stands."""
@@ -69,17 +71,6 @@ _TRANSITIONS: Mapping[GroupEvent, Mapping[GroupState, GroupState]] = {
     GroupEvent.FAILURE_JUDGED: {_BREAKING: _FORMING},
     GroupEvent.QUORUM_REACHED: dict.fromkeys((_STARTING, _RESTORED, _FORMING), _TRAINING),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An agent as it introduced itself: the address of its store, and how many ranks (`slots`) it runs."""
-
-    uid: str
-    name: str
-    host: str
-    port: int
-    slots: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from elasticctl.api.text import join_some
-from elasticctl_controller.core.group.group_states import Member
+from elasticctl_protocol.requests import Member
 
 
 @dataclass(slots=True)

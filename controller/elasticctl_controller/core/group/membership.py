@@ -25,15 +25,15 @@ from elasticctl_controller.core.group.endings import judge_failure, leaving_lead
 from elasticctl_controller.core.group.failures import Judgement, RanksEnd
 from elasticctl_controller.core.group.generations import settle_generation
 from elasticctl_controller.core.group.group_record import GroupRecord
-from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, Member, transition
+from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, transition
 from elasticctl_controller.core.interruption_notices import LeaveNotice
+from elasticctl_protocol.requests import Doing, GroupVerdict, Member
 
-EXPORTING, FINISHING = "exporting", "finishing"
-"""What a launcher reports while ranks still run after the last step, and once they have exited with 0."""
 MAX_RECALLED = 20
 """How many generations workers may report failures of after the fact: a service that cannot store anything lets no more
 than this begin."""
-_BEFORE_THE_LAST_STEP = ("preparing", "waiting", "starting", "running", "draining")
+_BEFORE_THE_LAST_STEP = (Doing.PREPARING, Doing.WAITING, Doing.STARTING, Doing.RUNNING, Doing.DRAINING)
+_AFTER_THE_LAST_STEP = (Doing.EXPORTING, Doing.FINISHING)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Group(GroupRecord):
             return False
         is_new = self.signs.add_sign(uid, now, doing, for_s)
         doing = self.signs.newest[uid].doing
-        if doing in (EXPORTING, FINISHING):
+        if doing in _AFTER_THE_LAST_STEP:
             self.members.mark_trained(uid, is_done=True)
         elif doing in _BEFORE_THE_LAST_STEP:
             self.members.mark_trained(uid, is_done=False)
@@ -282,11 +282,11 @@ class Group(GroupRecord):
         if self.adopts(generation):
             self.restored_service.suspect_end_of(generation)
 
-    def verdict(self, uid: str, generation: int) -> str:
-        """What an agent whose ranks failed should do: "exit" or "rejoin"; "" while that is undecided."""
+    def verdict(self, uid: str, generation: int) -> GroupVerdict:
+        """What an agent whose ranks failed should do."""
         if self.state is GroupState.BREAKING and generation == self.generation:
-            return ""
-        return "exit" if self.failures.exits(uid, generation) else "rejoin"
+            return GroupVerdict.PENDING
+        return GroupVerdict.EXIT if self.failures.exits(uid, generation) else GroupVerdict.REJOIN
 
     def is_excused(self, uid: str, generation: int) -> bool:
         """Was another member lost, or found to be to blame, when the newest generation, `generation`, broke?"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.usage import JobUsage, WorkerUsage
+from elasticctl_protocol.reports import RankPlace
 
 SHOW_EVERY_S = 9.0
 """How often a job's status is updated with what workers use of their machines. Launchers measure every 10 s, so with

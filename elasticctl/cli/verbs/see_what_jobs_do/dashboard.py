@@ -19,6 +19,7 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.place import Where, locate
 from elasticctl.terminal import say
+from elasticctl_protocol import variables
 
 MAX_PORT = 65_535
 NO_STORAGES = "the dashboard in the cluster has no credentials for jobs' storages, and uses nobody else's"
@@ -116,7 +117,6 @@ def _serve_team(team: TeamOptions, port: int) -> None:
     """Serve the shared dashboard until SIGTERM."""
     import asyncio
 
-    from elasticctl.cluster.job_storages import CLOSED
     from elasticctl.cluster.kube.user import log_in
     from elasticctl.dashboard.in_cluster import AccessRules, ClusterDashboard
     from elasticctl.dashboard.server import serve
@@ -124,7 +124,7 @@ def _serve_team(team: TeamOptions, port: int) -> None:
 
     if not in_pod():
         raise UsageError("--in-cluster is for a pod. FIX: elasticctl install --dashboard IMAGE starts one")
-    os.environ[CLOSED] = NO_STORAGES
+    os.environ[variables.CLOSED_STORAGES] = NO_STORAGES
     rules = AccessRules(allow_changes=team.allow_changes, behind_proxy=team.behind_proxy)
     page = ClusterDashboard(log_in, rules)
 

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.group.failures import CULPRIT_S, VICTIMS_S, GroupRules, RanksEnd
 from elasticctl_controller.core.group.generations import FIRST_SETTLE_S
@@ -24,6 +23,7 @@ from elasticctl_controller.core.group.group_states import (
 from elasticctl_controller.core.group.membership import MAX_RECALLED, Group
 from elasticctl_controller.core.group.newcomers import NEWCOMER_SETTLE_S
 from elasticctl_controller.core.group.signs_of_life import ADOPT_S, SILENT_S
+from elasticctl_protocol.reports import RankPlace
 from tests.support.controller.groups import alive, fail, formed, join_all, member
 
 
@@ -366,7 +366,7 @@ def test_the_first_error_of_ones_own_is_to_blame_whoever_tells_of_it_first() -> 
     fail(group, 0, 1.2, of_peers=True)
     fail(group, 2, 1.1, error="ValueError: also")
     assert group.state is GroupState.BREAKING
-    assert group.verdict("u0", 1) == "", "not decided: the third has not ended"
+    assert group.verdict("u0", 1) == "pending", "not decided: the third has not ended"
     end = RanksEnd("u1", "job-worker-1", 1.0, RankFailure("application", error="ValueError: first"))
     group.fail(end, 1, 1.3)
     assert (group.state, group.reason) == (GroupState.FORMING, "job-worker-1 failed")
@@ -548,8 +548,8 @@ def test_ranks_that_end_with_0_while_others_train_are_named_by_the_failure_of_th
 
 def test_a_hang_is_told_with_where_the_ranks_of_other_workers_wait() -> None:
     group = formed(0, 1, 2)
-    group.reports.places = {rank: RankPlace("all_reduce no. 6", waits=True) for rank in (0, 2)}
-    group.reports.places[1] = RankPlace("load (data.py:40)")
+    group.reports.places = {rank: RankPlace(rank, "all_reduce no. 6", waits=True) for rank in (0, 2)}
+    group.reports.places[1] = RankPlace(1, "load (data.py:40)")
     fail(group, 1, 9.0, error="the group hangs: rank 1 has been in load (data.py:40) for 5m00s")
     group.act_if_due(11.0)
     assert group.failures.error_of("u1", 1) == (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.api.observed.ranks import RankPlace
 from elasticctl.api.status import ProgressStatus
 from elasticctl_controller.core.group.endings import STILL_S
 from elasticctl_controller.core.group.group_states import GroupState
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.signs_of_life import ADOPT_S, HUNG_UP_S, SILENT_S, UNREACHABLE_S
+from elasticctl_protocol.reports import RankPlace
 from tests.support.controller.groups import fail, formed, join_all, member
 
 
@@ -94,7 +94,7 @@ def test_a_first_step_may_take_as_long_as_it_likes_unless_its_ranks_are_seen_not
     group.lose_contact("u1", 1.0)
     assert group.act_if_due(2000.0) is None
     assert group.state is GroupState.TRAINING
-    group.reports.places[0] = RankPlace("all_reduce", waits=True)
+    group.reports.places[0] = RankPlace(0, "all_reduce", waits=True)
     group.act_if_due(2001.0)
     assert group.state is GroupState.FORMING
 
@@ -184,7 +184,7 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
     for index in (0, 2):
         group.note_sign(f"u{index}", 15.0)
     assert group.act_if_due(15.0) is None
-    group.reports.places = {0: RankPlace("all_reduce", waits=True)}
+    group.reports.places = {0: RankPlace(0, "all_reduce", waits=True)}
     assert group.act_if_due(15.0) == pytest.approx(10.0 + ADOPT_S - 15.0)
     for index in (0, 2):
         group.note_sign(f"u{index}", 54.0)
@@ -195,6 +195,6 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
 
 def test_if_nobody_is_heard_it_is_the_service_that_is_cut_off() -> None:
     group = training(0, 1)
-    group.reports.places = {0: RankPlace("all_reduce", waits=True)}
+    group.reports.places = {0: RankPlace(0, "all_reduce", waits=True)}
     assert group.act_if_due(100.0) is None
     assert group.state is GroupState.TRAINING

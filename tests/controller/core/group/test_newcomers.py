@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl_controller.core.group.failures import GroupRules
-from elasticctl_controller.core.group.group_states import Member
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.newcomers import (
     UNMEASURED_COST_S,
@@ -25,6 +24,7 @@ from elasticctl_controller.core.group.newcomers import (
     speedup,
 )
 from elasticctl_controller.core.history import WARMUP_S
+from elasticctl_protocol.requests import Member
 
 NOW = 1_000.0
 

@@ -6,14 +6,15 @@ import json
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.status import JobStatus
-from elasticctl.api.usage import MOST_WORKERS, GpuUsage, JobUsage, StepTimes, WorkerUsage
+from elasticctl.api.usage import MOST_WORKERS, JobUsage, WorkerUsage
 from elasticctl_controller.core.group.reports import SHOW_EVERY_S, UsageReports
+from elasticctl_protocol.reports import GpuUsage, StepShares
 
 
 def of_worker(index: int, percent: float) -> WorkerUsage:
     gpus, times = (
         GpuUsage((99.0,) * 7 + (percent,), *((1e9,) * 8 for _ in range(5))),
-        StepTimes(0.1234, 0.7, 0.15, 0.02),
+        StepShares(0.1234, 0.7, 0.15, 0.02),
     )
     return WorkerUsage(f"big-worker-{index}", Timestamp(1.7e9), 30.5, 96.0, 10**11, 10**12, 1e9, 1e9, gpus, "", times)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from elasticctl_protocol import variables
 from elasticctl_store.checkpoints import bitmaps, entries, verify
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
@@ -20,7 +21,6 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from elasticctl_train.checkpoint.incremental import rows, tables
-from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.dcp import ElasticReader
 from tests.support.train import changing_rows, programs, ranks, sharded
 from tests.support.train.changing_rows import RowsWorld
@@ -299,7 +299,7 @@ def test_rows_are_patched_where_reads_begin_and_end(tmp_path: Path, monkeypatch:
 def test_patched_tables_are_restored_from_memory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = tmp_path / "tier"
     tier.mkdir(mode=0o700)
-    monkeypatch.setenv(local_tier.VARIABLE, str(tier))
+    monkeypatch.setenv(variables.LOCAL_TIER, str(tier))
     run_of(LocalStorage(tmp_path / "state"), 6)
 
     class Refusing(LocalStorage):

@@ -22,22 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elasticctl_protocol import variables
+from elasticctl_protocol.local import COPIES_FOLDER, CopyAnswer, CopyRequest, to_line
+from elasticctl_protocol.requests import WIRE
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import is_sealed, load_document
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.memory.copying import LateCopy
-from elasticctl_train.checkpoint.memory.local_tier import VARIABLE as TIER_VARIABLE
 from elasticctl_train.checkpoint.memory.local_tier import LocalObject
 from elasticctl_train.checkpoint.rank_shares import Share
 from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")
 
-VARIABLE = "ELASTICCTL_COPIES"
-"""The launcher's socket."""
-FOLDER = "copies"
 SHARE_OF_TIME = 0.005
 """The maximum fraction of time for which training is stopped for copies."""
 BESIDE_SHARE = 0.05
@@ -77,10 +76,10 @@ class Copies:
     @classmethod
     def open(cls, url: str, environ: Mapping[str, str] = os.environ) -> Copies | None:
         """Return the copies for a storage URL; None if no launcher takes any."""
-        base, path = environ.get(TIER_VARIABLE), environ.get(VARIABLE)
+        base, path = environ.get(variables.LOCAL_TIER), environ.get(variables.COPIES_SOCKET)
         if not (base and path):
             return None
-        folder = Path(base, FOLDER) / hashlib.sha256(url.encode()).hexdigest()[:16]
+        folder = Path(base, COPIES_FOLDER) / hashlib.sha256(url.encode()).hexdigest()[:16]
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(folder, path)
@@ -96,9 +95,9 @@ class Copies:
         """Return whether the launcher has sent the last copy."""
         if self._sending_since is None:
             return True
-        answer = self._ask({"state": True})
-        self.lack = self._refused or (str(answer.get("lack") or "") if answer else _NO_ANSWER)
-        if answer.get("sending"):
+        answer = self._ask(CopyRequest(state=True))
+        self.lack = self._refused or (_NO_ANSWER if answer is None else answer.lack or "")
+        if answer is not None and answer.sending:
             return False
         self._write_s = max(0.0, time.monotonic() - self._sending_since - self._waited_s)
         self._sending_since = None
@@ -124,22 +123,19 @@ class Copies:
     def keep_share(self, share: Share, folder: str, world: World) -> None:
         """Write the share, in the background thread, and have it sent. Errors are recorded in `failed`."""
         try:
-            refused = self._ask({"room": 2 * share.plan.size_bytes}).get("refused")
-            if refused:
-                raise OSError(refused)
+            answer = self._ask(CopyRequest(room=2 * share.plan.size_bytes))
+            if answer is not None and answer.refused:
+                raise OSError(answer.refused)
             key = entries.share_key(folder, world.rank, world.size)
             (file,) = share.write(self.storage, key)
             self._waited_s = sum(copy.waited_s for copy in share.copied if isinstance(copy, LateCopy))
             document = self.storage.get(key)
-            answer = self._ask(
-                {
-                    "copied": [
-                        [self._name(file.key), file.size_bytes, int(file.checksum.removeprefix("crc32:"), 16)],
-                        [self._name(key), len(document), int(entries.checksum([document]).removeprefix("crc32:"), 16)],
-                    ]
-                }
+            files = (
+                (self._name(file.key), file.size_bytes, int(file.checksum.removeprefix("crc32:"), 16)),
+                (self._name(key), len(document), int(entries.checksum([document]).removeprefix("crc32:"), 16)),
             )
-            self._refused = str(answer.get("refused") or "") if answer else _NO_ANSWER
+            answer = self._ask(CopyRequest(copied=files))
+            self._refused = _NO_ANSWER if answer is None else answer.refused or ""
         except Exception as e:  # noqa: BLE001 - the edge of a thread: training continues without copies
             self.fail(str(e))
 
@@ -161,16 +157,15 @@ class Copies:
     def _name(self, key: str) -> str:
         return f"{self._folder.name}/{key}"
 
-    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the launcher's answer; empty if there is none."""
+    def _ask(self, request: CopyRequest) -> CopyAnswer | None:
+        """Return the launcher's answer; None if there is none."""
         with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as line:
             line.settimeout(TIMEOUT_S)
             line.connect(self._path)
-            line.sendall(json.dumps(message).encode() + b"\n")
+            line.sendall(to_line(request))
             with line.makefile() as answers:
-                answer = json.loads(answers.readline())
-                return answer if isinstance(answer, dict) else {}
-        return {}
+                return WIRE.decode(CopyAnswer, json.loads(answers.readline()))
+        return None
 
     # Finding them
 

@@ -29,6 +29,7 @@ from typing import BinaryIO
 
 import torch
 
+from elasticctl_protocol import variables
 from elasticctl_store.checkpoints.entries import ObjectRef, folder_of
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -107,7 +108,6 @@ def map_address(spot: FileAddress) -> torch.Tensor | None:
 
 log = logging.getLogger("elasticctl_train")
 
-VARIABLE = "ELASTICCTL_LOCAL_TIER"
 MARGIN_BYTES = 64 << 20
 """How much of the shared memory is left to others, such as NCCL and DataLoader workers."""
 
@@ -121,18 +121,18 @@ class Tier:
     @classmethod
     def open(cls, url: str, rank: int, generation: int, environ: Mapping[str, str] = os.environ) -> Tier | None:
         """Return the tier of this node; None if there is none, or if other users could write to it."""
-        base = environ.get(VARIABLE)
+        base = environ.get(variables.LOCAL_TIER)
         if not base:
             return None
         try:
             found = os.stat(base)
             if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                log.warning("$%s=%s is not private to this user (mode 0700): not used", VARIABLE, base)
+                log.warning("$%s=%s is not private to this user (mode 0700): not used", variables.LOCAL_TIER, base)
                 return None
             folder = Path(base, hashlib.sha256(url.encode()).hexdigest()[:16])
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
-            log.warning("$%s=%s cannot be used: %s", VARIABLE, base, e.strerror)
+            log.warning("$%s=%s cannot be used: %s", variables.LOCAL_TIER, base, e.strerror)
             return None
         return cls(folder, rank, generation)
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from elasticctl_controller.rendezvous import admission, listener, request_bodies
+from elasticctl_controller.rendezvous import admission, listener, requests
 from tests.support import hostile_pods
 from tests.support.launcher_lab import TOKEN, Lab
 from tests.support.waiting import wait_until
@@ -24,14 +24,14 @@ JOIN = "/v1/jobs/default/job/join"
 def port(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> int:
     """The port of a service that knows one job, and is patient."""
     monkeypatch.setattr(listener, "HEAD_S", 600.0)
-    monkeypatch.setattr(request_bodies, "BODY_S", 600.0)
+    monkeypatch.setattr(requests, "BODY_S", 600.0)
     lab.add("a-0", "a-1")
     return int(lab.site.address.partition(":")[2])
 
 
 def lose_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_S", QUICK_S)
-    monkeypatch.setattr(request_bodies, "BODY_S", QUICK_S)
+    monkeypatch.setattr(requests, "BODY_S", QUICK_S)
 
 
 def connect(port: int) -> socket.socket:
@@ -100,7 +100,7 @@ def works(port: int) -> bool:
         (b"POST / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000, 0),
     ],
 )
-def test_a_stranger_is_answered_from_the_head_alone(port: int, sent: bytes, status: int) -> None:
+def test_an_unknown_client_is_answered_from_the_head_alone(port: int, sent: bytes, status: int) -> None:
     with connect(port) as connected:
         try:
             connected.sendall(sent)
@@ -178,8 +178,8 @@ def test_a_job_has_a_share_of_the_connections(port: int, monkeypatch: pytest.Mon
             connected.close()
 
 
-def test_strangers_of_one_address_are_capped(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "STRANGERS_PER_ADDRESS", 3)
+def test_unknown_clients_of_one_address_are_capped(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "UNKNOWN_PER_ADDRESS", 3)
     silent = [connect(port) for _ in range(3)]
     try:
         assert refused(port)
@@ -231,7 +231,7 @@ def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.Monk
         served, listening = listener.Listener(pages=pages), socket.create_server(("127.0.0.1", 0))
         await served.open(listening)
         port = listening.getsockname()[1]
-        monkeypatch.setattr(admission, "STRANGERS_PER_ADDRESS", 20)
+        monkeypatch.setattr(admission, "UNKNOWN_PER_ADDRESS", 20)
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         assert await ask(port, "/metrics?x=1", "127.0.0.2") == (
             b"200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nread 1"

@@ -20,7 +20,8 @@ from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.reports import ScriptReports
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.core.observation import GroupView
-from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
+from elasticctl_controller.rendezvous.reports import note_report
+from elasticctl_controller.rendezvous.requests import MAX_STEP
 from tests.support.anything import HUGE, JSON
 
 NOW = 1_700_000_000.0

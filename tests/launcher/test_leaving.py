@@ -9,9 +9,9 @@ import pytest
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import RankFailure
 from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
-from elasticctl_launcher.service.agent_requests import Inquiries
+from elasticctl_launcher.leaving import Termination
 from elasticctl_launcher.service.client import ServiceAway
-from elasticctl_launcher.service.termination import Termination
+from elasticctl_launcher.service.questions import Inquiries
 from elasticctl_launcher.spot_notice import SpotNotice
 from tests.support.launcher_lab import JOB_UID, KEY, Lab
 from tests.support.metadata_server import ACTION_PATH, fake_metadata
@@ -76,7 +76,7 @@ def a_departure(answer: object) -> tuple[Termination, ScriptedRendezvous]:
 @pytest.mark.parametrize("answer", [{}, ServiceAway("gone"), {"stay_s": 0.0, "left_s": 20.0}])
 def test_without_leave_to_stay_it_goes_at_once(answer: object) -> None:
     departure, service = a_departure(answer)
-    departure.note_signal()
+    departure.record_signal()
     assert not departure.ask_to_stay()
     assert service.bodies("notice") == [{"uid": "u", "reason": "SIGTERM", "stays": True}]
 
@@ -85,10 +85,10 @@ def test_the_clouds_word_and_the_clusters_are_told_apart() -> None:
     departure, service = a_departure({"stay_s": None, "left_s": None})
     assert (departure.why, departure.left_s()) == ("", None)
     departure.expect(SpotNotice("rebalance"))
-    departure.note_signal()
+    departure.record_signal()
     assert departure.ask_to_stay()
     assert (departure.why, departure.left_s(), departure.stay_s()) == ("rebalance", None, None)
-    departure.note_signal()  # the pod is deleted, too
+    departure.record_signal()  # the pod is deleted, too
     departure.ask_to_stay()
     left_s = departure.left_s()
     assert left_s is not None
