@@ -40,7 +40,7 @@ OTHERS: Mapping[str, str] = {
     "torch and other libraries": """dcp async_take Accelerator Engine add_param_group all_to_all get_extra_state no_sync
         on_save_checkpoint load_from_checkpoint parallelize_module purge_step pytorch_lightning reduce_scatter
         register_post_accumulate_grad_hook test_file_system_checkpoint_cpu.py update_parameters TORCH_FR_BUFFER_SIZE""",
-    "Kubernetes and what runs on it": """ErrImagePull ImagePullBackOff hostNetwork disablePodIMDS
+    "Kubernetes and what runs on it": """ErrImagePull GenericWorkload ImagePullBackOff hostNetwork disablePodIMDS
         integrations.externalFrameworks manageJobsWithoutQueueName --cascade --force-conflicts --server-side
         --taint-node""",
     "other programs": """--client-secret-file --cookie-secret --host-discovery-script --no-deps --oidc-issuer-url

@@ -2,7 +2,7 @@
 
 This is dynamic programming, backwards from the deadline. The availability of spot machines is a Markov chain with the
 states (available or not, for how long), see `Market`. Each size is tried in each state, with spot machines first and
-the others on demand. Work that is not done in time falls to the largest size on demand (`on_demand_fallback`).
+the others on demand. Work that is not done in time falls to the largest size on demand (`deadline_fallback`).
 Changes cost time: each span of spot begins with a start and ends with repeated work.
 
 A table has rows for times left, dense near the deadline. A row has values for shares, dense near 0 and 1, of the work

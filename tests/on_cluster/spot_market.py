@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
-from elasticctl.planning.availability import Seen
+from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import Costs, Speeds
 from elasticctl.simulation.replay import Outcome, Plan, Replay
@@ -61,7 +61,7 @@ class Tape:
 
     def seen(self, pool: str, at: float) -> Manifest:
         """Return the `status.plan.pools` of a job that has watched up to the start."""
-        seen, gap_h = Seen(self.trace.there[0] > 0), self.trace.gap_s / 3600
+        seen, gap_h = AvailabilityRecord(self.trace.there[0] > 0), self.trace.gap_s / 3600
         for count in self.trace.there[1 : self.first]:
             seen = seen.after(gap_h, count > 0)
         rows = {"awayHours": seen.hours[0], "upHours": seen.hours[1], "awayEnds": seen.ends[0], "upEnds": seen.ends[1]}

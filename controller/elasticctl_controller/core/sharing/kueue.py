@@ -201,7 +201,7 @@ def build_update(workload: Manifest) -> Manifest:
 
 
 def digests(job: ElasticJob) -> str:
-    """`POD.ALL`: digests that show whether a Workload still requests what the job wants."""
+    """Two digests, of the pods and of everything, that show whether a Workload still requests what the job wants."""
     priority = priority_class(job)
     everything = [job.queue, _pod_set(job), [priority.name, priority.of_pods] if priority is not None else None]
     return f"{digest(_template(job))}.{digest(everything)}"
