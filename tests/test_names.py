@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.api.codec import camel
+from elasticctl_protocol.codec import camel
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(ROOT.glob("docs/*.md"))]

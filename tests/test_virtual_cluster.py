@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, Cause
-from elasticctl_train.inplace.handover import Agreement, Standing
+from elasticctl_train.inplace.newest_state import Agreement, Standing
 from tests.support.virtual.launcher import Timing
 from tests.support.virtual.script import Bug, Fault, Script
 from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell

@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 from elasticctl_train import Run, SavePolicy
 
 GLOBAL_BATCH = 12
-EXPONENT = 0.92
 
 
 def main() -> None:
@@ -21,6 +20,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--most", type=int, required=True, help="the largest group")
     parser.add_argument("--step-s", type=float, required=True, help="how long a step of it takes")
+    parser.add_argument("--exponent", type=float, required=True, help="of the speed, in the number of workers")
     args = parser.parse_args()
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(args.steps * GLOBAL_BATCH, 8), torch.randint(0, 2, (args.steps * GLOBAL_BATCH,)))
@@ -35,7 +35,7 @@ def main() -> None:
                 run.scale_loss(loss).backward()
                 optimizer.step()
                 workers = run.world_size
-                step_s = args.step_s * (args.most / workers) ** EXPONENT
+                step_s = args.step_s * (args.most / workers) ** args.exponent
                 time.sleep(max(0.0, begun + step_s - time.monotonic()))
                 begun = time.monotonic()
                 run.step(loss=loss)

@@ -20,7 +20,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.deadline_policy import decide
 from elasticctl.planning.situation import Costs, Speeds
-from elasticctl.simulation.replay import Outcome, Plan, Replay
+from elasticctl.simulation.replay import Replay, ReplayedJob, ReplayResult
 from elasticctl.simulation.traces import Recording, Trace
 from tests.on_cluster.waiting import wait_until
 
@@ -54,7 +54,7 @@ class Tape:
         tick = self.first + int(after_s / self.trace.gap_s)
         return self.trace.there[min(tick, len(self.trace.there) - 1)]
 
-    def forecast(self, plan: Plan) -> Outcome:
+    def forecast(self, plan: ReplayedJob) -> ReplayResult:
         """Simulate one run of the policy; dollars and hours are the trace's."""
         recording = Recording.of((self.trace,), max(self.trace.there), SPOT_USD * 3600 / HOUR_S)
         return Replay(plan, recording, self.first, decide).run()
@@ -68,9 +68,9 @@ class Tape:
         return {"name": pool, "at": to_rfc3339(at), "up": seen.up, **{name: list(row) for name, row in rows.items()}}
 
 
-def plan_of(work: float, rates: Mapping[int, float], costs: Costs, deadline_s: float) -> Plan:
+def plan_of(work: float, rates: Mapping[int, float], costs: Costs, deadline_s: float) -> ReplayedJob:
     """Return the plan in the cluster's time; prices are per hour of it."""
-    return Plan(work, Speeds.of(rates), costs, ON_DEMAND_USD * 3600 / HOUR_S, deadline_s, blind=True)
+    return ReplayedJob(work, Speeds.of(rates), costs, ON_DEMAND_USD * 3600 / HOUR_S, deadline_s, blind=True)
 
 
 def node_pool(capacity: str, most: int) -> Manifest:

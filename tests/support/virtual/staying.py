@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticctl_train.inplace.handover import Standing, decide
+from elasticctl_train.inplace.newest_state import Standing, decide
 from tests.support.virtual.clock import VirtualLoop
 
 HANDOVER_S = 0.2

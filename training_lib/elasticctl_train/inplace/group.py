@@ -21,8 +21,8 @@ from elasticctl_train import dist
 from elasticctl_train.inplace import handover
 from elasticctl_train.inplace.connections import TIMEOUT, GroupConnections, gpu_failure, is_stuck
 from elasticctl_train.inplace.elastic_ddp import PeerWatch, is_own
-from elasticctl_train.inplace.handover import Agreement, Standing
 from elasticctl_train.inplace.launcher_link import LauncherLink
+from elasticctl_train.inplace.newest_state import Agreement, Standing
 
 log = logging.getLogger("elasticctl_train")
 

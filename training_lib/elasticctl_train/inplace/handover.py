@@ -1,4 +1,4 @@
-"""Decides which rank of a new group has the newest state, and sends it to those that are behind, over the network.
+"""Sends the newest state to the ranks of a new group that are behind, over the network.
 
 Storage is read only if no rank has the state. The receivers form a chain behind the source, and each passes on what it
 receives. So the bandwidth of one link is enough for any number of them. Nothing is pickled: the state is sent as a
@@ -12,7 +12,6 @@ import json
 import mmap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,63 +19,11 @@ import torch
 from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_train.checkpoint.tree import DTYPES, NAMES, Finisher, Flattener
 from elasticctl_train.dist import World
+from elasticctl_train.inplace.newest_state import Agreement, Standing, decide
 
 _PACK_BYTES = 32 << 20
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux, for which Python has no name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a rank brings to a new group: how far it is, and whether its state in memory is complete (`has_state`).
-
-    `buckets_bytes` is the length of its description of the gradient buckets. `restarts`: all ranks have to
-    restart if no rank is further (see `script_loop`).
-    """
-
-    step: int = 0
-    epoch: int = 0
-    has_state: bool = False
-    buckets_bytes: int = 0
-    restarts: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How the ranks of a new group arrive at one state.
-
-    `source` is the rank with the newest state; None if no rank has any. `receivers` are the ranks that take it over,
-    and `standings` those of all ranks, in order.
-    """
-
-    source: int | None
-    receivers: tuple[int, ...]
-    standings: tuple[Standing, ...]
-
-    @property
-    def newest(self) -> Standing:
-        """The standing of the source. Raises ValueError if there is none."""
-        if self.source is None:
-            raise ValueError("no rank has a state")
-        return self.standings[self.source]
-
-    @property
-    def restarts(self) -> bool:
-        """True if all ranks have to restart."""
-        return self.source is not None and any(
-            each.restarts and each.step == self.newest.step for each in self.standings
-        )
-
-
-def decide(standings: Sequence[Standing]) -> Agreement:
-    """Return the agreement for these standings: the source is the first of the ranks with the newest step."""
-    whole = [rank for rank, each in enumerate(standings) if each.has_state]
-    if not whole:
-        return Agreement(None, (), tuple(standings))
-    source = max(whole, key=lambda rank: (standings[rank].step, -rank))
-    newest = standings[source]
-    receivers = tuple(rank for rank, each in enumerate(standings) if not each.has_state or each.step < newest.step)
-    return Agreement(source, receivers, tuple(standings))
 
 
 def agree(world: World, mine: Standing) -> Agreement:

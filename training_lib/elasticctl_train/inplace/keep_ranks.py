@@ -23,8 +23,8 @@ from elasticctl_train.inplace import warmup
 from elasticctl_train.inplace.atomic_steps import LastStep, StepGate
 from elasticctl_train.inplace.elastic_ddp import ElasticDataParallel
 from elasticctl_train.inplace.group import ElasticGroup, State
-from elasticctl_train.inplace.handover import Agreement, Standing
 from elasticctl_train.inplace.launcher_link import is_taken
+from elasticctl_train.inplace.newest_state import Agreement, Standing
 from elasticctl_train.inplace.script_collectives import ScriptCollectives
 from elasticctl_train.inplace.warmup import ExampleInputs, is_compiled
 from elasticctl_train.script_loop import Obstacle, ScriptLoop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticctl_train.inplace.handover import Agreement, Standing, decide
+from elasticctl_train.inplace.newest_state import Agreement, Standing, decide
 
 FRESH = Standing()
 
