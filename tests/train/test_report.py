@@ -17,7 +17,7 @@ from elasticctl_protocol.reports import ProgressReport, ResumedReport
 from elasticctl_train import progress as progress_module
 from elasticctl_train.data.sample_order import Cursor, EpochPlan, Step
 from elasticctl_train.launcher_reports import Reporter
-from elasticctl_train.metrics import LoggedMetrics, NotFiniteMetric
+from elasticctl_train.metrics import LoggedMetrics, LostMetric
 from elasticctl_train.progress import Progress
 
 
@@ -207,7 +207,7 @@ def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: py
         metrics.add_loss(step, torch.tensor(value))
     assert (stacked, metrics.not_finite) == ([1], {})
     metrics.read_losses()
-    assert (stacked, metrics.not_finite) == ([1, 4], {"loss": NotFiniteMetric("NaN", 4)})
+    assert (stacked, metrics.not_finite) == ([1, 4], {"loss": LostMetric("NaN", 4)})
     for step in range(1000):
         metrics.add_loss(step, torch.tensor(1.0, dtype=torch.float16 if step == 500 else torch.float32))
     assert max(stacked) <= 256

@@ -30,7 +30,7 @@ _JSON_WORDS = {"NaN": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True, slots=True)
-class NotFiniteMetric:
+class LostMetric:
     """The value of a metric that is not finite ("NaN", "inf" or "-inf"), and since which step."""
 
     value: str
@@ -42,7 +42,7 @@ class LoggedMetrics:
 
     def __init__(self) -> None:
         self.finite: dict[str, float] = {}
-        self.not_finite: dict[str, NotFiniteMetric] = {}
+        self.not_finite: dict[str, LostMetric] = {}
         self._rows: list[Row] = []
         self._unread: list[tuple[int, float, int | None, torch.Tensor]] = []
         self._read_s = -math.inf
@@ -116,7 +116,7 @@ class LoggedMetrics:
         else:
             self.finite.pop(name, None)
             since = self.not_finite[name].step if name in self.not_finite else step
-            self.not_finite[name] = NotFiniteMetric(_word(value), since)
+            self.not_finite[name] = LostMetric(_word(value), since)
 
 
 def _is_elsewhere(loss: torch.Tensor) -> bool:
