@@ -88,6 +88,12 @@ def test_copies_that_change_and_that_no_part_holds_are_found(model: Net) -> None
     assert [type(each) for each in (reference, shared, frame)] == [Net] * 3, "they are alive"
 
 
+def test_a_module_that_was_never_built_does_no_harm(model: Net) -> None:
+    unbuilt = Net.__new__(Net)  # as an error in a constructor leaves it
+    assert seen_of(model=model) == ["", ""]
+    assert isinstance(unbuilt, Net), "it is alive"
+
+
 def test_a_run_says_so(model: Net, optimizer: torch.optim.Optimizer, caplog: pytest.LogCaptureFixture) -> None:
     average = AveragedModel(model)
     with Run(model=model, optimizer=optimizer, average=average) as run:

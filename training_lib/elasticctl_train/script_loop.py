@@ -229,6 +229,7 @@ class UnsavedState:
     def _search(self) -> list[str]:
         # isinstance() would ask objects that pretend to be others, as proxies do, for their class.
         existing = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler | torch.nn.Module)]
+        existing = [each for each in existing if _is_built(each)]
         # What a part holds is saved, however deep in it.
         saved = set[int]()
         _collect(self._parts.values(), saved)
@@ -269,6 +270,11 @@ class UnsavedState:
         found = [each for each in unsaved if isinstance(each, torch.nn.Module) and type(each) in kinds]
         apart = [each for each in found if own.isdisjoint(map(id, each.parameters()))]
         return [each for each in apart if _shapes(each) and _shapes(each) in shapes]
+
+
+def _is_built(thing: object) -> bool:
+    """Return whether a module has its parameters and modules: another thread, or an error, may have left it without."""
+    return not isinstance(thing, torch.nn.Module) or {"_parameters", "_modules"} <= vars(thing).keys()
 
 
 def _collect(things: Iterable[object], found: set[int], depth: int = _DEPTH) -> None:
