@@ -16,9 +16,14 @@ from elasticctl.api.goal import PlanStatus, PoolsStatus
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
-from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob
-from elasticctl_controller.core.causes import is_lost
-from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
+from elasticctl_controller.core.actions import (
+    Action,
+    Decision,
+    DeleteJob,
+    list_creations,
+    list_deletions,
+    mark_removals,
+)
 from elasticctl_controller.core.failure_budget import (
     BY_SHARING,
     add_worker_seconds,
@@ -55,15 +60,12 @@ from elasticctl_controller.core.workers import (
     Roster,
     completed_at,
     count_kept,
-    free_indices,
     is_active,
     stays,
     update_roster,
-    worker_index,
 )
 
 RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
-MAX_CREATES = 500  # per pass, to keep passes short
 
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
@@ -200,52 +202,7 @@ def _list_actions(
     if expires_at is not None and now >= expires_at:
         return (DeleteJob(),)
     deletes = list_deletions(job, roster, observed.cluster, status.phase.terminal)
-    return (*deletes, *_list_creations(job, roster, observed, moves, status, now))
-
-
-def _list_creations(
-    job: ElasticJob, roster: Roster, observed: Observed, moves: WorkerMoves, status: JobStatus, now: float
-) -> tuple[CreateWorker, ...]:
-    """Create missing workers at the lowest free indices.
-
-    The pod of an ended worker is deleted within a pass or two, so the next worker waits for its index rather than use
-    a new one. Workers that have to go but still run are replaced at once, above the maximum if need be, except on a
-    shared cluster, which has no room for that. The name of an ended pod that a finalizer keeps is given up. A name that
-    a pod of somebody else had is tried again when that is due, if no other is free.
-    """
-    backing_off = paused_until(job, status, now) is not None
-    if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
-        return ()
-    live = sum(not pod.ended for pod in roster.pods.values())
-    replaced = sum(
-        needs_replacing(w) and w.uid in roster.pods and not roster.pods[w.uid].deleting for w in status.workers
-    )
-    cluster = observed.cluster
-    extra = 0 if observed.share is not None else _count_going(roster, observed, moves, status)
-    wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + extra - live, MAX_CREATES)
-    if wanted <= 0:
-        return ()
-    kept = sum(pod.ended and pod.deleting and bool(pod.finalizer) for pod in cluster.pods)
-    most, present = job.max + extra + kept, {pod.name for pod in cluster.pods}
-    again = (worker_index(job.name, name) for name, is_due in cluster.taken.items() if is_due and name not in present)
-    candidates = (*free_indices(job, cluster, most), *sorted(i for i in again if i is not None and i < most))
-    indices = candidates[:wanted]
-    if job.goal is not None or job.pools is not None:
-        pairs = zip(indices, moves.pools, strict=False)  # the others have another place to come from: look again
-        return tuple(CreateWorker(index, avoid=cluster.avoid, pool=pool) for index, pool in pairs)
-    # Workers that are already waiting were created for the first of the nodes.
-    nodes = (("",) * len(indices) + moves.nodes)[len(moves.nodes) :]
-    return tuple(CreateWorker(index, node, cluster.avoid) for index, node in zip(indices, nodes, strict=True))
-
-
-def _count_going(roster: Roster, observed: Observed, moves: WorkerMoves, status: JobStatus) -> int:
-    """How many running workers have to go, because somebody else deletes their pods or takes their nodes away, or will
-    make room for others.
-    """
-    ours = {worker.uid for worker in status.workers if worker.removal}
-    pods = (pod for uid, pod in roster.pods.items() if uid not in ours and not pod.ended)
-    going, lost_nodes = {*observed.cluster.notices, *moves.moves_to}, observed.cluster.lost_nodes
-    return sum(not is_lost(pod, lost_nodes) and (pod.deleting or pod.uid in going) for pod in pods)
+    return (*deletes, *list_creations(job, roster, observed, moves, status, now))
 
 
 def _due_times(

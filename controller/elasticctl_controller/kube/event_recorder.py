@@ -30,9 +30,9 @@ from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.features import Feature, left_out
-from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.loop.notification_delivery import Destination, value_of
+from elasticctl_controller.loop.webhooks import WebhookError
 
 COMPONENT = "elasticctl-controller"
 WINDOW_S = 600.0

@@ -10,7 +10,7 @@ from elasticctl.api.quota import POOLS
 from elasticctl.kubeapi.features import ALL, Feature, parse_features
 from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S
-from elasticctl_controller.loop.webhook_client import WebhookRules
+from elasticctl_controller.loop.webhooks import WebhookRules
 
 LEAST_ROTATION_S = 300.0
 

@@ -40,7 +40,6 @@ from elasticctl_controller.core.manifests import (
     harden,
 )
 from elasticctl_controller.core.sharing.claims import SharingRules
-from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls, no_webhook_urls
 from elasticctl_controller.kube.flags import Flags, parse_flags
@@ -55,14 +54,14 @@ from elasticctl_controller.kube.owned_objects import (
     build_current_token,
     build_named_group,
 )
-from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
+from elasticctl_controller.kube.projects import KubeCapacity, KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Listeners, Scheduling
 from elasticctl_controller.loop.notification_delivery import Outbox
 from elasticctl_controller.loop.notifier import Notifier, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
-from elasticctl_controller.loop.webhook_client import WebhookRules
+from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.listener import Listener, response
 from elasticctl_controller.rendezvous.service import RendezvousService

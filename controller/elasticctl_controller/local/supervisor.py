@@ -35,7 +35,6 @@ from elasticctl.cluster.local.private_paths import storage_error
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.group.worker_tokens import derive_token
 from elasticctl_controller.core.sharing.claims import SharingRules
-from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.kubelet import LocalKubelet
 from elasticctl_controller.local.processes import write_private
@@ -46,7 +45,7 @@ from elasticctl_controller.loop.controller import Controller, Listeners, Schedul
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, value_of
 from elasticctl_controller.loop.notifier import Notifier, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
-from elasticctl_controller.loop.webhook_client import WebhookRules
+from elasticctl_controller.loop.webhooks import WebhookError, WebhookRules
 from elasticctl_controller.rendezvous.listener import Guard, Listener
 from elasticctl_controller.rendezvous.service import RendezvousService
 from elasticctl_controller.rendezvous.sockets import explain_exhaustion, raise_file_limit

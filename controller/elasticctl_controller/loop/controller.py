@@ -21,6 +21,7 @@ from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.actions import Decision
 from elasticctl_controller.core.failure_budget import is_asked_for
+from elasticctl_controller.core.goal.pools import PoolEvidence
 from elasticctl_controller.core.group.failures import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.interruption_notices import LeaveNotice, Leaving
@@ -29,7 +30,6 @@ from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.apply_actions import PARALLEL_CALLS, Workload, apply_actions, log_events, log_fields
 from elasticctl_controller.loop.cluster_observer import ClusterObserver, notices_of
-from elasticctl_controller.loop.pool_evidence import PoolEvidence
 from elasticctl_controller.loop.workqueue import WorkQueue, fair_pause_s
 
 PROGRESS_WRITE_S = 1.0

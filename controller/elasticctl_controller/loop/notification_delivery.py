@@ -20,8 +20,15 @@ from dataclasses import dataclass, field
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.notifications import SECRET, Reference
 from elasticctl_controller.core.notifications import Notification
-from elasticctl_controller.core.webhook_messages import Webhook, WebhookError, build_message
-from elasticctl_controller.loop.webhook_client import EVERY_PUBLIC_HOST, NoAnswer, WebhookClient, WebhookRules
+from elasticctl_controller.loop.webhooks import (
+    EVERY_PUBLIC_HOST,
+    NoAnswer,
+    Webhook,
+    WebhookClient,
+    WebhookError,
+    WebhookRules,
+    build_message,
+)
 
 MAX_PENDING = 200
 """The most notifications that wait for one destination."""

@@ -10,10 +10,10 @@ Every pod of a cluster can reach the port. `listener` closes connections that sh
 only the head of a request without one. Requests with a token take turns (`fair_scheduling`), so that each job has its
 share of the service's time.
 
-All state is in `membership.Group`; `groups` holds all groups under one lock, with their polls and timers.
-`authorization` finds the job of a request, and `handlers` answers it. Nothing is on disk: agents report their group
-again to a restarted service. Answers are fenced like writes: if two services form a group at the same time, agents
-listen to only one of them.
+All state is in `membership.Group`; `groups` holds all groups under one lock, with their polls and timers. `admission`
+finds the job of a request, and `handlers` answers it. Nothing is on disk: agents report their group again to a
+restarted service. Answers are fenced like writes: if two services form a group at the same time, agents listen to only
+one of them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from elasticctl_controller.core.group.worker_tokens import EVERY_S
 from elasticctl_controller.core.interruption_notices import Leaving
 from elasticctl_controller.core.observation import GroupView
 from elasticctl_controller.rendezvous.activity import describe_activity
-from elasticctl_controller.rendezvous.admission import most_connections
-from elasticctl_controller.rendezvous.authorization import Authorization
+from elasticctl_controller.rendezvous.admission import Authorization, most_connections
 from elasticctl_controller.rendezvous.fair_scheduling import Turns
 from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.handlers import Handlers

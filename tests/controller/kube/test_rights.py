@@ -17,14 +17,13 @@ from elasticctl_controller.core.manifests import (
     build_group_service,
     build_network_policy,
 )
-from elasticctl_controller.core.webhook_messages import WebhookError
-from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls
 from elasticctl_controller.kube.gangs import build_gang, gang_name
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
-from elasticctl_controller.kube.spending import KubeQuotas, Spending
+from elasticctl_controller.kube.projects import KubeCapacity, KubeQuotas, Spending
 from elasticctl_controller.loop.notification_delivery import Destination
+from elasticctl_controller.loop.webhooks import WebhookError
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
 from tests.support.controller.rights import allowed, asked

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticctl_controller.core import notifications
-from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.loop import notification_delivery
 from elasticctl_controller.loop.notification_delivery import Destination, Outbox, SendTimes
-from elasticctl_controller.loop.webhook_client import LOOKUPS, WebhookRules
+from elasticctl_controller.loop.webhooks import LOOKUPS, WebhookError, WebhookRules
 from tests.support.controller.samples import NOW
 from tests.support.waiting import wait_until
 from tests.support.webhooks import Hook, serving

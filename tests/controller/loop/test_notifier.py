@@ -17,12 +17,12 @@ from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.notifications import Notification
-from elasticctl_controller.core.webhook_messages import WebhookError
 from elasticctl_controller.kube.event_recorder import kube_webhook_urls
 from elasticctl_controller.local.supervisor import local_webhook_urls
 from elasticctl_controller.loop import notifier as noticing_module
 from elasticctl_controller.loop.notification_delivery import Destination
 from elasticctl_controller.loop.notifier import Notifier, report_as_events
+from elasticctl_controller.loop.webhooks import WebhookError
 from tests.support.controller.samples import NOW, a_job
 from tests.support.waiting import wait_until
 

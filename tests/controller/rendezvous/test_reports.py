@@ -15,9 +15,9 @@ from elasticctl.api.codec import from_json, to_json
 from elasticctl.api.observed.ranks import describe_hang
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl.api.usage import JobUsage
+from elasticctl_controller.core.group.group_record import ScriptReports
 from elasticctl_controller.core.group.members import Members
 from elasticctl_controller.core.group.membership import Group
-from elasticctl_controller.core.group.reports import ScriptReports
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.core.observation import GroupView
 from elasticctl_controller.rendezvous.reports import note_report

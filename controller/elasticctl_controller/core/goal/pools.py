@@ -1,8 +1,9 @@
-"""What the workers of a job with a goal show about its pools of machines: which are where, and whether there are more.
+"""What the workers of a job with a goal show about its pools of machines: where they are, and whether there are more.
 
 Pods that wait for a machine ask a pool for one. If some wait for too long, the pool has no more machines than those
 that are in use; it is asked again when that may have changed. What was seen is kept in the plan, and decays with age
-(`elasticctl.planning.availability`).
+(`elasticctl.planning.availability`). A new job starts with the evidence of similar jobs of its namespace
+(`PoolEvidence`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, SPOT, PoolStatus, capacity_of
 from elasticctl.api.observed.history import reports_steps
 from elasticctl.api.observed.workers import Pod, is_member
-from elasticctl.api.podtemplate import capacity
+from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus
 from elasticctl.planning.availability import AvailabilityRecord
 from elasticctl.planning.situation import AGES_H, Costs, Market
 from elasticctl_controller.core.causes import is_lost
-from elasticctl_controller.core.observation import Observed
+from elasticctl_controller.core.observation import Observed, SeenPools
 from elasticctl_controller.core.workers import own_pods
 
 RETRY_S, RETRIES = 900.0, 2.5
@@ -285,3 +286,56 @@ def _step_up(seconds: float) -> float:
     while round(value, 3) < min(seconds, 86_400.0):  # a step stays what it is
         value *= 1.2
     return round(value, 3)
+
+
+MOST_KINDS = 1024
+"""The most kinds of machines, over all namespaces; beyond that, those that were reported longest ago are dropped."""
+_Kind = tuple[str, tuple[tuple[str, tuple[str, ...]], ...], int]
+
+
+class PoolEvidence:
+    """The newest evidence about each pool, by namespace and kind of machine: how often pools came and went, and what
+    starts and other changes cost. Thread-safe.
+
+    It is kept in memory: after a restart of the controller, it comes back with the first pass over each job that has
+    seen something.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[_Kind, dict[str, PoolStatus]] = {}
+        self._costs: dict[_Kind, tuple[float, ...]] = {}
+
+    def record(self, job: ElasticJob, status: JobStatus) -> None:
+        """Record what a job has seen, if that is newer than what is known."""
+        if job.goal is None or status.plan is None or not status.plan.pools:
+            return
+        kind = _kind_of(job)
+        known = self._seen.pop(kind, {})
+        newer = {pool.name: pool for pool in status.plan.pools if (pool.at or 0.0) >= (_at(known, pool.name))}
+        self._seen[kind] = {**known, **newer}
+        if newer and status.plan.measured:
+            self._costs[kind] = status.plan.costs
+        for oldest in list(self._seen)[: max(0, len(self._seen) - MOST_KINDS)]:
+            self._seen.pop(oldest, None)
+            self._costs.pop(oldest, None)
+
+    def of(self, job: ElasticJob) -> SeenPools:
+        """What similar jobs have seen: how often pools came and went, but not what they have now; and what changes have
+        cost the one that reported last."""
+        if job.goal is None:
+            return SeenPools()
+        kind = _kind_of(job)
+        pools = (pool for name, pool in self._seen.get(kind, {}).items() if name in job.goal.spot_pools)
+        return SeenPools(
+            tuple(replace(pool, up=True, age_hours=0.0, short=0, short_since=None) for pool in pools),
+            self._costs.get(kind, ()),
+        )
+
+
+def _at(known: dict[str, PoolStatus], name: str) -> float:
+    return known[name].at or 0.0 if name in known else 0.0
+
+
+def _kind_of(job: ElasticJob) -> _Kind:
+    """The kind of machine that a job asks for. Its zones are not part of that: each pool has its own."""
+    return job.namespace, tuple(sorted(node_labels(job.template).items())), hardware(job).gpus_per_worker

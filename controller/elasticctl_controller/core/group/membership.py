@@ -11,7 +11,7 @@ ranks agree on a step, commit it and stop, so that no step is lost. A worker wit
 until it is replaced (`core.interruption_notices`).
 
 Ranks that fail *break* the generation. The group waits for the ends of the other members' ranks, and then decides which
-end is to blame (`endings`). The ranks restart within the job's budget, unless a lost member explains the failure.
+end is to blame (`generations`). The ranks restart within the job's budget, unless a lost member explains the failure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ from dataclasses import dataclass
 
 from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import join_some
-from elasticctl_controller.core.group.endings import judge_failure, leaving_lead_s, let_go, unheard_members
 from elasticctl_controller.core.group.failures import Judgement, RanksEnd
-from elasticctl_controller.core.group.generations import settle_generation
+from elasticctl_controller.core.group.generations import (
+    judge_failure,
+    leaving_lead_s,
+    let_go,
+    settle_generation,
+    unheard_members,
+)
 from elasticctl_controller.core.group.group_record import GroupRecord
 from elasticctl_controller.core.group.group_states import GroupEvent, GroupState, GroupWorld, transition
 from elasticctl_controller.core.interruption_notices import LeaveNotice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.status import ProgressStatus
-from elasticctl_controller.core.group.endings import STILL_S
+from elasticctl_controller.core.group.generations import STILL_S
 from elasticctl_controller.core.group.group_states import GroupState
 from elasticctl_controller.core.group.membership import Group
 from elasticctl_controller.core.group.signs_of_life import ADOPT_S, HUNG_UP_S, SILENT_S, UNREACHABLE_S

@@ -7,7 +7,7 @@ import json
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.status import JobStatus
 from elasticctl.api.usage import MOST_WORKERS, JobUsage, WorkerUsage
-from elasticctl_controller.core.group.reports import SHOW_EVERY_S, UsageReports
+from elasticctl_controller.core.group.group_record import SHOW_EVERY_S, UsageReports
 from elasticctl_protocol.reports import GpuUsage, StepShares
 
 
