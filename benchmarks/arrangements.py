@@ -1,4 +1,4 @@
-"""How jobs come to rest on a real cluster that they share, by who decides: elasticctl, Kueue, gangs, or nobody.
+"""How jobs come to rest on a real cluster that they share, by what decides: elasticctl, Kueue, gangs, or nothing.
 
     export KUBECONFIG=…        # kubelab with two nodes; for `gangs`, started with --feature GenericWorkload
     export ELASTICCTL_TEST_LAB=…/kubelab

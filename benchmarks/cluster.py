@@ -26,7 +26,7 @@ ELASTIC_JOBS = resource_path(API_VERSION, NAMESPACE, PLURAL)
 """The path of ElasticJobs on the API server."""
 
 
-class Missing(Exception):
+class NotInTime(Exception):
     """Something did not happen in time."""
 
 
@@ -107,14 +107,15 @@ class Load:
     def grow(self, name: str, workers: int, steps: int) -> None:
         """Scale one of our jobs up, `steps` workers at a time, each time once the workers before run.
 
-        The kubelets of kubemark in this release crash when too many pods start at once (concurrent map writes).
+        The kubelets of kubemark in this release crash when too many pods start at the same time (concurrent map
+        writes).
         """
         for target in (*range(steps, workers, steps), workers):
             self.scale(name, target)
             until(lambda: self.pods.running() == target, 300, f"{target} running workers")  # noqa: B023
 
     def scale(self, name: str, workers: int) -> None:
-        """Have one of our jobs want this number of workers."""
+        """Scale one of our jobs to this number of workers."""
         patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}}
         self._api.request("PATCH", f"{ELASTIC_JOBS}/{name}", patch, content_type=MERGE_PATCH)
 
@@ -143,11 +144,11 @@ class Load:
 
 
 def until(condition: Callable[[], T | None], limit_s: float, what: str) -> T:
-    """Wait until the condition is true, and return its value. Raises Missing if that takes too long."""
+    """Wait until the condition is true, and return its value. Raises NotInTime if that takes too long."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise Missing(f"not within {limit_s:.0f} s: {what}")
+            raise NotInTime(f"not within {limit_s:.0f} s: {what}")
         time.sleep(POLL_S)
     return found
 
@@ -167,5 +168,5 @@ def template(**pod: Any) -> Manifest:
     """The template of a bare pod; keywords are further fields of its spec."""
     worker = {"name": WORKER_CONTAINER, "image": "lab/base:dev", "command": ["sleep", "infinity"]}
     where = {} if "schedulerName" in pod else {"nodeSelector": HOLLOW}
-    # No grace: a deleted pod is gone at once, as if its machine had failed.
+    # No grace: a deleted pod is gone immediately, as if its machine had failed.
     return {"spec": {"terminationGracePeriodSeconds": 0, "containers": [worker], **where, **pod}}

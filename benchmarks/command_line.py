@@ -5,7 +5,7 @@
     python -m benchmarks.command_line first-step [--runs 3]
 
 `startup` times whole processes on a local cluster of their own. `kubectl` times them next to kubectl, on a small API
-server that answers at once, with one job and with many. `first-step` submits a small DistributedDataParallel script
+server that answers immediately, with one job and with many. `first-step` submits a small DistributedDataParallel script
 with two workers to a new local cluster: the first submit of a run, which is called cold, starts that cluster, and three
 warm ones follow. Commands take turns; the first turn only warms up.
 """
@@ -13,6 +13,8 @@ warm ones follow. Commands take turns; the first turn only warms up.
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
 import re
 import shutil
@@ -21,15 +23,25 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from benchmarks import fake_api_server
 from benchmarks.figures import Figure, in_turns, percentile, show, show_figures
-from benchmarks.programs import count, elasticctl, local_cluster, parser
-from elasticctl.api.spec import PLURAL
+from benchmarks.programs import count, elasticctl, installed_environment, local_cluster, parser
+from elasticctl.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, worker_name
+from elasticctl.settings import contexts
+from elasticctl.settings.contexts import Config, Context
+from elasticctl_protocol import variables
+from tests.support.certificates import issue, pem, server_context
+from tests.support.fakeapi import FakeApi, Object, Request
+from tests.support.jobs import shell_job
 
-WARM = 3
+JOBS = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
+NAME = "api.benchmark"
+_VERBS = ["get", "list", "watch", "create", "patch", "delete"]
+WARM, WORKERS = 3, 2
 GOALS_MS = {"elasticctl --help": 150.0, "complete `elasticctl s`": 150.0, "complete `elasticctl status `": 150.0}
 _SCRIPT = """\
 import time
@@ -107,10 +119,10 @@ def compare_with_kubectl(runs: int, jobs: int) -> None:
     rows = []
     with (
         tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home,
-        fake_api_server.serving(Path(home)) as (server, environ),
+        serving(Path(home)) as (server, environ),
     ):
         for number in sorted({1, jobs}):
-            fake_api_server.fill(server, number)
+            fill(server, number)
             commands: dict[str, Command] = {f"our {name}": ([elasticctl(), *words], {}) for name, words in ours.items()}
             commands |= {f"their {name}": (argv, {}) for name, argv in theirs.items()}
             found = time_commands(commands, environ, runs)
@@ -118,10 +130,10 @@ def compare_with_kubectl(runs: int, jobs: int) -> None:
                 pair = zip(cells(found[f"our {name}"]), cells(found[f"their {name}"]), strict=True)
                 rows.append([f"{name} of {number:,}", *(cell for cells_ in pair for cell in cells_)])
     columns = ["command", *(f"{who}, {what}" for what in ("wall", "CPU") for who in ("elasticctl", "kubectl"))]
-    show("ms of a command on an API server that answers at once: median (lowest)", columns, rows)
+    show("ms of a command on an API server that answers immediately: median (lowest)", columns, rows)
 
 
-def first_step(runs: int, workers: int = 2) -> bool:
+def first_step(runs: int) -> bool:
     """Time submits until the first byte of output, and until the end of the job's first step."""
     waited: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
@@ -129,7 +141,7 @@ def first_step(runs: int, workers: int = 2) -> bool:
             script = Path(folder, "train.py")
             script.write_text(_SCRIPT)
             for start in ("cold", *["warm"] * WARM):
-                byte_s, step_s = _submit(script, workers, environ)
+                byte_s, step_s = _submit(script, environ)
                 waited["byte"].append(byte_s)
                 waited[start].append(step_s)
     figures = [
@@ -137,13 +149,13 @@ def first_step(runs: int, workers: int = 2) -> bool:
         Figure("first step, local cluster running", "s", waited["warm"], 5.0),
         Figure("first byte of output", "s", waited["byte"], 0.3),
     ]
-    return show_figures(f"from `elasticctl submit` on, {workers} workers", figures)
+    return show_figures(f"from `elasticctl submit` on, {WORKERS} workers", figures)
 
 
-def _submit(script: Path, workers: int, environ: Mapping[str, str]) -> tuple[float, float]:
+def _submit(script: Path, environ: Mapping[str, str]) -> tuple[float, float]:
     """Submit a job and follow it until it ends. Raises SystemExit if it fails."""
     began_at = time.time()
-    argv = [elasticctl(), "submit", script.name, "--workers", str(workers)]
+    argv = [elasticctl(), "submit", script.name, "--workers", str(WORKERS)]
     with subprocess.Popen(
         argv, cwd=script.parent, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as run:
@@ -155,6 +167,103 @@ def _submit(script: Path, workers: int, environ: Mapping[str, str]) -> tuple[flo
     if run.returncode or found is None:
         raise SystemExit(f"the submit ended with {run.returncode}:\n{said.decode(errors='replace')}")
     return first_byte_s, float(found[1]) - began_at
+
+
+def discovery() -> dict[str, Object]:
+    """Return path -> what kubectl reads there before it knows what a job or a pod is."""
+    group = {"groupVersion": API_VERSION, "version": VERSION}
+    jobs = {"name": PLURAL, "singularName": "elasticjob", "namespaced": True, "kind": KIND, "verbs": _VERBS}
+    return {
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {
+            "kind": "APIGroupList",
+            "apiVersion": "v1",
+            "groups": [{"name": GROUP, "versions": [group], "preferredVersion": group}],
+        },
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
+        f"/apis/{API_VERSION}": {"kind": "APIResourceList", "groupVersion": API_VERSION, "resources": [jobs]},
+    }
+
+
+class JobServer(FakeApi):
+    """The tests' server, which answers immediately, with the discovery that kubectl needs before its first request."""
+
+    _known = discovery()
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        if request.path in self._known:
+            return 200, self._known[request.path]
+        status, content = super().answer(request)
+        if request.method == "GET" and isinstance(content, dict) and "items" in content:
+            content = {"kind": f"{KIND}List", "apiVersion": API_VERSION, **content}
+        return status, content
+
+
+def running_job(name: str) -> Object:
+    """Return a job as a controller leaves it after some hours: what a list has to carry."""
+    job: Object = shell_job(name, "python train.py", 4, minReplicas=1, maxReplicas=8)
+    now = time.time()
+
+    def at(ago_s: float) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - ago_s))
+
+    job["metadata"] |= {"uid": name, "creationTimestamp": at(7200)}
+    workers = [{"name": worker_name(name, i), "uid": f"{name}-{i}", "index": i, "phase": "Running"} for i in range(4)]
+    names = [worker["name"] for worker in workers]
+    job["status"] = {
+        "phase": "Running",
+        "active": 4,
+        "desired": 4,
+        "startTime": at(7190),
+        "workers": [{**worker, "startedAt": at(7180), "node": f"node-{worker['index']}"} for worker in workers],
+        "restarts": {"Preempted": 10},
+        "interruptions": [
+            {"at": at(600 * n + 60), "worker": names[n % 4], "cause": "Preempted", "recoveryS": 2.5, "stepsRedone": 0}
+            for n in range(10, 0, -1)
+        ],
+        "generations": [
+            {"generation": 11 - n, "workers": names, "formedAt": at(600 * n), "firstStepAt": at(600 * n - 2)}
+            for n in range(10, 0, -1)
+        ],
+        "progress": {"at": at(0), "step": 12_000, "totalSteps": 90_000, "epoch": 3, "samplesPerS": 8123.0},
+        "checkpoint": {"step": 11_990, "at": at(5), "committed": 700, "url": f"s3://bucket/{name}"},
+    }
+    return job
+
+
+def fill(server: JobServer, jobs: int) -> None:
+    """Create that many jobs."""
+    for number in range(jobs):
+        name = f"job-{number:04}"
+        server.put(f"{JOBS}/{name}", running_job(name))
+
+
+@contextmanager
+def serving(home: Path) -> Iterator[tuple[JobServer, Mapping[str, str]]]:
+    """Serve over TLS; yield the server, and the environment in which elasticctl and kubectl use it. `home`: for their
+    files."""
+    authority = issue("the benchmark's authority")
+    server = JobServer(server_context(pem(issue(NAME, authority))))
+    trusted = base64.b64encode(pem(authority).certificate).decode()
+    cluster = {"server": server.url, "tls-server-name": NAME, "certificate-authority-data": trusted}
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "bench",
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "me", "namespace": "default"}}],
+        "clusters": [{"name": "bench", "cluster": cluster}],
+        "users": [{"name": "me", "user": {"token": "none"}}],
+    }
+    path = home / "kubeconfig"
+    path.write_text(json.dumps(kubeconfig))
+    context = Context("bench", contexts.KUBERNETES)
+    contexts.save_config(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
+    # kubectl caches its discovery below HOME.
+    environ = {**installed_environment(), variables.HOME: str(home), "KUBECONFIG": str(path), "HOME": str(home)}
+    try:
+        yield server, environ
+    finally:
+        server.close()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ Two controllers run as processes next to the cluster, as in its tests. The parts
 - `rest`: what the controllers use while many pods exist and nothing happens, and how fast one starts.
 - `fail-over`: the leader is killed together with a worker, of twenty jobs of one worker on real nodes.
 
-One watch records when a pod was created, whoever created it. docs/performance.md has results.
+One watch records when a pod was created, by any controller. docs/performance.md has results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.cluster import NOBODY, Load, Missing, names, until
+from benchmarks.cluster import NOBODY, Load, NotInTime, names, until
 from benchmarks.figures import Figure, percentile, progress, show_figures
 from benchmarks.pod_controllers import JOB_CONTROLLER, OURS, compare
 from benchmarks.programs import count, end_as_by_ctrl_c, parser
@@ -210,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
                     progress(f"{figure.name}: {percentile(figure.values, 0.5):.2f} {figure.unit}")
     except KeyboardInterrupt:
         code = 130
-    except (ElasticctlError, Missing, AssertionError) as e:
+    except (ElasticctlError, NotInTime, AssertionError) as e:
         progress(f"stopped: {e}")
         code = 1
     met = show_figures("the controller on Kubernetes", figures)

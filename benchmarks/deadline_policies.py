@@ -1,4 +1,4 @@
-"""What others do with a job that has a deadline, and what somebody would pay who knows when spot machines exist.
+"""What others do with a job that has a deadline, and what a clairvoyant would pay, who knows when spot machines exist.
 
 All contenders but ours have one size, `workers`. The clairvoyant's cost is exact if changes are free, and a bound
 otherwise.
@@ -9,7 +9,7 @@ sizes, so the optimum uses the cheapest steps of all until the work is done.
 
 With costs of change, it is a shortest path through (tick, spot workers, on-demand workers) for any given price of work.
 The price that maximizes dollars minus the value of the work, plus the value of all work that is to be done, gives a
-bound: no schedule costs less (Lagrangian relaxation of "all the work has to be done").
+bound: no schedule costs less (Lagrangian relaxation of "all the work is done").
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OnDemandOnly:
 
 @dataclass(slots=True)
 class SpotOnly:
-    """On spot machines whenever there are any, whatever the deadline."""
+    """On spot machines whenever there are any, regardless of the deadline."""
 
     workers: int
 
@@ -63,7 +63,7 @@ class UniformProgress:
     Use spot whenever it is available, without changes until it is lost. Without spot, use on demand if progress is
     behind that of a job that is spread evenly until the deadline, until it is two changes ahead. If only on demand can
     meet the deadline, use on demand until the end. That last rule has a margin for what the simulator may add to the
-    paper's model: machines are looked at once per tick, and work may be unsaved.
+    paper's model: machines are checked once per tick, and work may be unsaved.
     """
 
     workers: int

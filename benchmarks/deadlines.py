@@ -2,7 +2,7 @@
 
     python -m benchmarks.deadlines DIR [--starts 2] [--ratio 1.2 ...] [--spot-share 0.3 ...]
 
-DIR holds traces (docs/goals.md). Those that the policy was tuned on are identified by their names (`TUNED_ON`), and
+DIR holds traces (docs/goals.md). Traces that the policy was tuned on are identified by their names (`TUNED_ON`), and
 reported separately. Each start is a random tick, the same for every contender; all of them know the trace before it.
 Rigid contenders get the size that was cheapest for them over all starts without being late (spot only: the cheapest).
 docs/performance.md has results.
@@ -42,7 +42,7 @@ BOUND, FREE = "clairvoyant, changes cost", "clairvoyant, changes are free"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DeadlineCase:
     """One place at one spot share and deadline: `ratio` times the shortest possible time."""
 
     place: str
@@ -56,7 +56,7 @@ class Case:
 class CaseRun:
     """One run; `workers` 0: any size."""
 
-    case: Case
+    case: DeadlineCase
     start: int
     contender: str
     workers: int
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     traces = [parse_trace(file.read_text("utf-8"), file.stem) for file in sorted(args.traces.glob("*.json"))]
     jobs = [
-        (traces_there, Case(place, tuned, len(traces_there), share, ratio), args.starts)
+        (traces_there, DeadlineCase(place, tuned, len(traces_there), share, ratio), args.starts)
         for place, tuned, traces_there in places(traces)
         for share in args.spot_share
         for ratio in args.ratio
@@ -99,7 +99,7 @@ def places(traces: Iterable[Trace]) -> Iterator[tuple[str, bool, tuple[Trace, ..
                 yield f"{name} ({len(some)} zones)", tuned, tuple(some)
 
 
-def _run_case(job: tuple[tuple[Trace, ...], Case, int]) -> list[CaseRun]:
+def _run_case(job: tuple[tuple[Trace, ...], DeadlineCase, int]) -> list[CaseRun]:
     traces, case, starts = job
     recording = Recording.of(traces, MOST, case.share)
     work = SPEEDS.per_s[-1] * SHORTEST_H * 3600
@@ -123,7 +123,7 @@ def _run_case(job: tuple[tuple[Trace, ...], Case, int]) -> list[CaseRun]:
 
 
 def _run(
-    case: Case, plan: ReplayedJob, recording: Recording, start: int, name: str, workers: int, policy: Policy
+    case: DeadlineCase, plan: ReplayedJob, recording: Recording, start: int, name: str, workers: int, policy: Policy
 ) -> CaseRun:
     outcome = Replay(plan, recording, start, policy).run()
     late = outcome.finished_s is None or outcome.finished_s > (plan.deadline_s or 0.0)
@@ -132,7 +132,7 @@ def _run(
 
 def rows(found: Iterable[CaseRun]) -> Iterator[list[str]]:
     """Return a row for each contender, kind of trace, share and deadline: the cost over the clairvoyant's bound."""
-    by_case: dict[Case, dict[str, dict[int, list[CaseRun]]]] = defaultdict(
+    by_case: dict[DeadlineCase, dict[str, dict[int, list[CaseRun]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
     for one in found:

@@ -93,7 +93,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def progress(line: str) -> None:
-    """Print a line for whoever waits, on standard error."""
+    """Print a line on standard error, to show progress."""
     print(line, file=sys.stderr, flush=True)
 
 

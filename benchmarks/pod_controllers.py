@@ -46,8 +46,8 @@ class PodController(Protocol):
         """The number of its pods according to its status."""
 
 
-class Ours:
-    """ElasticJobs."""
+class ElasticJobs:
+    """Our ElasticJobs."""
 
     name, objects, backs_off = OURS, ELASTIC_JOBS, False
 
@@ -106,7 +106,7 @@ class JobSets:
 
 
 def job_spec(pods: int, alike: bool) -> Manifest:
-    """The spec of a Job of so many pods at once, which can be scaled to twice as many."""
+    """The spec of a Job of so many parallel pods, which can be scaled to twice as many."""
     pod = template(schedulerName=NOBODY)["spec"]
     if alike:
         made = {"metadata": {"name": "alike", "namespace": NAMESPACE}, "spec": elastic_job(1, 1, {"spec": pod})}
@@ -118,7 +118,7 @@ def job_spec(pods: int, alike: bool) -> Manifest:
 
 def contenders(load: Load, api: Connection) -> list[PodController]:
     """Ours, the Job controller with either kind of pods, and JobSet where it is installed."""
-    found: list[PodController] = [Ours(load, api), Jobs(load, api, alike=False), Jobs(load, api, alike=True)]
+    found: list[PodController] = [ElasticJobs(load, api), Jobs(load, api, alike=False), Jobs(load, api, alike=True)]
     with suppress(NotFoundError):
         api.request("GET", _JOBSETS)
         found.append(JobSets(load, api))
@@ -126,7 +126,7 @@ def contenders(load: Load, api: Connection) -> list[PodController]:
 
 
 def time_each(load: Load, who: PodController, jobs: int, each: int) -> Iterator[tuple[str, float]]:
-    """Have one contender create pods, report them, replace a tenth of them at once if it does, and create some more.
+    """Have one contender create pods, report them, replace a tenth of them if it does, and create some more.
 
     Yields each piece of work with its seconds.
     """

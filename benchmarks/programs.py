@@ -140,7 +140,7 @@ def sweep(value: str, name: str = MARK) -> None:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface on which nobody listens now."""
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -4,8 +4,8 @@
     export ELASTICCTL_TEST_LAB=…/kubelab
     python -m benchmarks.pytorchjob [--contender NAME ...] [--event NAME ...] [--repeats 5]
 
-The manifests differ only in who manages the workers, and in how well that is tuned. Steps are those that the script of
-`benchmarks.recovery` records, reported in the same way. docs/performance.md has results.
+The manifests differ only in who manages the workers, and in how well that is tuned. The steps are recorded by the
+script of `benchmarks.recovery`, and reported in the same way. docs/performance.md has results.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.cluster import Missing
+from benchmarks.cluster import NotInTime
 from benchmarks.figures import in_turns, progress, show, spread
 from benchmarks.programs import count, end_as_by_ctrl_c, parser
-from benchmarks.pytorchjob_events import EVENTS, NAME, NAMESPACE, WORKERS, Contender, running
+from benchmarks.pytorchjob_events import EVENTS, NAME, NAMESPACE, WORKERS, JobContender, running
 from benchmarks.recovery.contenders import SCRIPT, open_store
 from benchmarks.recovery.timeline import Outcome
 from elasticctl.api.codec import Manifest
@@ -81,7 +81,7 @@ def _pod(
 
 
 @contextmanager
-def elasticjob(api: Connection, folder: Path) -> Iterator[Contender]:
+def elasticjob(api: Connection, folder: Path) -> Iterator[JobContender]:
     """Return our job without any tuning, under two controllers."""
     prepare(api)
     launch = str(Path(sys.executable).with_name("elasticctl-launch"))
@@ -100,12 +100,12 @@ def elasticjob(api: Connection, folder: Path) -> Iterator[Contender]:
                 controllers.start()
             controllers.leader()
             path = resource_path(API_VERSION, NAMESPACE, PLURAL)
-            yield Contender("ElasticJob", path, ("replicaSpecs", "Worker"), f"job-name={NAME}", body)
+            yield JobContender("ElasticJob", path, ("replicaSpecs", "Worker"), f"job-name={NAME}", body)
         finally:
             controllers.stop()
 
 
-def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], **pod: Any) -> Contender:
+def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], **pod: Any) -> JobContender:
     template = _pod("pytorch", [sys.executable, "-m", "torch.distributed.run"], folder, **pod)
     worker = {"replicas": WORKERS, "restartPolicy": "OnFailure", "template": template}
     version = "kubeflow.org/v1"
@@ -121,17 +121,17 @@ def _pytorchjob(name: str, folder: Path, policy: Mapping[str, Any], **pod: Any) 
     }
     label = f"training.kubeflow.org/job-name={NAME}"
     path = resource_path(version, NAMESPACE, "pytorchjobs")
-    return Contender(name, path, ("pytorchReplicaSpecs", "Worker"), label, body)
+    return JobContender(name, path, ("pytorchReplicaSpecs", "Worker"), label, body)
 
 
 @contextmanager
-def pytorchjob(api: Connection, folder: Path) -> Iterator[Contender]:
+def pytorchjob(api: Connection, folder: Path) -> Iterator[JobContender]:
     """Return Kubeflow's job with its defaults: the first worker hosts the store, and a failing rank ends its agent."""
     yield _pytorchjob("PyTorchJob", folder, {})
 
 
 @contextmanager
-def pytorchjob_tuned(api: Connection, folder: Path) -> Iterator[Contender]:
+def pytorchjob_tuned(api: Connection, folder: Path) -> Iterator[JobContender]:
     """Return the best that was found: a store outside the workers, short timeouts, many restarts, quick eviction from
     nodes."""
     store = open_store()
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
                         job.recreate()
     except KeyboardInterrupt:
         code = 130
-    except (ElasticctlError, Missing, AssertionError) as e:
+    except (ElasticctlError, NotInTime, AssertionError) as e:
         progress(f"stopped: {e}")
         code = 1
     title = "standstill, s: median (p95); steps repeated; trials in which the job trained again"

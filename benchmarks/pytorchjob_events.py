@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import Missing, until
-from benchmarks.recovery.timeline import Expected, Outcome, Step, current_group, outcome
+from benchmarks.cluster import NotInTime, until
+from benchmarks.recovery.timeline import ExpectedGroup, Outcome, RecordedStep, current_group, outcome
 from benchmarks.recovery.trials import StepsFile, is_steady
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
@@ -28,7 +28,7 @@ AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class JobContender:
     """`path` is where its jobs are, `replicas` returns the patch that sets their number of workers."""
 
     name: str
@@ -45,10 +45,10 @@ class Contender:
         return {"spec": patch}
 
 
-class Job:
+class ContenderJob:
     """A contender's job on the cluster."""
 
-    def __init__(self, api: Connection, contender: Contender, folder: Path) -> None:
+    def __init__(self, api: Connection, contender: JobContender, folder: Path) -> None:
         self._api, self._contender, self._folder = api, contender, folder
         self._steps = StepsFile(folder / "steps")
         self._target = ""
@@ -59,22 +59,22 @@ class Job:
         self.scale(world)
         try:
             self._wait_steady(world, settle_s)
-        except Missing:  # it has not recovered from the event before
+        except NotInTime:  # it has not recovered from the event before
             self.recreate()
             self.scale(world)
             self._wait_steady(world, settle_s)
         if event in (DRAINED, SILENT):
             self._spread(world, settle_s)
         expected = {
-            "scaled down": Expected(WORKERS - 1, smaller_counts=False),
-            "scaled up": Expected(WORKERS, smaller_counts=False),
-        }.get(event, Expected(WORKERS))
+            "scaled down": ExpectedGroup(WORKERS - 1, smaller_counts=False),
+            "scaled up": ExpectedGroup(WORKERS, smaller_counts=False),
+        }.get(event, ExpectedGroup(WORKERS))
         at = time.time()
         EVENTS[event](self)
         try:
             until(lambda: self._is_over(at, expected), LIMIT_S, f"steps after: {event}")
             return outcome(self._recent(), at, expected)
-        except Missing:
+        except NotInTime:
             return None
         finally:
             self._repair(event)
@@ -115,18 +115,18 @@ class Job:
             group = current_group(self._recent())[0].group
             self._delete_pod(self._staying()[-1])
             self._wait_steady(world, settle_s, but=group)
-        raise Missing("a node without the first worker, but with another")
+        raise NotInTime("a node without the first worker, but with another")
 
     def _delete_pod(self, pod: Manifest) -> None:
         path = resource_path("v1", NAMESPACE, "pods", pod["metadata"]["name"])
         self._api.request("DELETE", path, {"gracePeriodSeconds": 0})
 
-    def _is_over(self, at: float, expected: Expected) -> bool:
+    def _is_over(self, at: float, expected: ExpectedGroup) -> bool:
         found = outcome(self._recent(), at, expected)
         return found.first_step_s is not None and (found.last_step_s or 0.0) >= found.first_step_s + AFTER_S
 
     def _repair(self, event: str) -> None:
-        if event == SILENT:  # starting a node that is alive would leave the processes of the first start behind
+        if event == SILENT:  # starting a node that is alive would leave the processes of the first start running
             subprocess.run([LAB, "start-node", self._target], check=True, capture_output=True, timeout=120)
         if event == DRAINED:
             subprocess.run(["kubectl", "uncordon", self._target], check=True, capture_output=True, timeout=60)
@@ -139,7 +139,7 @@ class Job:
         ready = {item["type"]: item["status"] for item in node["status"]["conditions"]}.get("Ready") == "True"
         return ready and not node["spec"].get("unschedulable")
 
-    def _recent(self) -> list[Step]:
+    def _recent(self) -> list[RecordedStep]:
         since = time.time() - RECENT_S
         return [step for step in self._steps.read() if step.at > since]
 
@@ -180,19 +180,19 @@ class Job:
         return False
 
 
-EVENTS: dict[str, Callable[[Job], None]] = {
-    "a pod is deleted": Job.delete_pod,
-    DRAINED: Job.drain_node,
-    SILENT: Job.silence_node,
+EVENTS: dict[str, Callable[[ContenderJob], None]] = {
+    "a pod is deleted": ContenderJob.delete_pod,
+    DRAINED: ContenderJob.drain_node,
+    SILENT: ContenderJob.silence_node,
     "scaled down": lambda job: job.scale(WORKERS - 1),
     "scaled up": lambda job: job.scale(WORKERS),
 }
 
 
 @contextmanager
-def running(api: Connection, contender: Contender, folder: Path) -> Iterator[Job]:
+def running(api: Connection, contender: JobContender, folder: Path) -> Iterator[ContenderJob]:
     """Run the contender's job, in a folder that is empty at first."""
-    job = Job(api, contender, folder)
+    job = ContenderJob(api, contender, folder)
     job.recreate()
     try:
         yield job

@@ -68,7 +68,7 @@ async def _serve(commands: Connection) -> None:
         commands.send(at)
 
 
-class Agent:
+class SimulatedAgent:
     """Sends what a launcher's rendezvous handler sends."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
@@ -97,7 +97,7 @@ class Agent:
         return answer
 
 
-async def one_round(agents: Sequence[Agent], commands: Connection, service: psutil.Process) -> Round:
+async def one_round(agents: Sequence[SimulatedAgent], commands: Connection, service: psutil.Process) -> Round:
     """Form a group of all agents, lose the first, and let the others form a group again."""
     await _command(commands, "alive", [agent.uid for agent in agents])
     began = time.monotonic()
@@ -113,7 +113,7 @@ async def one_round(agents: Sequence[Agent], commands: Connection, service: psut
     return Round(form_s, reform_s, _highest_memory_mib(service))
 
 
-async def _again(agent: Agent, world: bytes) -> bytes:
+async def _again(agent: SimulatedAgent, world: bytes) -> bytes:
     await agent.watch(world)
     return await agent.join(1)
 
@@ -159,7 +159,7 @@ async def measure(size: int, repeats: int, commands: Connection, service: psutil
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-        agents = [Agent(session, url, number) for number in range(size)]
+        agents = [SimulatedAgent(session, url, number) for number in range(size)]
         return [await one_round(agents, commands, service) for _ in range(repeats)]
 
 

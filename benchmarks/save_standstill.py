@@ -1,4 +1,5 @@
-"""How long a save stops training in one process, with the optimizer's state copied at once and while training goes on.
+"""How long a save stops training in one process, with the optimizer's state copied immediately and while training
+continues.
 
     python -m benchmarks.save_standstill [--megabytes 300] [--repeats 10]
 
@@ -25,7 +26,7 @@ from elasticctl_train import Checkpointer, Label
 
 SIDE = 1024
 PASS_S = 0.5
-AT_ONCE, LATE = "all copied at once", "optimizer copied while training goes on"
+NOW, LATE = "all copied immediately", "optimizer copied while training continues"
 GOAL = 0.1
 
 
@@ -45,8 +46,8 @@ def measure(checkpoints: Checkpointer, megabytes: int, repeats: int) -> dict[str
     source = torch.ones(3 * sum(one.nbytes for one in parameters), dtype=torch.uint8)
     target = source.clone()
     memcpy_s: list[float] = []
-    held_s: dict[str, list[float]] = {f"{way}: {what}": [] for way in (AT_ONCE, LATE) for what in ("save", "in all")}
-    for number, way in in_turns((AT_ONCE, LATE), repeats):
+    held_s: dict[str, list[float]] = {f"{way}: {what}": [] for way in (NOW, LATE) for what in ("save", "in all")}
+    for number, way in in_turns((NOW, LATE), repeats):
         compute(PASS_S / 5)
         memcpy_s.append(timed(lambda: target.copy_(source)))
         late = {"optimizer"} if way == LATE else set[str]()

@@ -3,8 +3,8 @@
     python -m benchmarks.sharing [--load 1.0 ...] [--seeds 5]
 
 Ours is the controller's own core, not a copy: `decide` divides the GPUs and `decide_growth` says when a group admits
-newcomers. Jobs and interruptions are sampled from distributions (`sharing_trace.Settings`) with seeds 1, 2, and so on,
-the same for every contender. docs/performance.md has results.
+newcomers. Jobs and interruptions are sampled from distributions (`sharing_trace.WeekSettings`) with seeds 1, 2, and so
+on, the same for every contender. docs/performance.md has results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from statistics import fmean
 
 from benchmarks.figures import percentile, progress, show
 from benchmarks.programs import count, parser
-from benchmarks.sharing_simulation import POOL, Division, Granted, Week, simulate
-from benchmarks.sharing_trace import Settings, generate
+from benchmarks.sharing_simulation import POOL, DividedCluster, Granted, Week, simulate
+from benchmarks.sharing_trace import WeekSettings, generate
 from elasticctl.api.observed import cost
 from elasticctl_controller.core.sharing.claims import Claim, Node, Project, SharedPool, SharingRules
 from elasticctl_controller.core.sharing.grant_workers import decide
@@ -28,20 +28,20 @@ OURS, FIXED = "elasticctl", "fixed size"
 GOODPUT_GOAL, UTILISATION_GOAL = 1.3, 0.95
 
 
-class Sharing:
+class ElasticSharing:
     """The real `decide`; the simulation uses the real `decide_growth`."""
 
     name = OURS
     elastic = True
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WeekSettings) -> None:
         self.rules = SharingRules()
         self.projects = [Project(name, guaranteed={POOL: settings.guaranteed}) for name in settings.projects]
 
-    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
+    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> DividedCluster:
         decision = decide([SharedPool(POOL, tuple(nodes))], self.projects, claims, now, self.rules)
         grants = {key: Granted(grant.workers, grant.leave) for key, grant in decision.grants.items()}
-        return Division(grants, decision.wake_at)
+        return DividedCluster(grants, decision.wake_at)
 
 
 class FixedSizes:
@@ -53,14 +53,14 @@ class FixedSizes:
     name = FIXED
     elastic = False
 
-    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
+    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> DividedCluster:
         free = sum(node.slots for node in nodes) - sum(claim.granted for claim in claims)
         grants = {claim.key: Granted(claim.granted) for claim in claims}
         for claim in sorted(claims, key=lambda claim: (claim.submitted_at, claim.key)):
             if not claim.granted and claim.most <= free:
                 free -= claim.most
                 grants[claim.key] = Granted(claim.most)
-        return Division(grants)
+        return DividedCluster(grants)
 
 
 def gpu_usd_per_h() -> float:
@@ -71,14 +71,14 @@ def gpu_usd_per_h() -> float:
     return listed.per_hour[INSTANCE] * listed.spot_share / INSTANCE_GPUS
 
 
-def measure(loads: Sequence[float], seeds: int, settings: Settings) -> dict[tuple[float, str], list[Week]]:
+def measure(loads: Sequence[float], seeds: int, settings: WeekSettings) -> dict[tuple[float, str], list[Week]]:
     """Simulate every load, seed and contender; return (load, contender) -> weeks, in order of seeds."""
     found: dict[tuple[float, str], list[Week]] = {}
     for load in loads:
         at_load = replace(settings, load=load)
         for seed in range(1, seeds + 1):
             trace = generate(seed, at_load)
-            for policy in (FixedSizes(), Sharing(at_load)):
+            for policy in (FixedSizes(), ElasticSharing(at_load)):
                 week = simulate(trace, policy, gpu_usd_per_h())
                 found.setdefault((load, policy.name), []).append(week)
                 progress(f"load {load:g}, seed {seed}, {policy.name}: goodput {week.goodput:.3f}")
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--jobs", type=count, default=200, metavar="N", help="jobs in a week, on average (200)")
     options.add_argument("--days", type=float, default=7.0, metavar="D", help="length of the week (7)")
     args = options.parse_args(argv)
-    found = measure(args.load or LOADS, args.seeds, Settings(jobs=args.jobs, days=args.days))
+    found = measure(args.load or LOADS, args.seeds, WeekSettings(jobs=args.jobs, days=args.days))
     goals = f"goals: {GOODPUT_GOAL:g} times the goodput of fixed sizes, {UTILISATION_GOAL:.0%} of what is possible"
     show(goals, COLUMNS, list(rows(found)))
     ours = {load: weeks for (load, contender), weeks in found.items() if contender == OURS}

@@ -1,4 +1,4 @@
-"""A simulated cluster: events in order of time, the contender's decision after each, and what jobs do meanwhile."""
+"""A simulated cluster: events in order of time, the contender's decision after each, and what jobs do in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
 
-from benchmarks.sharing_trace import HOUR_S, Job, Outage, Settings, Trace
+from benchmarks.sharing_trace import HOUR_S, Outage, SimulatedJob, WeekSettings, WeekTrace
 from elasticctl_controller.core.group.newcomers import GrowthOption, decide_growth
 from elasticctl_controller.core.sharing.claims import Claim, Node, Worker
 
@@ -25,20 +25,20 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class DividedCluster:
     """All grants by job, and when to ask again if nothing changes."""
 
     grants: dict[str, Granted]
     wake_at: float | None = None
 
 
-class Policy(Protocol):
+class SharingPolicy(Protocol):
     """A contender. `elastic`: its jobs continue when they lose workers."""
 
     name: str
     elastic: bool
 
-    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Division:
+    def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> DividedCluster:
         """Divide these nodes among these claims."""
 
 
@@ -53,14 +53,14 @@ class SimWorker:
 
 
 @dataclass(slots=True)
-class Group:
+class SimulatedGroup:
     """A job that has arrived. `members` train, except before `busy_until`; `done` and `saved` are work.
 
     `rates` are those at which it has trained, by size: what a controller would have measured.
     """
 
-    job: Job
-    settings: Settings
+    job: SimulatedJob
+    settings: WeekSettings
     pool: str
     fixed: bool
     granted: int = 0
@@ -195,9 +195,9 @@ ARRIVES, KNOWN, DOWN, UP, WAKE = range(5)
 class Week:
     """The results of a contender on a trace.
 
-    Of the week: `utilisation` is GPUs that train relative to those that exist, `of_possible` relative to those that the
-    present jobs could have used. `goodput` is work done and kept relative to the GPU hours that exist, with work
-    counted in GPU hours at the size that a job wanted: 1 is a cluster that trains all week and loses nothing, with
+    Of the week: `utilisation` is GPUs that train relative to the GPUs that exist, `of_possible` relative to the GPUs
+    that the present jobs could have used. `goodput` is work done and kept relative to the GPU hours that exist, with
+    work counted in GPU hours at the size that a job wanted: 1 is a cluster that trains all week and loses nothing, with
     every job on the GPUs that it wanted. Of all jobs, until the last one has ended: `completion_h` from arrival to end,
     and `cost_per_job_usd`, the cost of their workers' GPUs.
     """
@@ -227,14 +227,14 @@ class Meter:
 class Simulation:
     """A run of one contender on one trace."""
 
-    trace: Trace
-    policy: Policy
+    trace: WeekTrace
+    policy: SharingPolicy
     now: float = 0.0
     events: list[tuple[float, int, int, str, Outage | None]] = field(default_factory=list)
     up: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
-    live: dict[str, Group] = field(default_factory=dict)
-    ended: list[Group] = field(default_factory=list)
+    live: dict[str, SimulatedGroup] = field(default_factory=dict)
+    ended: list[SimulatedGroup] = field(default_factory=list)
     meter: Meter = field(default_factory=Meter)
     wakes: set[float] = field(default_factory=set)
     numbers: int = 0
@@ -255,7 +255,7 @@ class Simulation:
             while self.events and self.events[0][0] <= self.now:
                 _, kind, _, key, event = heappop(self.events)
                 if kind == ARRIVES:
-                    group = Group(jobs[key], self.trace.settings, POOL, fixed=not self.policy.elastic)
+                    group = SimulatedGroup(jobs[key], self.trace.settings, POOL, fixed=not self.policy.elastic)
                     group.changed_at = group.at = self.now
                     self.live[key] = group
                 elif event is not None:
@@ -340,7 +340,7 @@ class Simulation:
             self._wake_at(group.again_at)
         self._wake_at(verdict.wake_at)
 
-    def _start(self, group: Group, free: dict[str, int]) -> None:
+    def _start(self, group: SimulatedGroup, free: dict[str, int]) -> None:
         """Create the missing workers, on the nodes that then have the fewest free GPUs."""
         for _ in range(group.granted - len(group.workers)):
             places = [(slots, name) for name, slots in free.items() if slots]
@@ -364,7 +364,7 @@ class Simulation:
                 self._at(when, WAKE)
 
 
-def simulate(trace: Trace, policy: Policy, gpu_usd_per_h: float) -> Week:
+def simulate(trace: WeekTrace, policy: SharingPolicy, gpu_usd_per_h: float) -> Week:
     """Run a contender on a trace."""
     simulation = Simulation(trace, policy)
     simulation.run()

@@ -1,6 +1,6 @@
-"""What happens to the cluster in a week, whoever schedules: jobs arrive, spot nodes go and come back.
+"""What happens to the cluster in a week with any scheduler: jobs arrive, spot nodes go and come back.
 
-All of it is determined by a seed and the distributions in `Settings`, and is the same for every contender.
+All of it is determined by a seed and the distributions in `WeekSettings`, and is the same for every contender.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WeekSettings:
     """The distributions, and what changes cost.
 
     Jobs arrive as a Poisson process, `jobs` of them in `days` on average. Each wants a number of GPUs from `sizes`, and
@@ -57,7 +57,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """A job of the trace. `work` is what it has to do, in GPU seconds at the size that it `wanted`."""
 
     key: str
@@ -86,12 +86,12 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class WeekTrace:
     """A week, and the outages of nodes until the last job has ended: they continue for four weeks."""
 
     seed: int
-    settings: Settings
-    jobs: tuple[Job, ...]
+    settings: WeekSettings
+    jobs: tuple[SimulatedJob, ...]
     outages: tuple[Outage, ...]
 
     @property
@@ -99,12 +99,12 @@ class Trace:
         return tuple(f"node-{number:03}" for number in range(self.settings.nodes))
 
 
-def generate(seed: int, settings: Settings) -> Trace:
+def generate(seed: int, settings: WeekSettings) -> WeekTrace:
     """Return the trace of a seed. Jobs and outages are sampled separately: other jobs meet the same outages."""
-    return Trace(seed, settings, _jobs(random.Random(f"jobs {seed}"), settings), _outages(seed, settings))
+    return WeekTrace(seed, settings, _jobs(random.Random(f"jobs {seed}"), settings), _outages(seed, settings))
 
 
-def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
+def _jobs(dice: random.Random, settings: WeekSettings) -> tuple[SimulatedJob, ...]:
     sampled = []
     now_s = 0.0
     while True:
@@ -119,7 +119,7 @@ def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
     for number, (arrives_s, wanted, length, exponent, project) in enumerate(sampled):
         runs_s = min(length * scale_s, settings.longest_h * HOUR_S)
         jobs.append(
-            Job(
+            SimulatedJob(
                 key=f"{project}/job-{number:03}",
                 project=project,
                 arrives_s=arrives_s,
@@ -133,7 +133,7 @@ def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
-def _scale_s(sampled: list[tuple[int, float]], settings: Settings) -> float:
+def _scale_s(sampled: list[tuple[int, float]], settings: WeekSettings) -> float:
     """Return the seconds per unit of length with which the jobs reach the load, as far as the maximum length
     permits."""
     longest_s, asked_s = settings.longest_h * HOUR_S, settings.load * settings.gpus * settings.week_s
@@ -147,7 +147,7 @@ def _scale_s(sampled: list[tuple[int, float]], settings: Settings) -> float:
     return high
 
 
-def _outages(seed: int, settings: Settings) -> tuple[Outage, ...]:
+def _outages(seed: int, settings: WeekSettings) -> tuple[Outage, ...]:
     found = []
     for number in range(settings.nodes):
         dice = random.Random(f"node {number} of {seed}")

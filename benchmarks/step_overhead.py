@@ -2,9 +2,9 @@
 
     python -m benchmarks.step_overhead [--workers 3] [--blocks 40] [--step-s 0.01]
 
-Both train in turns in the same processes, in blocks of steps, with the same model and the same group, so that whatever
-else the machine does affects both alike. The output is the median duration of a step of rank 0, and the processor time
-of a step without its sleep, which is meaningful on a busy machine, too.
+Both train in turns in the same processes, in blocks of steps, with the same model and the same group, so that other
+load on the machine affects both alike. The output is the median duration of a step of rank 0, and the processor time of
+a step without its sleep, which is meaningful on a busy machine, too.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.checkpoints.results import COLUMNS, GB, MIB, OURS, Trial, goals, merge, rows, size_in_words
+from benchmarks.checkpoints.results import COLUMNS, GB, MIB, OURS, SaveTrial, goals, merge, rows, size_in_words
 from benchmarks.checkpoints.s3_server import S3Server
 from benchmarks.figures import progress, show
 from benchmarks.programs import MARK, count, end_as_by_ctrl_c, free_port, kill_trees, parser, sweep
@@ -80,7 +80,7 @@ def environment(endpoint: str, mark: str) -> dict[str, str]:
     }
 
 
-def run_trial(contender: str, size_bytes: int, ranks: int, args: argparse.Namespace, server: S3Server) -> Trial:
+def run_trial(contender: str, size_bytes: int, ranks: int, args: argparse.Namespace, server: S3Server) -> SaveTrial:
     """Measure once; a failure is a result, too. Everything that was started has ended when this returns."""
     name = f"{contender}-{size_bytes}-{ranks}-{os.getpid()}"
     plan: dict[str, Any] = {
@@ -92,9 +92,9 @@ def run_trial(contender: str, size_bytes: int, ranks: int, args: argparse.Namesp
             plan["tier"] = tier
             saves = run_ranks({**plan, "phase": "save", "seed": 1})
             restores = run_ranks({**plan, "phase": "restore", "seed": 2, "newest": saves[0]["newest"]})
-            return Trial(size_bytes, ranks, contender, merge(saves, restores))
+            return SaveTrial(size_bytes, ranks, contender, merge(saves, restores))
     except TrialFailed as e:
-        return Trial(size_bytes, ranks, contender, note=f"failed: {e}")
+        return SaveTrial(size_bytes, ranks, contender, note=f"failed: {e}")
     finally:
         sweep(name)
         server.drop(f"{BUCKET}/")
@@ -180,7 +180,7 @@ class RankProcess:
         self._lines.put("")
 
 
-def measure(args: argparse.Namespace) -> Iterator[Trial]:
+def measure(args: argparse.Namespace) -> Iterator[SaveTrial]:
     """Run all trials, of the sizes for which there is enough memory: a machine that swaps measures nothing."""
     for repeat in range(args.repeats):
         for size_bytes in args.size:
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     saved."""
     args = _arguments(argv)
     end_as_by_ctrl_c()
-    trials: list[Trial] = []
+    trials: list[SaveTrial] = []
     stopped = False
     try:
         for trial in measure(args):

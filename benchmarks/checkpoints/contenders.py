@@ -50,7 +50,7 @@ class Place:
         return f"s3://{BUCKET}/{self.prefix}/save-{number}"
 
 
-class Contender(Protocol):
+class Saver(Protocol):
     """One rank's contender; all ranks call the same methods in the same order. Creating one sends nothing."""
 
     @property
@@ -77,7 +77,7 @@ class Contender(Protocol):
         """Release processes and connections."""
 
 
-class Commit:
+class CommitWait:
     """When a background save ended, or how it failed."""
 
     def __init__(self) -> None:
@@ -122,13 +122,13 @@ class Boto3:
 
     def __init__(self, place: Place, rank: int) -> None:
         self._place, self._rank = place, rank
-        self._commit = Commit()
+        self._commit = CommitWait()
 
     def prepare(self, trainee: Trainee) -> None:
         client()
 
     def save(self, trainee: Trainee, number: int) -> None:
-        self._commit = Commit()
+        self._commit = CommitWait()
         if self._rank != 0:
             self._commit.end()
             return
@@ -137,7 +137,7 @@ class Boto3:
         data.seek(0)
         threading.Thread(target=self._upload, args=(data, self._place.key(number, "state.pt"), self._commit)).start()
 
-    def _upload(self, data: io.BytesIO, key: str, commit: Commit) -> None:
+    def _upload(self, data: io.BytesIO, key: str, commit: CommitWait) -> None:
         try:
             client().upload_fileobj(data, BUCKET, key)
         except Exception as e:  # noqa: BLE001 - handed to whoever waits
@@ -223,7 +223,7 @@ class Dcp:
     def __init__(self, place: Place, rank: int) -> None:
         self._place = place
         self._group = dist.new_group(backend="gloo")
-        self._commit = Commit()
+        self._commit = CommitWait()
         self._stager: AsyncStager | None = None
 
     def prepare(self, trainee: Trainee) -> None:
@@ -247,7 +247,7 @@ class Dcp:
         return cast(StorageReader, reader)
 
     def save(self, trainee: Trainee, number: int) -> None:
-        self._commit = Commit()
+        self._commit = CommitWait()
         saving: Any = async_save(
             trainee.state(),
             storage_writer=self.writer(number),
@@ -296,7 +296,7 @@ def _connector_settings() -> Any:
     return S3ClientConfig(force_path_style=True)
 
 
-class Ours:
+class OurCheckpoints:
     """`Checkpointer`, as `Run` uses it."""
 
     cleans_up = True
@@ -306,7 +306,7 @@ class Ours:
 
         self._url = f"s3://{BUCKET}/{place.prefix}?endpoint={place.endpoint}&region={REGION}"
         self._world = join()
-        self._commit = Commit()
+        self._commit = CommitWait()
         self._checkpoints: Any = None
 
     def _open(self) -> Any:
@@ -330,7 +330,7 @@ class Ours:
     def save(self, trainee: Trainee, number: int) -> None:
         from elasticctl_train.checkpoint.checkpointer import Label
 
-        self._commit = Commit()
+        self._commit = CommitWait()
         self._checkpoints.save(trainee.state(), Label(step=number))
         if self._world.rank != 0:
             self._commit.end()
@@ -352,7 +352,7 @@ class Ours:
         return
 
 
-class Obstore(Ours):
+class Obstore(OurCheckpoints):
     """`Checkpointer` on a storage that leaves HTTP to the library obstore."""
 
     def _storage(self, url: str) -> Storage:
@@ -365,11 +365,11 @@ class Obstore(Ours):
 class Entry:
     """How to create a contender, and what it imports, which is done before anything is measured."""
 
-    make: Callable[[Place, int], Contender]
+    make: Callable[[Place, int], Saver]
     modules: tuple[str, ...]
 
 
-_OURS = Entry(Ours, ("elasticctl_train.checkpoint.checkpointer", "elasticctl_store.storage.s3"))
+_OURS = Entry(OurCheckpoints, ("elasticctl_train.checkpoint.checkpointer", "elasticctl_store.storage.s3"))
 CONTENDERS: Mapping[str, Entry] = {
     "boto3": Entry(Boto3, ("boto3",)),
     "dcp": Entry(Dcp, ("boto3",)),

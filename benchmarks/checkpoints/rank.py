@@ -2,7 +2,8 @@
 
     python -m benchmarks.checkpoints.rank '{"contender": "boto3", …}'
 
-It prints a line when it is ready, waits for a line, measures, and prints the result as JSON. See `Task` and `Saves`.
+It prints a line when it is ready, waits for a line, measures, and prints the result as JSON. See `Task` and
+`TimedSaves`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class TimedSave:
     """One save. `kind`: the first of the process, one of an idle process, or one during training (`busy`).
 
     Training was stopped for `hold_s`; `commit_s` is the time from its start until it was complete in the storage;
@@ -73,7 +74,7 @@ class Save:
 
 
 @dataclass(slots=True)
-class Saves:
+class TimedSaves:
     """The result of a saving rank.
 
     `extra_bytes`: the increase of the highest resident memory since before anything was prepared, of this process and
@@ -81,7 +82,7 @@ class Saves:
     """
 
     size_bytes: int
-    saves: list[Save] = field(default_factory=list)
+    saves: list[TimedSave] = field(default_factory=list)
     extra_bytes: int = 0
     digest: int = 0
     newest: int = 0
@@ -95,7 +96,7 @@ class Restore:
     digest: int
 
 
-class Rank:
+class MeasuredRank:
     """A process that trains, and the contender that it saves with."""
 
     def __init__(self, task: Task) -> None:
@@ -113,10 +114,10 @@ class Rank:
             importlib.import_module(module)
         self.contender = entry.make(Place(task.endpoint, task.prefix), task.rank)
 
-    def save(self) -> Saves:
-        """Save while idle, then during training; see `Saves`."""
+    def save(self) -> TimedSaves:
+        """Save while idle, then during training; see `TimedSaves`."""
         self.trainee.train_once()
-        found = Saves(self.trainee.size_bytes())
+        found = TimedSaves(self.trainee.size_bytes())
         yardstick = Yardstick(self.trainee, self.task.world_size)
         yardstick.copy_s()
         before_bytes = _start_of_peak()
@@ -157,16 +158,16 @@ class Rank:
         self.contender.close()
         return found
 
-    def _save_idle(self, kind: str, number: int, copy_s: float) -> Save:
+    def _save_idle(self, kind: str, number: int, copy_s: float) -> TimedSave:
         cpu_before_s = _cpu_s()
         began_s = time.perf_counter()
         self.contender.save(self.trainee, number)
         hold_s = time.perf_counter() - began_s
         self.contender.wait()
         cpu_s = _cpu_s() - cpu_before_s
-        return Save(kind, hold_s, self._commit_s(began_s), copy_s, cpu_s=cpu_s)
+        return TimedSave(kind, hold_s, self._commit_s(began_s), copy_s, cpu_s=cpu_s)
 
-    def _save_busy(self, number: int, copy_s: float, like_s: float) -> Save:
+    def _save_busy(self, number: int, copy_s: float, like_s: float) -> TimedSave:
         """Make steps without an upload for as long as an upload takes, then save and make steps until it is
         committed."""
         quiet = self.loop.run_for(max(_LEAST_QUIET_S, like_s))
@@ -176,7 +177,7 @@ class Rank:
         main = self.task.rank == 0
         during = self.loop.run(lambda: main and self.contender.committed_at_s() is not None)
         self.contender.wait()
-        return Save("busy", hold_s, self._commit_s(began_s), copy_s, quiet=quiet, during=during)
+        return TimedSave("busy", hold_s, self._commit_s(began_s), copy_s, quiet=quiet, during=during)
 
     def _commit_s(self, began_s: float) -> float:
         at_s = self.contender.committed_at_s()
@@ -246,7 +247,7 @@ def _unmapped_bytes(folder: str) -> int:
 
 def main() -> int:
     """Execute the task that the argument describes."""
-    rank = Rank(Task(**json.loads(sys.argv[1])))
+    rank = MeasuredRank(Task(**json.loads(sys.argv[1])))
     found = rank.save() if rank.task.phase == "save" else rank.restore()
     dist.barrier()
     print(json.dumps({"found": asdict(found)}), flush=True)

@@ -13,7 +13,7 @@ OURS = "elasticctl"
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class SaveMeasurement:
     """One trial: the saves of fresh processes, and a restore in others.
 
     `holds` are multiples of the trial's memcpy (median), that of the first save first; if ranks differ, the slowest
@@ -32,24 +32,25 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SaveTrial:
     """What was to be measured. `found` None: it could not be, and `note` says why."""
 
     size_bytes: int
     ranks: int
     contender: str
-    found: Measurement | None = None
+    found: SaveMeasurement | None = None
     note: str = ""
 
 
-def merge(saves: Sequence[Mapping[str, Any]], restores: Sequence[Mapping[str, Any]]) -> Measurement:
-    """Return what the ranks measured (in order of rank, see `rank.Saves` and `rank.Restore`) as one measurement."""
+def merge(saves: Sequence[Mapping[str, Any]], restores: Sequence[Mapping[str, Any]]) -> SaveMeasurement:
+    """Return what the ranks measured (in order of rank, see `rank.TimedSaves` and `rank.Restore`) as one
+    measurement."""
     state_bytes = saves[0]["size_bytes"]
     rounds = list(zip(*(found["saves"] for found in saves), strict=True))
     copy_s = percentile((save["copy_s"] for found in saves for save in found["saves"]), 0.5)
     idle = [ranks for ranks in rounds if ranks[0]["kind"] != "busy"]
     busy = [ranks[0] for ranks in rounds if ranks[0]["kind"] == "busy"]
-    return Measurement(
+    return SaveMeasurement(
         state_bytes=state_bytes,
         holds=tuple(max(save["hold_s"] for save in ranks) / copy_s for ranks in rounds),
         commits_s=tuple(ranks[0]["commit_s"] for ranks in idle),
@@ -78,7 +79,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def rows(trials: Sequence[Trial]) -> Iterator[list[str]]:
+def rows(trials: Sequence[SaveTrial]) -> Iterator[list[str]]:
     """Return a row for each state and contender: medians (p95), of all saves but the first where that is not named."""
     last = ""
     for (size_bytes, ranks, contender), found in _grouped(trials).items():
@@ -88,7 +89,7 @@ def rows(trials: Sequence[Trial]) -> Iterator[list[str]]:
         last = state
 
 
-def _cells(found: Sequence[Measurement]) -> list[str]:
+def _cells(found: Sequence[SaveMeasurement]) -> list[str]:
     holds = [hold for one in found for hold in one.holds]
     return [
         spread(holds, 1),
@@ -102,16 +103,16 @@ def _cells(found: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def _grouped(trials: Sequence[Trial]) -> dict[tuple[int, int, str], list[Measurement]]:
+def _grouped(trials: Sequence[SaveTrial]) -> dict[tuple[int, int, str], list[SaveMeasurement]]:
     """Return (size, ranks, contender) -> what was measured, in order of size and ranks."""
-    groups: dict[tuple[int, int, str], list[Measurement]] = {}
+    groups: dict[tuple[int, int, str], list[SaveMeasurement]] = {}
     for trial in sorted(trials, key=lambda one: (one.size_bytes, one.ranks)):
         found = groups.setdefault((trial.size_bytes, trial.ranks, trial.contender), [])
         found += [trial.found] if trial.found else []
     return groups
 
 
-def goals(trials: Sequence[Trial]) -> Iterator[list[str]]:
+def goals(trials: Sequence[SaveTrial]) -> Iterator[list[str]]:
     """Return a row for each of our goals: the figure, its bound, and whether that was reached."""
     groups = {key: found for key, found in _grouped(trials).items() if found}
     for (size_bytes, ranks, contender), found in groups.items():

@@ -13,7 +13,7 @@ SMALL_BYTES = 64 << 10
 """Objects up to this size get memory of their own: 10,000 of them would fill the pool with nearly empty chunks."""
 
 
-class FullError(Exception):
+class PoolFullError(Exception):
     """The pool has no chunk left."""
 
 
@@ -28,13 +28,13 @@ class Pool:
         self._lock = threading.Lock()
 
     def allocate(self, size_bytes: int) -> Blob:
-        """Allocate memory for that many bytes. Raises FullError, and allocates nothing then."""
+        """Allocate memory for that many bytes. Raises PoolFullError, and allocates nothing then."""
         if size_bytes <= SMALL_BYTES:
             return Blob((memoryview(bytearray(size_bytes)),), size_bytes)
         count = -(-size_bytes // CHUNK_BYTES)
         with self._lock:
             if count > len(self._free):
-                raise FullError(f"{size_bytes} bytes do not fit into the server")
+                raise PoolFullError(f"{size_bytes} bytes do not fit into the server")
             numbers = [self._free.pop() for _ in range(count)]
         views = [self._memory[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES] for number in numbers]
         views[-1] = views[-1][: size_bytes - (count - 1) * CHUNK_BYTES]

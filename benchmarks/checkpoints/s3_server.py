@@ -2,8 +2,8 @@
 
 It uses raw sockets and a thread per connection; a body is read from the socket directly into memory that was touched
 before. It supports what the contenders send: objects put, copied, read in ranges, deleted and listed, multipart
-uploads, and If-None-Match. It ignores signatures and checksums, and nobody may delete what another one is reading.
-Old saves are deleted with /-/drop?prefix=, for the contenders that leave that to the script.
+uploads, and If-None-Match. It ignores signatures and checksums, and an object must not be deleted while it is being
+read. Old saves are deleted with /-/drop?prefix=, for the contenders that leave that to the script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from benchmarks.checkpoints.s3_objects import CHUNK_BYTES, Blob, FullError, Objects, Pool
+from benchmarks.checkpoints.s3_objects import CHUNK_BYTES, Blob, Objects, Pool, PoolFullError
 
 _REASONS = {
     200: "OK", 204: "No Content", 206: "Partial Content", 404: "Not Found", 412: "Precondition Failed",
@@ -131,7 +131,7 @@ class S3Server:
                 try:
                     body = self._receive(reader, request)
                     response = self._answer(request, body)
-                except FullError as e:
+                except PoolFullError as e:
                     # The body has not been read, so nothing more can be read from this connection.
                     _send(connection, request, S3Response(507, _error(507, str(e))))
                     return

@@ -1,4 +1,4 @@
-"""The state that is checkpointed, and the training meanwhile: a loop of small steps.
+"""The state that is checkpointed, and the training during saves: a loop of small steps.
 
 The loop does not depend on the state, because the size of a state does not determine how long a step takes.
 """
@@ -45,7 +45,7 @@ class Trainee:
             state["step"].fill_(float(number))
 
     def state(self) -> dict[str, Any]:
-        """Return what a script saves; the tensors are those that training changes."""
+        """Return what a script saves; the tensors are the ones that training changes."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:

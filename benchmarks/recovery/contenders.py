@@ -75,7 +75,7 @@ class Trial:
         return {**known, "PYTHONPATH": str(ROOT)}
 
 
-class Job(Protocol):
+class TrainingJob(Protocol):
     """A running job."""
 
     def agents(self) -> dict[int, int]:
@@ -99,12 +99,12 @@ class Contender(AbstractContextManager["Contender"], Protocol):
 
     name: str
 
-    def start(self, trial: Trial) -> Job:
+    def start(self, trial: Trial) -> TrainingJob:
         """Start a job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TorchrunSettings:
     """How torchrun is called; `collective_timeout_s` is passed to the script if hangs are to be detected."""
 
     options: tuple[str, ...]
@@ -115,8 +115,8 @@ class Settings:
 
 # The elastic call of torch's own documentation. The first agent that gets the port hosts the store: on loopback any
 # agent can, which is easier than on separate machines, where only the one that the endpoint names can.
-DEFAULTS = Settings(options=("--max-restarts=3",))
-TUNED = Settings(
+DEFAULTS = TorchrunSettings(options=("--max-restarts=3",))
+TUNED = TorchrunSettings(
     options=(
         "--max-restarts=100",
         "--monitor-interval=0.1",
@@ -131,7 +131,7 @@ TUNED = Settings(
 class Torchrun(Contender):
     """Stock torchrun with its c10d rendezvous, one agent for each worker."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: TorchrunSettings) -> None:
         self.name, self._settings = name, settings
         self._store: TCPStore | None = None
 
@@ -143,7 +143,7 @@ class Torchrun(Contender):
     def __exit__(self, *_: object) -> None:
         self._store = None
 
-    def start(self, trial: Trial) -> Job:
+    def start(self, trial: Trial) -> TrainingJob:
         settings, port = self._settings, self._store.port if self._store else free_port()
         arguments = trial.arguments
         if trial.watch_hangs and settings.collective_timeout_s is not None:
@@ -156,7 +156,7 @@ class Torchrun(Contender):
         return AgentsJob(trial, [command], [settings.environment])
 
 
-class AgentsJob(Job):
+class AgentsJob(TrainingJob):
     """A process for each worker, and the little that a controller would do for them.
 
     `commands` and `environments` are those of each worker; further workers use the last one's.
@@ -225,7 +225,7 @@ class TorchFT(Contender):
     def __exit__(self, *_: object) -> None:
         self._end_lighthouse()
 
-    def start(self, trial: Trial) -> Job:
+    def start(self, trial: Trial) -> TrainingJob:
         self._end_lighthouse()
         port = free_port()
         command = [str(Path(other_python()).with_name("torchft_lighthouse")), f"--bind=127.0.0.1:{port}", *LIGHTHOUSE]
@@ -272,7 +272,7 @@ class Local(Contender):
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def start(self, trial: Trial) -> Job:
+    def start(self, trial: Trial) -> TrainingJob:
         variables = [f"--env={name}={value}" for name, value in trial.environment.items()]
         hangs = [f"--set=spec.policy.hangTimeoutSeconds={HANG_TIMEOUT_S}"] if trial.watch_hangs else []
         run_elasticctl(
@@ -283,7 +283,7 @@ class Local(Contender):
         return LocalJob(LocalCluster(local_paths(self._environ)), trial)
 
 
-class LocalJob(Job):
+class LocalJob(TrainingJob):
     """A job of the local cluster; the supervisor manages it."""
 
     def __init__(self, cluster: LocalCluster, trial: Trial) -> None:
@@ -315,7 +315,7 @@ class LocalJob(Job):
         try:
             self._cluster.delete_job("default", self._trial.name)
             deadline = time.monotonic() + END_PATIENCE_S
-            kill_trees(self.agents().values())  # nothing has to be saved, so do not wait
+            kill_trees(self.agents().values())  # nothing needs to be saved, so do not wait
             while self._cluster.list_pods("default", self._trial.name) and time.monotonic() < deadline:
                 time.sleep(0.05)
         except NotFoundError:

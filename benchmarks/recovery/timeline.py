@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """One optimizer step on one rank; `at` is in seconds since the epoch, `pid` the process that made it.
 
     `samples` of the data's pass `epoch` were trained on in it, if that is recorded.
@@ -32,7 +32,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedGroup:
     """What an event leads to: a group of `world` ranks in the end.
 
     `smaller_counts`: a group of another size is a recovery, too, as after the loss of a worker, which the others need
@@ -49,7 +49,7 @@ class Outcome:
 
     first_step_s   the first optimizer step by any rank of a group that did not exist before the event (and that is of
                    the expected size, where only that counts)
-    standstill_s   from the last step of the group before it to that step: how long nobody trained
+    standstill_s   from the last step of the group before it to that step: how long no rank trained
     whole_s        the first step of a new group of the expected size
     steps_redone   steps that were done again, summed over every re-forming since the event: for each new group, the
                    highest step recorded before its first step, less the step it resumed from
@@ -68,17 +68,17 @@ class Outcome:
     samples_doubled: int | None = None
 
 
-def parse(text: str) -> list[Step]:
+def parse(text: str) -> list[RecordedStep]:
     """Parse recorded lines; a last line without its newline was cut off by its writer's end and is left out."""
     whole = text[: text.rfind("\n") + 1]
     return [_step(json.loads(line)) for line in whole.splitlines()]
 
 
-def _step(row: dict[str, Any]) -> Step:
-    return Step(**{**row, "samples": tuple(row.get("samples", ()))})
+def _step(row: dict[str, Any]) -> RecordedStep:
+    return RecordedStep(**{**row, "samples": tuple(row.get("samples", ()))})
 
 
-def current_group(steps: Sequence[Step]) -> list[Step]:
+def current_group(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
     """Return the steps of the group that was the last to make its first step; empty if there is none."""
     begun: dict[str, float] = {}
     for step in sorted(steps, key=lambda s: s.at):
@@ -87,7 +87,7 @@ def current_group(steps: Sequence[Step]) -> list[Step]:
     return [step for step in steps if step.group == newest]
 
 
-def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outcome:
+def outcome(steps: Iterable[RecordedStep], event_at: float, expected: ExpectedGroup) -> Outcome:
     """Return what the event at `event_at` (seconds since the epoch) cost."""
     ordered = sorted(steps, key=lambda s: s.at)
     before = {step.group for step in ordered if step.at <= event_at}
@@ -110,7 +110,7 @@ def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outco
     )
 
 
-def _samples(ordered: Sequence[Step], event_at: float) -> tuple[int | None, int | None]:
+def _samples(ordered: Sequence[RecordedStep], event_at: float) -> tuple[int | None, int | None]:
     """Return how many samples were lost, and trained on once too often. A step counts in the last group that made
     it."""
     struck = max((step.epoch for step in ordered if step.at <= event_at), default=0)
@@ -131,17 +131,17 @@ def _samples(ordered: Sequence[Step], event_at: float) -> tuple[int | None, int 
     return wanted - len(times) - _unwritten(counted, struck), times.total() - len(times)
 
 
-def _unwritten(counted: Sequence[Step], epoch: int) -> int:
+def _unwritten(counted: Sequence[RecordedStep], epoch: int) -> int:
     """Return on how many samples, until the end of `epoch`, ranks trained that were killed before they could record
     it."""
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[RecordedStep]] = {}
     for step in counted:
         if step.epoch <= epoch and step.samples:
             steps.setdefault(step.step, []).append(step)
     return sum((ranks[0].world - len(ranks)) * len(ranks[0].samples) for ranks in steps.values())
 
 
-def _redone(ordered: Sequence[Step], before: set[str]) -> int:
+def _redone(ordered: Sequence[RecordedStep], before: set[str]) -> int:
     seen, highest, total = set(before), 0, 0
     for step in ordered:
         if step.group not in seen:

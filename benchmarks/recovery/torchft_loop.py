@@ -1,6 +1,7 @@
 """The training loop of torchft's own DDP example, with the recovery benchmark's model and data.
 
-As there, each process is a replica group with a fixed part of the samples, and nobody keeps a newcomer's place in them.
+As there, each process is a replica group with a fixed part of the samples, and a newcomer does not resume at its place
+in them.
 """
 
 from __future__ import annotations

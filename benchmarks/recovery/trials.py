@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.programs import kill_trees, owner_of, send, sweep
-from benchmarks.recovery.contenders import Contender, Job, Trial
-from benchmarks.recovery.timeline import Expected, Outcome, Step, current_group, outcome, parse
+from benchmarks.recovery.contenders import Contender, TrainingJob, Trial
+from benchmarks.recovery.timeline import ExpectedGroup, Outcome, RecordedStep, current_group, outcome, parse
 
 POLL_S = 0.1
 START_LIMIT_S = 120.0
@@ -22,7 +22,7 @@ AFTERWARDS_S = 1.0
 """How long a recovered job is watched, so that a relapse is noticed."""
 STILL_STEPPING_S = 15.0
 """A job that has not recovered in time has survived if it made a step this recently."""
-Injection = Callable[[Job, Sequence[Step], int], float]
+Injection = Callable[[TrainingJob, Sequence[RecordedStep], int], float]
 """Causes the event to a job with the given steps so far, in the n-th repeat; returns when, in seconds since the
 epoch."""
 
@@ -39,7 +39,7 @@ class Scenario:
     title: str
     inject: Injection
     workers: int = 3
-    expected: Expected = Expected(world=3)
+    expected: ExpectedGroup = ExpectedGroup(world=3)
     hang: bool = False
     limit_s: float = 60.0
 
@@ -47,18 +47,18 @@ class Scenario:
 def kill(*ranks: int) -> Injection:
     """Send SIGKILL to the whole workers that have these ranks: their agents and all descendants."""
 
-    def inject(job: Job, steps: Sequence[Step], turn: int) -> float:
+    def inject(job: TrainingJob, steps: Sequence[RecordedStep], turn: int) -> float:
         return kill_trees([_agent_of(job, steps, rank) for rank in ranks])
 
     return inject
 
 
-def kill_two(job: Job, steps: Sequence[Step], turn: int) -> float:
-    """Send SIGKILL to two whole workers at once, another pair in each repeat."""
+def kill_two(job: TrainingJob, steps: Sequence[RecordedStep], turn: int) -> float:
+    """Send SIGKILL to two whole workers at the same time, another pair in each repeat."""
     return kill(turn % 3, (turn + 1) % 3)(job, steps, turn)
 
 
-def give_notice(job: Job, steps: Sequence[Step], turn: int) -> float:
+def give_notice(job: TrainingJob, steps: Sequence[RecordedStep], turn: int) -> float:
     """Send SIGTERM to the agent of one worker, another one in each repeat."""
     agent = _agent_of(job, steps, turn % 3)
     at = time.time()
@@ -66,7 +66,7 @@ def give_notice(job: Job, steps: Sequence[Step], turn: int) -> float:
     return at
 
 
-def stop_rank(job: Job, steps: Sequence[Step], turn: int) -> float:
+def stop_rank(job: TrainingJob, steps: Sequence[RecordedStep], turn: int) -> float:
     """Send SIGSTOP to one rank's process, another one in each repeat."""
     pid = _pid_of(steps, turn % 3)
     at = time.time()
@@ -79,14 +79,14 @@ def scale(workers: int) -> Injection:
     return lambda job, steps, turn: job.scale(workers)
 
 
-def _pid_of(steps: Sequence[Step], rank: int) -> int:
+def _pid_of(steps: Sequence[RecordedStep], rank: int) -> int:
     for step in reversed(current_group(steps)):
         if step.rank == rank:
             return step.pid
     raise NoTarget(f"rank {rank} has taken no step")
 
 
-def _agent_of(job: Job, steps: Sequence[Step], rank: int) -> int:
+def _agent_of(job: TrainingJob, steps: Sequence[RecordedStep], rank: int) -> int:
     agents = job.agents()
     worker = owner_of(_pid_of(steps, rank), agents)
     if worker is None:
@@ -98,11 +98,11 @@ _ALL = (
     Scenario("kill-0", "kill the worker of rank 0", kill(0)),
     Scenario("kill-1", "kill the worker of rank 1", kill(1)),
     Scenario("kill-2", "kill the worker of rank 2", kill(2)),
-    Scenario("kill-two", "kill two of three workers at once", kill_two),
+    Scenario("kill-two", "kill two of three workers at the same time", kill_two),
     Scenario("notice", "SIGTERM to a worker", give_notice),
     Scenario("hang", "SIGSTOP to a rank", stop_rank, hang=True, limit_s=120.0),
-    Scenario("scale-up", "scale 2 -> 3", scale(3), workers=2, expected=Expected(world=3, smaller_counts=False)),
-    Scenario("scale-down", "scale 3 -> 2", scale(2), expected=Expected(world=2, smaller_counts=False)),
+    Scenario("scale-up", "scale 2 -> 3", scale(3), workers=2, expected=ExpectedGroup(world=3, smaller_counts=False)),
+    Scenario("scale-down", "scale 3 -> 2", scale(2), expected=ExpectedGroup(world=2, smaller_counts=False)),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
@@ -123,9 +123,9 @@ class StepsFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
-        self.steps: list[Step] = []
+        self.steps: list[RecordedStep] = []
 
-    def read(self) -> list[Step]:
+    def read(self) -> list[RecordedStep]:
         """Return all steps so far."""
         if self._path.exists():
             with self._path.open("rb") as file:
@@ -155,7 +155,7 @@ def run_trial(contender: Contender, scenario: Scenario, trial: Trial, repeat: in
 
 
 def _watch(
-    job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, repeat: int, settle_s: float
+    job: TrainingJob, scenario: Scenario, trial: Trial, unmeasured: Measurement, repeat: int, settle_s: float
 ) -> Measurement:
     file = StepsFile(trial.steps_file)
     if not _until(job, lambda: is_steady(file.read(), trial.workers, time.time(), settle_s), START_LIMIT_S):
@@ -167,7 +167,7 @@ def _watch(
     return replace(unmeasured, survived=survives, outcome=found, note=job.remark())
 
 
-def is_steady(steps: list[Step], world: int, now: float, settle_s: float) -> bool:
+def is_steady(steps: list[RecordedStep], world: int, now: float, settle_s: float) -> bool:
     """Return whether the newest group has `world` ranks, has trained for `settle_s`, and still does."""
     group = current_group(steps)
     if not group or group[0].world != world:
@@ -190,7 +190,7 @@ def survived(found: Outcome, watched_s: float) -> bool:
     return found.last_step_s >= watched_s - STILL_STEPPING_S
 
 
-def _until(job: Job, condition: Callable[[], bool], limit_s: float) -> bool:
+def _until(job: TrainingJob, condition: Callable[[], bool], limit_s: float) -> bool:
     """Tend to the job until the condition holds; return False if it does not within `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():

@@ -92,7 +92,7 @@ def mark_removals(
 ) -> tuple[WorkerStatus, ...]:
     """Return the workers, with a mark on each one that has to go. Marks stay, because the deletion may be under way.
 
-    When there are too many workers, those that `moves` names to leave go first; those that move go and are replaced.
+    When there are too many workers, those that `moves` names to leave go first; workers that move go and are replaced.
     """
     if decision.phase.terminal:
         return _mark(roster.workers, FINISHED, lambda worker: _is_cleaned_up(job, roster, decision, worker))
@@ -143,7 +143,7 @@ def _surplus(
     """The uids of the workers above the desired number.
 
     First those in `leave`, then workers that do not run yet, then those that are not in the `newest` generation (they
-    would take seconds to replace a removed member, and nobody would train in its place), then the highest index.
+    would take seconds to replace a removed member, whose place would stay empty for that long), then the highest index.
     Workers that have to leave anyway are not chosen, unless no worker is to stay.
     """
     active = [worker for worker in workers if stays(worker) or (desired == 0 and is_active(worker))]
@@ -177,10 +177,10 @@ def list_creations(
 ) -> tuple[CreateWorker, ...]:
     """Create missing workers at the lowest free indices.
 
-    The pod of an ended worker is deleted within a pass or two, so the next worker waits for its index rather than use
-    a new one. Workers that have to go but still run are replaced at once, above the maximum if need be, except on a
+    The pod of an ended worker is deleted within a pass or two, so the next worker waits for its index rather than use a
+    new one. Workers that have to go but still run are replaced immediately, above the maximum if need be, except on a
     shared cluster, which has no room for that. The name of an ended pod that a finalizer keeps is given up. A name that
-    a pod of somebody else had is tried again when that is due, if no other is free.
+    a foreign pod had is tried again when that is due, if no other is free.
     """
     backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
@@ -200,7 +200,7 @@ def list_creations(
     candidates = (*free_indices(job, cluster, most), *sorted(i for i in again if i is not None and i < most))
     indices = candidates[:wanted]
     if job.goal is not None or job.pools is not None:
-        pairs = zip(indices, moves.pools, strict=False)  # the others have another place to come from: look again
+        pairs = zip(indices, moves.pools, strict=False)  # a worker without a pool is created in a later pass
         return tuple(CreateWorker(index, avoid=cluster.avoid, pool=pool) for index, pool in pairs)
     # Workers that are already waiting were created for the first of the nodes.
     nodes = (("",) * len(indices) + moves.nodes)[len(moves.nodes) :]
@@ -208,8 +208,8 @@ def list_creations(
 
 
 def _count_going(roster: Roster, observed: Observed, moves: WorkerMoves, status: JobStatus) -> int:
-    """How many running workers have to go, because somebody else deletes their pods or takes their nodes away, or will
-    make room for others.
+    """How many running workers have to go, because their pods are deleted by others or their nodes are taken away, or
+    because they will make room for others.
     """
     ours = {worker.uid for worker in status.workers if worker.removal}
     pods = (pod for uid, pod in roster.pods.items() if uid not in ours and not pod.ended)

@@ -40,7 +40,7 @@ def classify(
     """Return why this worker ended, or None if it has not.
 
     `worker` is its entry in the job's status, `losses` are the ends of its peers; `now` is used where no end time was
-    recorded. A pod that somebody else deletes, or whose node is gone, counts as ended: it cannot be saved.
+    recorded. A pod that others delete, or whose node is gone, counts as ended: it cannot be saved.
     """
     over, lost = is_over(pod), is_lost(pod, lost_nodes)
     if worker is not None and worker.removal:
@@ -175,7 +175,7 @@ def _from_exit(pod: Pod, verdict: str) -> Cause | None:
     if _succeeded(pod):
         return Cause.COMPLETED
     if verdict == FailureVerdict.APPLICATION:
-        return None  # also where the rank was killed: its launcher lives, so nobody took the worker away
+        return None  # also where the rank was killed: its launcher lives, so the worker was not taken away
     unobserved = pod.exit_code is None and not pod.reason
     return Cause.KILLED if pod.exit_code in _KILLED_CODES or unobserved else None
 
@@ -187,7 +187,7 @@ def _succeeded(pod: Pod) -> bool:
 def _failed_with_peer(pod: Pod, losses: Iterable[Loss], now: float) -> bool:
     """True if the worker was alive at a peer's loss and failed shortly after it.
 
-    A worker created after the loss is not excused by it: otherwise a script that crashes at once would never count.
+    A worker created after the loss is not excused by it: otherwise a script that crashes immediately would never count.
     """
     end = ended_at(pod, now)
     start = pod.started_at if pod.started_at is not None else pod.created_at

@@ -33,9 +33,9 @@ from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 from elasticctl_protocol.failures import OUT_OF_MEMORY, FailureVerdict
 
 BY_SHARING, BY_PLAN = "sharing", "plan"
-"""What a launcher reports for a rank that the kernel has killed because memory ran out."""
+"""Who has scaled a job, if no person has."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
-QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
+QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced immediately
 HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures
 CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
 MAX_FAILURES_IN_A_ROW = 64  # more do not lengthen the pause
@@ -93,13 +93,13 @@ def _broken(item: GroupGeneration, failure: RankFailure, cause: Cause) -> Interr
         at=failure.at,
         worker=failure.worker,
         cause=cause,
-        message=_what_was_said(failure),
+        message=_describe_end(failure),
         exit_code=failure.exit_code,
         generation=item.generation,
     )
 
 
-def _what_was_said(failure: RankFailure) -> str:
+def _describe_end(failure: RankFailure) -> str:
     """The error or, if the rank left none, how it ended."""
     code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
     return failure.error or (f"ended by {failure.signal}" if failure.signal else code)
@@ -191,9 +191,9 @@ def describe_failure(failure: RankFailure) -> str:
 def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     """Record a change of the desired number of workers since the last pass.
 
-    A job that was waiting for its share or for Kueue has not been scaled, whatever number of workers it starts with.
-    Neither has a job that has just been suspended, because its share no longer counts. A job that was suspended before
-    is scaled by its owner only.
+    A job that was waiting for its share or for Kueue has not been scaled, regardless of the number of workers that it
+    starts with. Neither has a job that has just been suspended, because its share no longer counts. A job that was
+    suspended before is scaled by its owner only.
     """
     first_pass = not status.conditions
     still_none = not status.active and (not job.desired or (bool(job.queue) and status.start_time is None))
@@ -206,7 +206,7 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
         to_workers=job.desired,
         by=job.scaled_by,
         message=_why(status, job.scaled_by),
-        # There will be no first step with 0 workers, or while the job is suspended: such a scaling is done at once.
+        # There will be no first step with 0 workers, or while the job is suspended: such a scaling is done immediately.
         phase=ScalingPhase.IN_PROGRESS if job.desired and not job.suspend else ScalingPhase.DONE,
     )
     before = tuple(
@@ -250,7 +250,7 @@ def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Restar
     backoff = status.backoff
     taken = end.cause in _OF_PLATFORM and end.worker.started_at is not None
     in_a_row = min(backoff.failures, MAX_FAILURES_IN_A_ROW)
-    if _begins_anew(status, end):
+    if _starts_new_series(status, end):
         in_a_row = 1
     elif not taken and (
         backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S
@@ -266,7 +266,7 @@ def _extend_backoff(policy: Policy, status: JobStatus, end: WorkerEnd) -> Restar
     return RestartBackoff(failures=in_a_row, until=Timestamp(max(before, end.at + pause_s)))
 
 
-def _begins_anew(status: JobStatus, end: WorkerEnd) -> bool:
+def _starts_new_series(status: JobStatus, end: WorkerEnd) -> bool:
     """Has the job shown since the last pause that it can run, so that this end starts a new series?
 
     A long life shows it, and so does a step in which a worker of this name took part. For a failure that counts, only a
@@ -290,7 +290,7 @@ def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:
         worker=end.worker.name,
         uid=end.worker.uid,
         cause=end.cause,
-        message=_what_was_said(end.failure) if end.cause.counted else end.failure.error,
+        message=_describe_end(end.failure) if end.cause.counted else end.failure.error,
         exit_code=end.exit_code,
         generation=_last_generation_of(status, end.worker.name),
     )

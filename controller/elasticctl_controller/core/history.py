@@ -1,7 +1,7 @@
 """The history of training: what ranks have reported, in the rendezvous service and in the status of a job.
 
-The service keeps a `TrainingHistory` in memory and may be restarted. Only the status lasts, so `fold_reports` forgets
-nothing that it once knew, and counts nothing twice.
+The service keeps a `TrainingHistory` in memory and may be restarted. Only the status lasts, so `fold_reports` keeps
+everything that the status once had, and counts nothing twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REASONS = {"copies_lack": "copied_every_steps", "restarts_because": "stays", "r
 MAX_METRICS = 64
 """The newest metrics that are kept: a script that makes up a name for each step must not fill the job's status."""
 WARMUP_S = 10.0
-"""How long the rate of a new generation is ignored: its first steps are slow, whatever its size."""
+"""How long the rate of a new generation is ignored: its first steps are slow at any size."""
 RATE_WEIGHT = 0.1
 """The weight of the newest report in a rate: one slow step says little about a size."""
 
@@ -353,7 +353,7 @@ def _close_interruption(item: Interruption, status: JobStatus) -> Interruption:
     after = [g for g in status.generations if g.generation > item.generation]
     back = next((g for g in after if _back_at(g, status) is not None), None)
     back_at = None if back is None else _back_at(back, status)
-    if item.at is None or back is None or back_at is None or _is_settled(item.recovered_at, after):
+    if item.at is None or back is None or back_at is None or _is_recovery_known(item.recovered_at, after):
         return item
     opened_at = after[0].opened_at
     # The group may notice a loss before the controller sees the pod end.
@@ -394,7 +394,7 @@ def _back_at(group: GroupGeneration, status: JobStatus) -> Timestamp | None:
     return group.first_step_at if reports_steps(status) else group.formed_at
 
 
-def _is_settled(recovered_at: Timestamp | None, after: Sequence[GroupGeneration]) -> bool:
+def _is_recovery_known(recovered_at: Timestamp | None, after: Sequence[GroupGeneration]) -> bool:
     """True once the recovery is known. If it was only known when the group formed, its first step replaces that."""
     if recovered_at is None:
         return False

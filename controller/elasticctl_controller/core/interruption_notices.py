@@ -1,6 +1,6 @@
 """Notices: workers that are known in advance to have to leave, why, how long they may stay, and when they leave.
 
-All sources of notice meet here: what a launcher hears from its cloud's metadata service, what the cluster says about a
+All sources of notice meet here: what a launcher gets from its cloud's metadata service, what the cluster says about a
 pod (it is being deleted or evicted, and how long it may run), and what it says about a node (taints of autoscalers and
 termination handlers, a kubelet that shuts down). A worker with notice keeps training until its replacement is ready, so
 that the group stops only once. It leaves without a replacement when only the time that it needs to leave is left.

@@ -188,7 +188,7 @@ def _at_least_one(count: int) -> int:
 
 
 def harden(pod: Manifest) -> Manifest:
-    """Return the pod with safe defaults for whatever its template leaves open; `pod` is not changed."""
+    """Return the pod with safe defaults for everything that its template leaves open; `pod` is not changed."""
     spec = dict(as_mapping(pod.get("spec")))
     containers = [_restrict(as_mapping(item)) for item in as_list(spec.get("containers"))]
     initial = [_restrict(as_mapping(item)) for item in as_list(spec.get("initContainers"))]

@@ -31,7 +31,7 @@ DEADLINE_EXCEEDED = "DeadlineExceeded"
 def update_conditions(
     conditions: tuple[Condition, ...], phase: Phase, message: str, now: float
 ) -> tuple[Condition, ...]:
-    """Return the conditions of a job in this phase; those that are already right keep their times."""
+    """Return the conditions of a job in this phase; conditions that are already right keep their times."""
     if not has_condition(conditions, ConditionType.CREATED):
         conditions = put_condition(conditions, ConditionType.CREATED, "True", "ElasticJobCreated", "", now)
     kind, reason = _TYPE.get(phase), f"ElasticJob{phase.value}"
@@ -179,7 +179,7 @@ def _decide_by_workers(job: ElasticJob, status: JobStatus, roster: Roster, now: 
         return PhaseDecision(
             phase,
             "BackOff",
-            f"workers failed, or ended at once, {times(status.backoff.failures)} in a row; next attempt at"
+            f"workers failed, or ended immediately, {times(status.backoff.failures)} in a row; next attempt at"
             f" {to_rfc3339(until)}",
         )
     return PhaseDecision(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")

@@ -2,8 +2,8 @@
 
 `reconcile` is a pure, level-triggered function: it may be called at any time, any number of times, with stale caches.
 It relies on two guarantees of the loop: the status is written before the actions run, against the resourceVersion it
-was read at; and pods are named by index, so that the API server refuses duplicates. Whatever has to survive a crash
-between two steps is therefore stored first: a pod is deleted only once the stored status says why.
+was read at; and pods are named by index, so that the API server refuses duplicates. Everything that must survive a
+crash between two steps is therefore stored first: a pod is deleted only once the stored status says why.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
 
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
-    """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, whatever the job contains."""
+    """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, for any job."""
     if job.deleting and job.orphaning:
         return Decision(job.status)  # its workers are to stay
-    if job.deleting:  # and somebody's finalizer still keeps its object: until then the cluster removes nothing of it
+    if job.deleting:  # a finalizer still keeps its object, and until that is gone the cluster removes nothing of it
         job = replace(job, cancel=True, ttl_s=None)
     reported = fold_reports(job.status, observed.group)
     job, moves, plan, pools = _decide_size(job, observed, reported, now)
@@ -137,11 +137,11 @@ def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
     """The job with its number of workers limited to its share; `scaled_by` says who caused a change."""
     if share is None:
         return job
-    by = job.scaled_by if _is_own_wish(job, share) else BY_SHARING
+    by = job.scaled_by if _follows_request(job, share) else BY_SHARING
     return replace(job, desired=min(share.workers, job.desired), scaled_by=by)
 
 
-def _is_own_wish(job: ElasticJob, share: ShareStatus) -> bool:
+def _follows_request(job: ElasticJob, share: ShareStatus) -> bool:
     """Does a change to this share follow a request to scale the job, rather than sharing's own taking and giving
     back?"""
     before = job.status.desired

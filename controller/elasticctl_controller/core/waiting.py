@@ -1,8 +1,8 @@
 """The condition `WorkersWaiting`: what keeps wanted workers from running, in the cluster's own words where it has any.
 
 Pods that the API server refuses come first, because nothing else in the cluster shows them. Names that are taken and
-former workers that are still ending follow, then what the cluster says about the first waiting pod, in its status or
-in events about it, and schedulers that never look at a pod.
+former workers that are still ending follow, then what the cluster says about the first waiting pod, in its status or in
+events about it, and schedulers that never process a pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elasticctl_controller.core.workers import Roster, free_indices, is_active, 
 
 NOT_WAITING = "AllWorkersStart"
 LOOKED_AT_S = 10.0
-"""A scheduler that runs looks at a pod within milliseconds, or, when it has a thousand to place, within seconds."""
+"""A scheduler that runs processes a pod within milliseconds, or, when it has a thousand to place, within seconds."""
 MAX_MESSAGE_CHARS = 700
 """A scheduler names a reason for each group of nodes, and the condition is written with each status."""
 MAX_SCHEDULER_CHARS = 400
@@ -108,7 +108,7 @@ def _refused(job: ElasticJob, cluster: ClusterView) -> PodWait | None:
 
 
 def _taken(job: ElasticJob, roster: Roster, cluster: ClusterView, missing: int) -> PodWait | None:
-    """A pod of somebody else that has a worker's name, if too few names are left for the missing workers.
+    """A foreign pod that has a worker's name, if too few names are left for the missing workers.
 
     Pods of an earlier job of this name are about to go, and are not reported.
     """
@@ -131,7 +131,7 @@ def _still_ending(
         pod for pod in cluster.pods if pod.deleting and not pod.ended and worker_index(job.name, pod.name) is not None
     ]
     removed = {worker.uid for worker in workers if worker.removal}
-    going = sum(pod.uid in roster.pods and pod.uid not in removed for pod in ending)  # they are replaced at once
+    going = sum(pod.uid in roster.pods and pod.uid not in removed for pod in ending)  # they are replaced immediately
     live = sum(not pod.ended for pod in roster.pods.values()) - going
     free = sum(1 for _ in free_indices(job, cluster, job.max + going))
     if not ending or missing <= min(free, job.max - live):
@@ -182,7 +182,7 @@ def _is_foreign(job: ElasticJob, pod: Pod) -> bool:
 
 
 def _ignored_at(pod: Pod) -> float:
-    """When a pod that no scheduler has looked at counts as ignored."""
+    """When a pod that no scheduler has processed counts as ignored."""
     if not pod.scheduler or pod.considered or pod.node or pod.deleting or pod.created_at is None:
         return float("inf")
     return pod.created_at + LOOKED_AT_S

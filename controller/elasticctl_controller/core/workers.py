@@ -162,7 +162,7 @@ def _ends_of_pods(
     losses: list[Loss],
     now: float,
 ) -> list[WorkerEnd]:
-    """Classify the pods that have ended: first the clear cases, then those that a peer's loss may explain."""
+    """Classify the pods that have ended: first the clear cases, then cases that a peer's loss may explain."""
     ends: list[WorkerEnd] = []
     unclear: list[Pod] = []
     for uid in sorted(pods, key=lambda uid: _order(present[uid])):
@@ -224,7 +224,7 @@ def _past_losses(status: JobStatus) -> list[Loss]:
 
 
 def _losses(ends: Iterable[WorkerEnd]) -> list[Loss]:
-    """The ends that can make peers fail: all but those that were caused by a peer themselves."""
+    """The ends that can make peers fail: all except for ends that a peer caused."""
     return [Loss(e.at, e.cause.counted or e.cause is Cause.COMPLETED) for e in ends if e.cause is not Cause.COLLATERAL]
 
 

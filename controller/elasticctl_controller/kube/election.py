@@ -1,9 +1,9 @@
 """Leader election: the replica of the controller that holds a Lease (coordination.k8s.io/v1) acts.
 
 The holder renews the Lease every second. Another replica takes it once its own clock has seen no renewal for the whole
-duration, so the clocks of two machines are never compared. While the API server answers nobody, nothing can be renewed,
-and the wait starts again. The holder itself stops acting earlier, by a clock that also runs while the process or the
-machine sleeps: `holds` is checked before every write. It acts again once a renewal succeeds. A renewal names the
+duration, so the clocks of two machines are never compared. While the API server does not answer, no replica can renew
+it, and the wait starts again. The holder itself stops acting earlier, by a clock that also runs while the process or
+the machine sleeps: `holds` is checked before every write. It acts again once a renewal succeeds. A renewal names the
 version that this replica wrote last, so its success proves that no other replica has had the Lease in between.
 
 The duration is short, so that a dead leader is replaced soon. Where requests take long or find no answer, on a busy
@@ -29,7 +29,7 @@ from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl_controller.kube.limited_api import LimitedApi
 
 RENEW_S = 1.0
-LOOK_S = 0.5
+WATCH_S = 0.5
 """How often another replica checks whether the Lease has been released."""
 RETRY_S = 0.2
 """How soon the next request follows one that has failed."""
@@ -38,12 +38,12 @@ LONGEST_S = 15.0
 """The duration where requests take long: what other controllers of Kubernetes use."""
 MARGIN_S = 1.5
 """How long before the end of the duration, counted from when it sent a renewal, the holder stops acting: its last
-requests have this time to arrive."""
+requests have this much time to arrive."""
 REQUEST_TIMEOUT_S = 2.0
 SLOWNESS = 3.0
 """By how many times what a request takes the duration grows."""
 FADING = 0.95
-"""What is left of a slow request in the duration, per request since."""
+"""What is left of the effect of a slow request on the duration, per request since."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Election:
     """Takes part in the election until it is stopped.
 
     `on_elected` and `on_lost` are called from its thread, each at most once. The Lease is lost when another replica
-    holds it, or when somebody has deleted it. `on_regained(seconds)` is called when this replica holds the Lease again
+    holds it, or when it has been deleted. `on_regained(seconds)` is called when this replica holds the Lease again
     after that time, in which no other held it. `on_answer` is called whenever the API server has answered: about every
     second while it is reachable.
     """
@@ -96,8 +96,11 @@ class Election:
         self._on_answer, self._on_regained = on_answer, on_regained
         self._path = _LEASES.format(candidate.namespace)
         self._held_until: float | None = None
-        self._slow_s = 0.0  # how long requests have lately taken
-        self._seen: tuple[str, float] = ("", 0.0)  # the last version of another's lease, and when it was first seen
+        self._slow_s = 0.0  # how long recent requests have taken
+        self._seen: tuple[str, float] = (
+            "",
+            0.0,
+        )  # the last version of another replica's lease, and when it was first seen
         self._expires_at = 0.0
         self._version = ""
         self._term: Manifest = {}  # since when this replica has held the lease, and how often it has changed hands
@@ -147,7 +150,7 @@ class Election:
                 if str(e) != said:
                     said = str(e)
                     log.warning("lease %s/%s: %s; trying again", self._me.namespace, self._me.name, said)
-                self._seen = ("", 0.0)  # while nobody was answered, nobody could renew it
+                self._seen = ("", 0.0)  # while the API server did not answer, no replica could renew it
                 self._stopping.wait(RETRY_S)
                 continue
             said = ""
@@ -155,7 +158,7 @@ class Election:
             if mine:
                 self._hold(sent)
             self._note_request(self._clock() - sent)
-            self._stopping.wait(RENEW_S if mine else min(LOOK_S, max(0.0, self._expires_at - self._clock())))
+            self._stopping.wait(RENEW_S if mine else min(WATCH_S, max(0.0, self._expires_at - self._clock())))
 
     def _hold(self, sent: float) -> None:
         """Act from now on, or continue to act: a request sent at `sent` has renewed the Lease."""

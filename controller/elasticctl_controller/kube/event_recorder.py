@@ -1,4 +1,4 @@
-"""How the controller notifies people: Events about jobs, as `kubectl describe` shows them, and webhooks' URLs.
+"""How the controller notifies people: Events about jobs, as `kubectl describe` shows them, and the URLs of webhooks.
 
 Events are best effort and never delay a pass. An event that repeats within about ten minutes raises the count of the
 first one. For each job and reason, only a few different messages get an Event of their own; further ones are counted on
@@ -37,7 +37,7 @@ from elasticctl_controller.loop.webhooks import WebhookError
 COMPONENT = "elasticctl-controller"
 WINDOW_S = 600.0
 MAX_DIFFERENT = 10
-FORGET_EVERY_S = 30.0
+DROP_EVERY_S = 30.0
 MAX_WAITING, MAX_WAITING_OF_ONE = 1_000, 500
 """How many events may be queued, and how many of one namespace: the rest is always left to the others."""
 MESSAGE_CHARS = 1024
@@ -72,7 +72,7 @@ class EventRecorder:
         self._waiting: queue.Queue[PendingEvent | None] = queue.Queue(MAX_WAITING)
         self._lock, self._queued = threading.Lock(), Counter[str]()  # by namespace
         self._series: dict[tuple[str, str], _Series] = {}
-        self._forgotten_at = 0.0
+        self._dropped_at = 0.0
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
@@ -81,12 +81,12 @@ class EventRecorder:
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Write the queued events, for at most `timeout_s`, and end the thread."""
-        with suppress(queue.Full):  # then the thread is left behind: it ends with the process
+        with suppress(queue.Full):  # then the thread is not waited for: it ends with the process
             self._waiting.put_nowait(None)
         self._thread.join(timeout_s)
 
     def record(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Queue an event; returns at once. It is dropped if too many are queued, of its namespace or in all."""
+        """Queue an event; returns immediately. It is dropped if too many are queued, of its namespace or in all."""
         try:
             with self._lock:
                 if self._queued[job.namespace] >= MAX_WAITING_OF_ONE:
@@ -108,12 +108,12 @@ class EventRecorder:
             except ElasticctlError as e:
                 fields = {"job": event.job.key, "reason": event.reason}
                 log.warning("job %s: lost the event %s: %s", event.job.key, event.reason, e, extra=fields)
-            except Exception:  # the thread's edge: events are not worth a controller
+            except Exception:  # the edge of the thread: no event is worth the controller's end
                 fields = {"job": event.job.key, "reason": event.reason}
                 log.exception("job %s: lost the event %s", event.job.key, event.reason, extra=fields)
 
     def _write(self, event: PendingEvent) -> None:
-        self._forget_old(event.at)
+        self._drop_old(event.at)
         series = self._series.setdefault((event.job.uid, event.reason), _Series())
         message = event.message
         if message not in series.events and len(series.events) >= MAX_DIFFERENT:
@@ -124,7 +124,7 @@ class EventRecorder:
             try:
                 self._api.request("PATCH", self._path(event, name), patch, content_type=MERGE_PATCH)
             except NotFoundError:
-                del series.events[message]  # events expire after an hour, and somebody may delete them earlier
+                del series.events[message]  # events expire after an hour, and may be deleted earlier
             else:
                 series.events[message] = (name, count + 1, event.at)
                 return
@@ -135,11 +135,11 @@ class EventRecorder:
     def _path(self, event: PendingEvent, name: str = "") -> str:
         return resource_path("v1", event.job.namespace, "events", name)
 
-    def _forget_old(self, now: float) -> None:
-        """Forget the events that are too old to be counted on, now and then: there may be thousands."""
-        if 0 <= now - self._forgotten_at < FORGET_EVERY_S:
+    def _drop_old(self, now: float) -> None:
+        """Drop the events that are too old to be repeated, now and then: there may be thousands."""
+        if 0 <= now - self._dropped_at < DROP_EVERY_S:
             return
-        self._forgotten_at = now
+        self._dropped_at = now
         for key, series in list(self._series.items()):
             series.events = {text: event for text, event in series.events.items() if now - event[2] < WINDOW_S}
             if not series.events:

@@ -55,9 +55,14 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
     add("--health-port", type=int, default=8081, metavar="PORT", help="serves /healthz and /readyz")
     add("--leader-election-namespace", default="elasticctl-system", metavar="NAMESPACE", help="where the Lease is")
     add("--bind", default="", metavar="ADDRESS", help="listen on this address only")
-    add("--context", default="", metavar="NAME", help="a kubeconfig's context; by default the cluster this runs in")
+    add(
+        "--context",
+        default="",
+        metavar="NAME",
+        help="a context of the kubeconfig; by default the cluster that this runs in",
+    )
     add("--api-qps", type=_positive, default=300.0, metavar="N", help="requests a second to the API server")
-    add("--api-burst", type=int, default=600, metavar="N", help="requests to the API server at once")
+    add("--api-burst", type=int, default=600, metavar="N", help="requests to the API server in a burst")
     add(
         "--node-grace-s",
         type=_positive,
@@ -89,7 +94,7 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
         type=_rotation,
         default=EVERY_S,
         metavar="S",
-        help="how often a job's workers get another token; the former one is good for an hour more, or half of this",
+        help="how often a job's workers get another token; the previous one stays valid for an hour, or half of this",
     )
     given = vars(parser.parse_args(argv))
     if given["sharing"] and given["watch_namespace"]:

@@ -51,7 +51,7 @@ class Gangs:
         except NotFoundError:
             return False
         except ElasticctlError as e:
-            log.warning("whether the cluster has PodGroups is not known: %s", e)
+            log.warning("cannot find out whether the cluster has PodGroups: %s", e)
             return False
         served = any(resource.get("name") == "podgroups" for resource in found)
         if served:
@@ -88,7 +88,7 @@ def join_gang(job: ElasticJob, pod: Manifest) -> Manifest:
 
 
 def gang_name(job: ElasticJob) -> str:
-    """The name of the job's PodGroup, which no other job has: pods of an earlier one may still be there."""
+    """The name of the job's PodGroup, which no other job has: pods of an earlier one may still exist."""
     return f"{job.name}-{job.uid[:8]}"
 
 

@@ -1,7 +1,7 @@
 """Kueue on an API server: the Workloads of jobs, flavors and priority classes, and what follows for a job.
 
 Nothing is requested from Kueue until a job names a queue. From then on, two watches fill a cache: of the jobs'
-Workloads, and of flavors. The answer to a write goes into the cache at once.
+Workloads, and of flavors. The answer to a write goes into the cache immediately.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from elasticctl_controller.core.sharing.kueue import (
 )
 from elasticctl_controller.core.sharing.kueue_growth import build_extra, judge_end, judge_growth, list_extras
 from elasticctl_controller.kube.limited_api import LimitedApi
+from elasticctl_controller.kube.owned_objects import delete_options
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
 
 VERSIONS = ("v1beta1", "v1beta2")
@@ -141,9 +142,8 @@ class KueueObjects:
     def delete(self, workload: Manifest) -> None:
         """Delete this very Workload; one that is gone is no error."""
         metadata = workload["metadata"]
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": metadata["uid"]}}
         with suppress(NotFoundError, ConflictError):
-            self._api.request("DELETE", self._path(workload), options)
+            self._api.request("DELETE", self._path(workload), delete_options(metadata["uid"]))
         self._workloads.record_deletion(f"{metadata['namespace']}/{metadata['name']}", metadata["uid"])
 
     def _patch(self, workload: Manifest, patch: Manifest, part: str) -> None:
@@ -215,13 +215,13 @@ PatchJob = Callable[[ElasticJob, Manifest], None]
 
 
 class KueueQueueing:
-    """Implements `loop.controller.Queueing`; `clock` is seconds since the epoch."""
+    """Implements `loop.controller.Queueing`."""
 
-    def __init__(self, objects: KueueObjects, patch_job: PatchJob, clock: Callable[[], float] = time.time) -> None:
-        self._objects, self._patch_job, self._clock = objects, patch_job, clock
+    def __init__(self, objects: KueueObjects, patch_job: PatchJob) -> None:
+        self._objects, self._patch_job = objects, patch_job
 
     def check_admission(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
-        """Return the job as Kueue admits it. Without Kueue, only `suspend` decides, which somebody else may set.
+        """Return the job as Kueue admits it. Without Kueue, only `suspend` decides, which another controller may set.
 
         Raises ClusterError while Kueue's answer is unknown; the job is left alone until then.
         """
@@ -238,9 +238,9 @@ class KueueQueueing:
         growth = judge_growth(placed, workload, extras, alive)
         return QueuedJob(_bounded(placed, growth.workers), verdict.step, workload, growth=growth)
 
-    def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
-        """Do what the turn asks for, on `job` as it is by now; raises ElasticctlError if that fails."""
-        workload, step = turn.workload, turn.step
+    def carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
+        """Take the step that is due, on `job` as it is by now; raises ElasticctlError if that fails."""
+        workload, step = queued.workload, queued.step
         if step is not None:
             log.info("job %s: %s for Kueue", job.key, step.name.lower(), extra={"job": job.key})
         if step is KueueStep.START and workload is not None:
@@ -252,7 +252,7 @@ class KueueQueueing:
             self._objects.create(self._wanted_workload(job))
         elif step is not None and workload is not None:
             self._change_workload(step, job, workload)
-        self._change_size(turn.growth, turn.job, workload)
+        self._change_size(queued.growth, queued.job, workload)
 
     def _change_size(self, growth: Growth, placed: ElasticJob, workload: Manifest | None) -> None:
         """Release and delete before anything is requested, because waiting Workloads may need that quota."""
@@ -264,11 +264,11 @@ class KueueQueueing:
             wanted = ", ".join(map(str, growth.create))
             log.info("job %s: asks Kueue for workers %s", placed.key, wanted, extra={"job": placed.key})
         for extra in growth.release:
-            self._objects.patch_status(extra, build_release(extra, self._clock()))
+            self._objects.patch_status(extra, build_release(extra, time.time()))
         for extra in growth.delete:
             self._objects.delete(extra)
         for extra in growth.ready:
-            self._objects.patch_status(extra, build_pods_ready(extra, self._clock()))
+            self._objects.patch_status(extra, build_pods_ready(extra, time.time()))
         if workload is not None:
             for number in growth.create:
                 self._objects.create(build_extra(placed, workload, number, self._objects.api_version))
@@ -288,11 +288,11 @@ class KueueQueueing:
                 workload, {"metadata": {"annotations": {SUSPENDED_BY_OWNER: "true"}}, "spec": {"active": False}}
             )
         elif step is KueueStep.RELEASE:
-            self._objects.patch_status(workload, build_release(workload, self._clock()))
+            self._objects.patch_status(workload, build_release(workload, time.time()))
         elif step is KueueStep.READY:
-            self._objects.patch_status(workload, build_pods_ready(workload, self._clock()))
+            self._objects.patch_status(workload, build_pods_ready(workload, time.time()))
         elif step is KueueStep.FINISH:
-            self._objects.patch_status(workload, build_finish(workload, job, self._clock()))
+            self._objects.patch_status(workload, build_finish(workload, job, time.time()))
 
     def _place(self, job: ElasticJob, workload: Manifest) -> ElasticJob:
         """Return the job on the nodes of the Workload's flavors; ClusterError without a flavor."""

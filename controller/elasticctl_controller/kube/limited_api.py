@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 5
 MAX_WAIT_S = 30.0
-"""The longest pause that a busy server can impose at once."""
+"""The longest pause that a busy server can impose with one answer."""
 
 _OUTCOMES: Mapping[type[ElasticctlError], str] = {
     NotFoundError: "404",
@@ -52,7 +52,7 @@ class _Closing:
 
 
 class TokenBucket:
-    """`per_s` requests a second, `burst` at once; thread-safe. `clock` is monotonic seconds."""
+    """`per_s` requests a second, with bursts of `burst`; thread-safe. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TokenBucket:
             wait_s = max(-self._tokens / self._per_s, self._closing.until - now)
         while wait_s > 0:
             self._sleep(wait_s)
-            wait_s = self._closing.until - self._clock()  # it may have been closed meanwhile
+            wait_s = self._closing.until - self._clock()  # it may have been closed in the meantime
 
     def close_for(self, seconds: float) -> None:
         """Give out nothing for that long, or until the end of an earlier and longer closing."""

@@ -113,7 +113,7 @@ class Manager:
             connection,
             candidate,
             self._on_elected,
-            exit_at_once,
+            exit_immediately,
             on_answer=lambda: self._workload.note_api_answer(),
             on_regained=self._on_regained,
         )
@@ -254,7 +254,7 @@ class Manager:
         return found if self._allocator is None else replace(found, allotment=self._allocator.allotment)
 
     def _limits_changed(self, project: str) -> None:
-        """Look at a project's jobs again: its limits have changed, or its spending has crossed one."""
+        """Reconcile a project's jobs again: its limits have changed, or its spending has crossed one."""
         for key in jobs_of(self._workload, project):
             self._controller.enqueue(key)
         if self._allocator is not None:
@@ -286,10 +286,10 @@ class Manager:
                 listener = Listener(self._rendezvous.app(), self._rendezvous)
                 await listener.open_tcp(self._flags.bind or None, self._flags.rendezvous_port)
             except OSError as e:
-                said = f"cannot listen on port {self._flags.rendezvous_port}: {e.strerror}"
+                problem = f"cannot listen on port {self._flags.rendezvous_port}: {e.strerror}"
                 if self._loop.time() > deadline:
-                    raise ClusterError(said) from e
-                log.warning("%s; trying again", said)
+                    raise ClusterError(problem) from e
+                log.warning("%s; trying again", problem)
                 await asyncio.sleep(PORT_RETRY_S)
             else:
                 self._listeners.append(listener)
@@ -307,8 +307,8 @@ class Manager:
         """Whether all threads are alive: a cluster that is unreachable for a while is no reason for a restart."""
         parts = self._watching | (self._acting if self._acts else {})
         dead = [name for name, part in parts.items() if not part.alive]
-        said = f"dead: {', '.join(dead)}\n" if dead else "ok\n"
-        return response(500 if dead else 200, "text/plain", said.encode())
+        text = f"dead: {', '.join(dead)}\n" if dead else "ok\n"
+        return response(500 if dead else 200, "text/plain", text.encode())
 
     def _readyz(self) -> bytes:
         """Whether everything has been listed: only then can this replica lead without delay."""
@@ -324,7 +324,7 @@ def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:
     return pod if job.rdzv_endpoint else harden(pod)
 
 
-def exit_at_once() -> None:
+def exit_immediately() -> None:
     """End the process without cleaning up: another replica may be leading by now."""
     logging.shutdown()
     os._exit(EXIT_LEASE_LOST)

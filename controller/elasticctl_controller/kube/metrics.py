@@ -30,7 +30,8 @@ REPLACEMENT_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 120.0)
 RECOVERY_BUCKETS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 REST_FACTOR = 4.0
-"""How much longer a page is given out than it took: it counts all jobs, on the thread that workers meet on."""
+"""For how many times as long as it took to render a page is served: rendering counts all jobs, on the thread that
+serves workers."""
 
 
 class ControllerMetrics:
@@ -115,7 +116,7 @@ class ControllerMetrics:
         return generate_latest(self._registry)
 
     def render_at_rest(self) -> bytes:
-        """The same, or the last page for `REST_FACTOR` times as long as it took: anybody may ask for it."""
+        """The same, or the last page for `REST_FACTOR` times as long as it took: anyone may request it."""
         began = self._clock()
         if began >= self._fresh_until:
             self._page = self.render()
@@ -171,7 +172,7 @@ def workers_by_state(jobs: Iterable[Manifest]) -> Mapping[str, float]:
 
 
 def _number(value: object) -> float:
-    """A number of a status, in which somebody may have written anything."""
+    """A number of a status, in which anything may have been written."""
     return float(value) if isinstance(value, int) and abs(value) < 1 << 53 else 0.0
 
 

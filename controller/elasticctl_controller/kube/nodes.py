@@ -1,10 +1,10 @@
 """Which nodes are lost, long before Kubernetes gives up on their pods.
 
-A node whose object has been deleted is lost at once: that is how a cloud reports that the machine is gone. A node that
-is silent (its Ready condition is Unknown) is lost after a short grace period. A node that reports itself as not ready
-is lost after a longer one: its kubelet is alive, and often its containers are too. A node that a pod names but that has
-never been seen may not have arrived through the watch yet. The taint `node.kubernetes.io/out-of-service` means that
-somebody has made sure that the node is off.
+A node whose object has been deleted is lost immediately: that is how a cloud reports that the machine is gone. A node
+that is silent (its Ready condition is Unknown) is lost after a short grace period. A node that reports itself as not
+ready is lost after a longer one: its kubelet is alive, and often its containers are too. A node that a pod names but
+that has never been seen may not have arrived through the watch yet. The taint `node.kubernetes.io/out-of-service` means
+that an administrator has made sure that the node is off.
 
 While the API server is down, no kubelet can reach it, so once it is back, Kubernetes considers nodes silent that have
 been training all along. Therefore silence is no evidence while every node is silent, nor for some time after this
@@ -103,7 +103,7 @@ class NodeHealth:
                 self._lost_at[name] = min(self._lost_at.get(name, at), at) if old is not None else at
 
     def note_api_answer(self) -> bool:
-        """Note that the API server has just answered this process; True when it had not for a while, or never."""
+        """Record that the API server has just answered this process; True when it had not for a while, or never."""
         with self._lock:
             was_blind = self._answered_at is None or self._is_blind()
             self._answered_at = self._clock()
@@ -112,7 +112,7 @@ class NodeHealth:
             return was_blind
 
     def expect_node(self, node: str) -> bool:
-        """Note that a pod is on this node; True if the node is unknown, and has some time to appear from now on."""
+        """Record that a pod is on this node; True if the node is unknown, and has some time to appear from now on."""
         with self._lock:
             if not node or node in self._known or node in self._lost_at:
                 return False
@@ -138,8 +138,8 @@ class NodeHealth:
             )
             return min((at - now for at in times if at > now), default=None)
 
-    def forget_unnamed(self, named: set[str]) -> None:
-        """Forget the nodes that are gone and that none of the pods names."""
+    def drop_unnamed(self, named: set[str]) -> None:
+        """Drop the nodes that are gone and that none of the pods names."""
         with self._lock:
             for name in self._lost_at.keys() - self._known - named:
                 del self._lost_at[name]

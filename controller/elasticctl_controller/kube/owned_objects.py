@@ -1,8 +1,8 @@
 """The objects that a job owns besides its pods: how they are built, created, updated and taken over.
 
 A job needs headless Services, the token's Secret, a NetworkPolicy, a PodDisruptionBudget and perhaps a PodGroup. All
-are owned by the job's object, so the cluster removes them with the job. An object of the same name that belongs to
-somebody else is left alone, unless an earlier job of this name has left it behind.
+are owned by the job's object, so the cluster removes them with the job. An object of the same name that does not belong
+to the job is left alone, unless it is of an earlier job of this name.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from elasticctl_controller.kube.gangs import build_gang, gang_name, group_of
 from elasticctl_controller.kube.limited_api import LimitedApi
 
 TRUST_S = 600.0
-"""How long an object that was created is assumed to exist. After that it is looked for again, because somebody may have
-deleted it."""
+"""How long an object that was created is assumed to exist. After that it is checked again, because it may have been
+deleted."""
 BUDGETS_S = 5.0
 """How long the PodDisruptionBudgets of a namespace are assumed not to change: a drain tries again every 5 s."""
 MOST_BUDGETS_BYTES = 4 << 20
-"""Some three thousand of them. Those of a namespace that has more are not looked through."""
+"""Some three thousand of them. In a namespace that has more, they are ignored."""
 _BUDGET, _POLICY, _SECRET = "PodDisruptionBudget", "NetworkPolicy", "Secret"
 _PLURALS = {
     "Service": "services",
     _SECRET: "secrets",
-    "PodDisruptionBudget": "poddisruptionbudgets",
+    _BUDGET: "poddisruptionbudgets",
     "PodGroup": "podgroups",
     _POLICY: "networkpolicies",
 }
-_MUTABLE = ("PodDisruptionBudget", "PodGroup")
+_MUTABLE = (_BUDGET, "PodGroup")
 """Kinds that are patched when the job's bounds change."""
 
 GroupBuilder = Callable[[ElasticJob, list[Manifest]], Manifest | None]
@@ -84,10 +84,10 @@ class _Created:
 
 
 class OwnedObjects:
-    """Creates the objects that a job owns besides its pods; thread-safe. `clock` is monotonic seconds."""
+    """Creates the objects that a job owns besides its pods; thread-safe."""
 
-    def __init__(self, api: LimitedApi, makers: ObjectBuilders, clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self._makers, self._clock = api, makers, clock
+    def __init__(self, api: LimitedApi, makers: ObjectBuilders) -> None:
+        self._api, self._makers = api, makers
         self._lock = threading.Lock()
         self._jobs: dict[str, _Created] = {}
         self._budgets: dict[str, tuple[list[Manifest], float]] = {}  # by namespace, and when they were listed
@@ -111,7 +111,7 @@ class OwnedObjects:
     def ensure_budget(self, job: ElasticJob) -> None:
         """Create or update the job's PodDisruptionBudget; a failure is only logged, because no job depends on it.
 
-        There must be none if somebody else's covers the job's pods, because Kubernetes evicts no pod that two cover.
+        There must be none if another budget covers the job's pods, because Kubernetes evicts no pod that two cover.
         """
         if job.deleting:
             return
@@ -140,15 +140,15 @@ class OwnedObjects:
             log.warning("job %s: its PodGroup is not up to date: %s", job.key, e, extra={"job": job.key})
 
     def drop_job(self, job_uid: str) -> None:
-        """Forget a job that is gone, and with it all that it owned."""
+        """Drop a job that is gone, and with it all that it owned."""
         with self._lock:
             self._jobs.pop(job_uid, None)
 
     def _budgets_in(self, namespace: str) -> list[Manifest]:
-        """The PodDisruptionBudgets of a namespace, as they were lately."""
+        """The PodDisruptionBudgets of a namespace, as of a few seconds ago at most."""
         with self._lock:
             known = self._budgets.get(namespace)
-        if known is not None and self._clock() < known[1] + BUDGETS_S:
+        if known is not None and time.monotonic() < known[1] + BUDGETS_S:
             return known[0]
         found: list[Manifest] = []
         with suppress(ForbiddenError, TooLargeError):  # the first: the role is older than this request
@@ -156,9 +156,9 @@ class OwnedObjects:
             found = self._api.request("GET", path, most_bytes=MOST_BUDGETS_BYTES).get("items", [])
         with self._lock:
             self._budgets.pop(namespace, None)
-            self._budgets[namespace] = (found, self._clock())  # the last to be listed is the last
+            self._budgets[namespace] = (found, time.monotonic())  # in the order in which they were listed
             for other, (_, listed_at) in list(itertools.islice(self._budgets.items(), 2)):
-                if self._clock() >= listed_at + BUDGETS_S:
+                if time.monotonic() >= listed_at + BUDGETS_S:
                     del self._budgets[other]
         return found
 
@@ -174,8 +174,8 @@ class OwnedObjects:
             path = resource_path("policy/v1", job.namespace, _PLURALS[_BUDGET], name)
             with suppress(NotFoundError, ConflictError):
                 self._api.request("DELETE", path, delete_options(metadata["uid"]))
-            said = "job %s: PodDisruptionBudget %s covers its pods, so its own is deleted"
-            log.info(said, job.key, other, extra={"job": job.key})
+            text = "job %s: PodDisruptionBudget %s covers its pods, so its own is deleted"
+            log.info(text, job.key, other, extra={"job": job.key})
             with self._lock:
                 self._budgets.pop(job.namespace, None)
 
@@ -183,7 +183,7 @@ class OwnedObjects:
         key = (manifest["kind"], manifest["metadata"]["name"])
         with self._lock:
             known = self._jobs.setdefault(job.uid, _Created()).objects.get(key)
-        if known is not None and known[0] == manifest and self._clock() < known[1] + TRUST_S:
+        if known is not None and known[0] == manifest and time.monotonic() < known[1] + TRUST_S:
             return
         path = resource_path(manifest["apiVersion"], job.namespace, _PLURALS[manifest["kind"]])
         try:
@@ -191,7 +191,7 @@ class OwnedObjects:
         except ConflictError:
             self._take_over(job, manifest, f"{path}/{manifest['metadata']['name']}")
         with self._lock:
-            self._jobs.setdefault(job.uid, _Created()).objects[key] = (manifest, self._clock())
+            self._jobs.setdefault(job.uid, _Created()).objects[key] = (manifest, time.monotonic())
 
     def _take_over(self, job: ElasticJob, manifest: Manifest, path: str) -> None:
         """Update the object that has this name already if it is this job's own; delete it if an earlier job left it."""
@@ -211,9 +211,7 @@ class OwnedObjects:
             raise ClusterError(
                 f"{what} does not belong to this job, which needs its name. FIX: rename the job or delete the object"
             )
-        uid = found["metadata"]["uid"]
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        self._api.request("DELETE", path, options)
+        self._api.request("DELETE", path, delete_options(found["metadata"]["uid"]))
         raise ConflictError(f"{what} was left by an earlier job {job.name} and is being deleted")
 
 

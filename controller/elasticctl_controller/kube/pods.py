@@ -24,8 +24,8 @@ from elasticctl_controller.kube.owned_objects import OwnedObjects, delete_option
 from elasticctl_controller.kube.pruning import is_accepted, prune_pod
 from elasticctl_controller.loop.apply_actions import NameTakenError, PodCreator
 
-FORGET_S = 600.0
-"""A pod that has not been replaced by then was removed on purpose, or waits for something else than the controller."""
+DROP_S = 600.0
+"""A pod that has not been replaced by then was removed on purpose, or waits for something other than the controller."""
 MAX_LOSSES = 10_000
 
 
@@ -58,7 +58,7 @@ class KubePods:
         self.reflector = Reflector(api, workers, self.cache)
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
-        """Return the pods with the job's label, whoever owns them, except for those that are about to vanish."""
+        """Return the pods with the job's label, of any owner, except for pods that are about to vanish."""
         return [pod for pod in self.cache.group(job.key) if not is_vanishing(pod)]
 
     def pod_creator(self, job: ElasticJob) -> PodCreator:
@@ -77,12 +77,12 @@ class KubePods:
                 self.cache.record_write(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
         except ConflictError as e:
             name = pod["metadata"]["name"]
-            if self._is_strangers(job, name):
+            if self._is_foreign(job, name):
                 raise NameTakenError(f"pod {name} exists, and it does not belong to this job") from e
             raise
 
-    def _is_strangers(self, job: ElasticJob, name: str) -> bool:
-        """Is there a pod of this name without the labels of the job's workers?"""
+    def _is_foreign(self, job: ElasticJob, name: str) -> bool:
+        """Does a pod of this name exist that lacks the labels of the job's workers?"""
         path, selector = resource_path("v1", job.namespace, "pods"), {"fieldSelector": f"metadata.name={name}"}
         found = self._api.request("GET", path, None, selector).get("items", ())
         labels = {LABEL_GROUP: GROUP, LABEL_JOB: job.name}
@@ -104,7 +104,7 @@ class KubePods:
             self.cache.record_write(answer)
 
     def record_change(self, old: Manifest | None, new: Manifest | None) -> None:
-        """Take note of the losses and replacements that the watch reports."""
+        """Record the losses and replacements that the watch reports."""
         if is_loss(old, new):
             self.record_loss(new or old or {})
         elif old is None and new is not None:
@@ -131,14 +131,14 @@ class ReplacementTimer:
         """Do not count the end of this pod as a loss: it is removed on purpose."""
         with self._lock:
             self._removed[uid] = self._clock()
-            self._forget_old(self._removed)
+            self._drop_old(self._removed)
 
     def record_loss(self, key: str, uid: str) -> None:
         """Start the clock for a pod that has just been found lost, unless it runs already."""
         with self._lock:
             if uid not in self._removed:
                 self._lost_at.setdefault(key, self._clock())
-                self._forget_old(self._lost_at)
+                self._drop_old(self._lost_at)
 
     def stop_clock(self, key: str) -> None:
         """Stop the clock without a result: another replica of the controller has created the pod."""
@@ -163,9 +163,9 @@ class ReplacementTimer:
         if at is not None:
             self._on_replaced(self._clock() - at)
 
-    def _forget_old(self, times: dict[str, float]) -> None:
-        """Forget the oldest entries, which come first."""
-        oldest = self._clock() - FORGET_S
+    def _drop_old(self, times: dict[str, float]) -> None:
+        """Drop the oldest entries, which come first."""
+        oldest = self._clock() - DROP_S
         while times and (len(times) > MAX_LOSSES or next(iter(times.values())) < oldest):
             del times[next(iter(times))]
 
@@ -196,7 +196,7 @@ def is_placed(pod: Manifest) -> bool:
 
 
 def is_worker(pod: Manifest, job: Manifest | None) -> bool:
-    """True for a worker of the job that the pod is labelled with: anybody can give a pod labels and owners."""
+    """True for a worker of the job that the pod is labelled with: anyone can give a pod labels and owners."""
     owned = as_mapping((job or {}).get("metadata"))
     is_owner = bool(owned.get("uid")) and owner_uid(pod) == owned["uid"]
     return is_owner and worker_index(owned.get("name", ""), pod["metadata"].get("name", "")) is not None

@@ -31,6 +31,7 @@ from elasticctl.api.quota import HELD, PLURAL, Quota
 from elasticctl.api.spec import API_VERSION, GROUP, LABEL_GROUP
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
+from elasticctl_controller.core.sharing.claims import slot_count
 from elasticctl_controller.kube.limited_api import LimitedApi
 from elasticctl_controller.kube.pods import is_placed, is_worker, job_key_of
 from elasticctl_controller.kube.pruning import prune_holder, unfold_job
@@ -187,7 +188,7 @@ class Spent:
 def spend(before: Spent | None, usd_per_hour: float, now: float) -> Spent:
     """What has been spent by `now`, at this rate since `before`. Each day (UTC) starts at 0.
 
-    Time in which nobody counted, because no controller was leading, is charged at the current rate.
+    Time in which spending was not counted, because no controller was leading, is charged at the current rate.
     """
     today = now - now % DAY_S
     if before is None:
@@ -216,8 +217,7 @@ def rates(pods: Iterable[tuple[str, str, int]], nodes: Iterable[Manifest], proje
 
 def _price(node: Manifest) -> tuple[float, int]:
     """US dollars per hour of a node, and its GPUs."""
-    text = str(at(node, "status", "allocatable", GPU_RESOURCE) or "0")
-    gpus = int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0
+    gpus = slot_count(at(node, "status", "allocatable", GPU_RESOURCE))
     return node_price(as_mapping(at(node, "metadata", "labels")), gpus) or 0.0, gpus
 
 

@@ -1,7 +1,7 @@
 """Reduces objects to the few fields that the controller reads, so that thousands of pods fit in its memory. Pure.
 
 An ElasticJob only loses its managedFields, because pods are built from its template. One that is large is kept
-compressed: a template of 1.3 MB takes 18 MB as Python objects, and who may create jobs may create many.
+compressed: a template of 1.3 MB takes 18 MB as Python objects, and a user may create many.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from elasticctl.api.observed.workers import sidecars_of
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU_SLOTS
 from elasticctl.api.spec import ANNOTATION_POOL, ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
+from elasticctl_controller.core.sharing.claims import slot_count
 
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
@@ -32,9 +33,9 @@ _WAITING = ("reason", "message")
 _TRUE_CONDITION = ("type", "status", "reason")
 _NODE_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))
 _MOST = 8
-"""So many finalizers, scheduling gates and owners of a pod are kept: whoever creates one may give it thousands."""
+"""How many finalizers, scheduling gates and owners of a pod are kept: a pod may have thousands."""
 _MOST_CHARS = 253
-"""Longer text of theirs is cut: names are not longer, but an owner's name or an annotation may have a megabyte."""
+"""Longer text in these is cut: names are not longer, but an owner's name or an annotation may have a megabyte."""
 _MOST_CONTAINERS = 128
 """An ElasticJob's template has 100 at most."""
 FOLD_CHARS = 8_192
@@ -96,7 +97,7 @@ def prune_holder(pod: Manifest) -> Manifest:
 def is_accepted(status: Mapping[str, Any]) -> bool:
     """True for a pod that a scheduler has placed or a kubelet has accepted, and that has not ended.
 
-    Who creates a pod may name any node and ask for any number of GPUs. Until the kubelet refuses it, it holds nothing.
+    A pod may name any node and ask for any number of GPUs. It holds nothing until the kubelet has accepted it.
     """
     placing = next(iter(_conditions(status, ("PodScheduled",))), {})
     begun = status.get("phase") == "Running" or bool(status.get("startTime")) or placing.get("status") == "True"
@@ -147,7 +148,8 @@ def unfold_job(job: Manifest) -> Manifest:
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """The GPUs that a pod needs at once, as the scheduler counts them: containers and sidecars, or one init container.
+    """The most GPUs that a pod needs at any time, as the scheduler counts them: containers and sidecars, or one init
+    container.
 
     Init containers run one after the other before the containers. Those with `restartPolicy: Always` are sidecars and
     continue to run.
@@ -163,9 +165,7 @@ def _gpus(spec: Mapping[str, Any]) -> int:
 def _gpus_of(container: Mapping[str, Any]) -> int:
     """GPUs are requested as limits, with equal requests, in whole numbers."""
     resources = as_mapping(container.get("resources"))
-    amounts = [as_mapping(resources.get(part)).get(GPU_RESOURCE) for part in ("limits", "requests")]
-    texts = (text for text in map(str, amounts) if text.isascii() and text.isdigit() and len(text) < 20)
-    return max(map(int, texts), default=0)
+    return max(slot_count(as_mapping(resources.get(part)).get(GPU_RESOURCE)) for part in ("limits", "requests"))
 
 
 def _container_status(status: Mapping[str, Any]) -> Manifest:
@@ -176,8 +176,8 @@ def _container_status(status: Mapping[str, Any]) -> Manifest:
 
 
 def _before(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
-    """The init containers that cannot start, are running or have failed, if there are any. Those that run next to the
-    worker are only included if they cannot start.
+    """The init containers that cannot start, are running or have failed, if there are any. Sidecars are only included
+    if they cannot start.
     """
     sidecars, kept = sidecars_of(spec), []
     for item in map(as_mapping, as_list(status.get("initContainerStatuses"))):
@@ -194,7 +194,7 @@ def _running(state: Mapping[str, Any]) -> Manifest:
 
 
 def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manifest]:
-    """The conditions of these types; those that are false keep their message."""
+    """The conditions of these types; conditions that are false keep their message."""
     found = (as_mapping(item) for item in as_list(status.get("conditions")))
     return [
         _pick(item, ("type", "status", "reason", "message") if item.get("status") == "False" else _TRUE_CONDITION)

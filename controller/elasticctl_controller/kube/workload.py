@@ -2,7 +2,7 @@
 
 Implements `loop.apply_actions.Workload`. Jobs and pods are read from caches that watches fill. What this process writes
 goes into the caches as soon as the API server has answered, so that the next pass sees it. When a node is lost, the
-jobs with pods on it are reported, whatever the API server still says about those pods.
+jobs with pods on it are reported, even if the API server still shows those pods as running.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 MOST_EVENTS = 100
 """The most events that are read about one pod: Kubernetes counts repeated ones."""
 MOST_EVENTS_BYTES = 1 << 20
-"""Ten times what so many take. Whoever may create events may make each of them as large as an object can be."""
+"""Ten times what so many take. An event may be as large as any object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class KubeWorkload:
         self.jobs.subscribe(job_changed)
 
     def note_api_answer(self) -> None:
-        """Note that the API server has answered this process; call this every few seconds while it does."""
+        """Record that the API server has answered this process; call this every few seconds while it does."""
         if self._health.note_api_answer():
             self._nodes_changed.set()
 
@@ -175,7 +175,7 @@ class KubeWorkload:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": metadata | {"resourceVersion": job.resource_version},
-            "spec": (self.get_job(job.key) or {}).get("spec", {}),  # not changed here, but validated as well
+            "spec": (self.get_job(job.key) or {}).get("spec", {}),  # unchanged here, but validated as well
             "status": without_empty(to_json(status)),
         }
         try:
@@ -183,13 +183,13 @@ class KubeWorkload:
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
         except ConflictError:
-            self._write_beside(job, body["status"])
+            self._write_unless_changed(job, body["status"])
         self._on_status(job.status, status)
         self._owned.ensure_budget(replace(job, desired=status.desired))
         if not status.phase.terminal:
             self._owned.ensure_group(job, self.list_pods(job))
 
-    def _write_beside(self, job: ElasticJob, status: Manifest) -> None:
+    def _write_unless_changed(self, job: ElasticJob, status: Manifest) -> None:
         """Store a status although the job has changed since it was read, if its spec and status have not.
 
         Otherwise a client that keeps changing the job's labels or annotations would prevent it from ever being written.
@@ -241,7 +241,7 @@ class KubeWorkload:
         self._health.node_changed(old, new)
         self._nodes_changed.set()
         if self._notices.node_changed(old, new):
-            for pod in self._pods_on({_name_of(new or {})}):
+            for pod in self._pods_on({object_key(new or {})}):
                 self._callback(job_key_of(pod))
 
     def _follow_nodes(self) -> None:
@@ -261,7 +261,7 @@ class KubeWorkload:
             self._callback(job_key_of(pod))
         if nodes:
             log.info("lost nodes: %s", ", ".join(sorted(nodes)))
-        self._health.forget_unnamed({pod["spec"].get("nodeName", "") for pod in self.pods.cache.items()})
+        self._health.drop_unnamed({pod["spec"].get("nodeName", "") for pod in self.pods.cache.items()})
 
     def _pods_on(self, nodes: Collection[str]) -> list[Manifest]:
         return [pod for pod in self.pods.cache.items() if pod["spec"].get("nodeName") in nodes]
@@ -274,10 +274,6 @@ def without_empty(data: Any) -> Any:
     if isinstance(data, list):
         return [without_empty(item) for item in data]
     return data
-
-
-def _name_of(node: Manifest) -> str:
-    return str(node.get("metadata", {}).get("name", ""))
 
 
 def _job_path(job: ElasticJob, part: str = "") -> str:

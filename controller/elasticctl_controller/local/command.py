@@ -26,13 +26,13 @@ _INHERITED = frozenset(
 )
 
 
-def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def base_environment() -> dict[str, str]:
     """Return the environment that a worker's container adds its own env to.
 
     PATH begins with this Python's folder, so a worker runs the same `python` and `elasticctl-launch` as elasticctl.
     """
-    base = {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
-    base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    base = {name: value for name, value in os.environ.items() if name in _INHERITED or name.startswith("LC_")}
+    base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     base["PYTHONUNBUFFERED"] = "1"
     return base
 

@@ -7,7 +7,7 @@
     POST   /v1/namespaces/{namespace}/jobs[?dryRun=All]   create a job
     GET    …/jobs/{name}     PATCH (merge patch)     DELETE
     GET    …/jobs/{name}/pods     …/events     …/logs     (the list of log files, not their content)
-    POST   /v1/namespaces/{namespace}/pods/{pod}/eviction     {"graceSeconds": 30}; 0: at once
+    POST   /v1/namespaces/{namespace}/pods/{pod}/eviction     {"graceSeconds": 30}; 0: immediately
     GET    /v1/quotas     PUT, DELETE /v1/quotas/{project}
     GET    /v1/sharing    PUT                             {"on": true, "cpuSlots": 4}
 
@@ -65,7 +65,7 @@ class SupervisorApi:
     shut_down: Callable[[bool], None]
 
     def app(self) -> web.Application:
-        """Return the aiohttp application. It authenticates nobody: serve it on a private socket."""
+        """Return the aiohttp application. It does not authenticate its callers: serve it on a private socket."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
         job = "/v1/namespaces/{namespace}/jobs/{name}"
         app.add_routes(
@@ -190,7 +190,7 @@ class SupervisorApi:
         return web.json_response({"jobUid": job.uid, "finished": job.status.phase.terminal, "files": files})
 
     def _check_fits(self, manifest: Manifest) -> None:
-        """Refuse a job that needs more GPUs than this machine has, as it would wait for ever. Raises SpecError."""
+        """Refuse a job that needs more GPUs than this machine has, as it would wait forever. Raises SpecError."""
         job = ElasticJob.from_manifest(manifest)
         spec = job.template.get("spec")
         each = gpus_requested(spec) if isinstance(spec, dict) else 0

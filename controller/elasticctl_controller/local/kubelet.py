@@ -1,7 +1,7 @@
 """Makes the processes of this machine match the pods in the store, as a kubelet does on its node.
 
-One thread, level-triggered: after every change it looks at every pod, takes what it sees as an event of the worker's
-state machine (`lifecycle`), and carries out what the event asks for. So it does not matter at which point an earlier
+One thread, level-triggered: after every change it checks every pod, turns what it finds into an event of the worker's
+state machine (`lifecycle`), and carries out what the event requires. So it does not matter at which point an earlier
 supervisor was killed. A worker outlives the supervisor; the next one finds it by its shim's command line.
 """
 
@@ -63,8 +63,8 @@ log = logging.getLogger(__name__)
 class _Worker:
     """What the kubelet knows about a pod's worker; it may be started again from `retry_at` on.
 
-    `files` are its private files as they were last written. `stop_by` is when it has to be gone, and `deletion` the
-    pod's deletion timestamp that this follows from.
+    `files` are its private files as they were last written. `stop_by` is when it must be gone, and `deletion` the pod's
+    deletion timestamp that this follows from.
     """
 
     state: KubeletState
@@ -79,12 +79,12 @@ class LocalKubelet:
     """Starts, watches and stops the workers of one store.
 
     `files_for(pod)` returns what a worker's private files hold, by name, now; `gpus` are the ids to assign,
-    `cpu_slots()` how many ranks without a GPU may run at once (0: any number); `umask` is what workers create files
-    with (-1: with this process's own); `on_exit(key, uid)` is called as soon as a worker of job `key` has been seen to
-    have ended, before that is stored.
+    `cpu_slots()` how many ranks without a GPU may run at a time (0: any number); `umask` is what workers create files
+    with (-1: with this process's own); `on_exit(key, uid)` is called as soon as a worker of job `key` is found to have
+    ended, before that is stored.
 
-    Whatever is waited for is timed by time.monotonic: a clock that is set, or a laptop that slept, neither shortens a
-    grace period nor keeps a worker from starting.
+    All waits are timed by time.monotonic: a clock that is set, or a laptop that slept, neither shortens a grace period
+    nor keeps a worker from starting.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalKubelet:
         store.subscribe(self._store_changed)
 
     def start(self) -> None:
-        """Take over the workers that run already, then look after all of them in a thread."""
+        """Take over the workers that run already, then manage all workers in a thread."""
         self._adopt_workers()
         self._thread.start()
 
@@ -135,9 +135,9 @@ class LocalKubelet:
         while not self._stopping.is_set():
             try:
                 delay_s = self._sync()
-            except Exception:  # the edge of the loop: log, back off, look again
-                log.exception("looking after the workers failed; trying again in %.0f s", RETRY_S)
-                self._stopping.wait(RETRY_S)  # a worker whose end has not been handled would wake us at once
+            except Exception:  # the edge of the loop: log, back off, retry
+                log.exception("managing the workers failed; trying again in %.0f s", RETRY_S)
+                self._stopping.wait(RETRY_S)  # a worker whose end has not been handled would wake us immediately
                 continue
             self._exits.wait(max(0.0, min(delay_s, 3600.0)))
 
@@ -146,14 +146,14 @@ class LocalKubelet:
         for uid, process in processes.find_running(self._paths.pods).items():
             if uid in pods:
                 self._recover(pods[uid], process)
-            else:  # its store was moved away: nobody will ever look after it
+            else:  # its store was moved away: no supervisor will ever manage it
                 log.warning("killing a worker that belongs to no job: pod %s", uid)
                 process.kill_tree()
                 process.kill_shim()
                 processes.kill_strays(uid)
 
     def _recover(self, pod: Manifest, process: WorkerProcess | None = None) -> _Worker:
-        """Begin to look after a worker, which an earlier supervisor may have started."""
+        """Begin to manage a worker, which an earlier supervisor may have started."""
         uid = pod["metadata"]["uid"]
         state = recovered_state(
             ended=objects.has_ended(pod),
@@ -166,7 +166,7 @@ class LocalKubelet:
         return worker
 
     def _sync(self) -> float:
-        """Look after every pod once; returns seconds until one of them has to be looked at again."""
+        """Check every pod once; returns seconds until one of them must be checked again."""
         now = time.monotonic()
         delays_s = [NEVER]
         for pod in self._store.list_pods():
@@ -175,8 +175,8 @@ class LocalKubelet:
             except (ElasticctlError, OSError) as e:
                 log.warning("pod %s: %s; trying again in %.0f s", pod["metadata"]["name"], e, RETRY_S)
                 delays_s.append(RETRY_S)
-            except Exception:  # the edge of one pod: the others are looked after all the same
-                log.exception("pod %s: looking after it failed", pod["metadata"]["name"])
+            except Exception:  # the edge of one pod: the others are managed all the same
+                log.exception("pod %s: managing it failed", pod["metadata"]["name"])
                 delays_s.append(RETRY_S)
         for uid in self._store.list_abandoned():
             shutil.rmtree(self._paths.pod_dir(uid), ignore_errors=True)
@@ -186,7 +186,7 @@ class LocalKubelet:
         return min(delays_s)
 
     def _sync_pod(self, pod: Manifest, now: float) -> float:
-        """Look after one pod once; returns seconds until it has to be looked at again."""
+        """Check one pod once; returns seconds until it must be checked again."""
         worker = self._workers.get(pod["metadata"]["uid"]) or self._recover(pod)
         event = self._observe(pod, worker, now)
         if event in (KubeletEvent.STOP_REQUESTED, KubeletEvent.GRACE_EXPIRED):
@@ -204,7 +204,7 @@ class LocalKubelet:
         return self._delay_s(pod, worker, now)
 
     def _observe(self, pod: Manifest, worker: _Worker, now: float) -> KubeletEvent | None:
-        """Return what has happened to a worker since it was last looked at; None: nothing."""
+        """Return what has happened to a worker since it was last checked; None: nothing."""
         if worker.state in (KubeletState.WAITING, KubeletState.ENDED):
             return None if _deletion_deadline(pod) is None else KubeletEvent.POD_DELETED
         pod_dir = self._paths.pod_dir(pod["metadata"]["uid"])
@@ -233,7 +233,7 @@ class LocalKubelet:
             del self._workers[uid]
 
     def _delay_s(self, pod: Manifest, worker: _Worker, now: float) -> float:
-        """Return seconds until a worker has to be looked at again, if nothing else wakes the kubelet before."""
+        """Return seconds until a worker must be checked again, unless something else wakes the kubelet before."""
         if worker.state is KubeletState.WAITING and self._drain_from is None and worker.retry_at > now:
             return worker.retry_at - now
         if worker.state is KubeletState.STARTING:
@@ -245,8 +245,8 @@ class LocalKubelet:
     def _start_worker(self, pod: Manifest, worker: _Worker, now: float) -> KubeletEvent | None:
         """Give the pod its GPUs and start its worker; None if it has to wait. Raises ElasticctlError."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        worker.retry_at = now + RETRY_S  # should anything below fail
-        if self._lacks_a_secret(pod):
+        worker.retry_at = now + RETRY_S  # in case anything below fails
+        if self._lacks_secret(pod):
             return None
         gpus = self._place(pod)
         if gpus is None:
@@ -301,14 +301,14 @@ class LocalKubelet:
         self._report_wait(pod, wanted, "CPU slot", slots, used)
         return None
 
-    def _report_wait(self, pod: Manifest, wanted: int, unit: str, there: int, used: int) -> None:
+    def _report_wait(self, pod: Manifest, wanted: int, unit: str, total: int, used: int) -> None:
         if pod["status"].get("reason") == UNSCHEDULABLE:
             return
-        message = f"waits for {plural(wanted, unit)}: {max(0, there - used)} of {there} on this machine are free"
+        message = f"waits for {plural(wanted, unit)}: {max(0, total - used)} of {total} on this machine are free"
         self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_waiting(p, UNSCHEDULABLE, message))
         self._record_event(pod, "Warning", "FailedScheduling", message)
 
-    def _lacks_a_secret(self, pod: Manifest) -> bool:
+    def _lacks_secret(self, pod: Manifest) -> bool:
         """Does the pod name a secret that is missing? It gets no GPU until the secret exists."""
         try:
             missing = missing_secret(pod, self._secret_reader(pod))
@@ -332,7 +332,7 @@ class LocalKubelet:
             self._record_event(pod, "Normal", "Started", f"worker started as process {pid}")
 
     def _stop_deadline(self, pod: Manifest, worker: _Worker) -> float | None:
-        """Return when the worker has to be gone (of time.monotonic); None: it may continue to run."""
+        """Return when the worker must be gone (of time.monotonic); None: it may continue to run."""
         deadlines = []
         deletion = _deletion_deadline(pod)
         if deletion is not None:
@@ -345,13 +345,14 @@ class LocalKubelet:
         return min(deadlines, default=None)
 
     def _end_worker(self, event: KubeletEvent, pod: Manifest, worker: _Worker, now: float) -> None:
-        """Send SIGTERM once, and after the grace period SIGKILL until nothing is left; say so in the pod before."""
+        """Send SIGTERM once, and after the grace period SIGKILL until nothing is left; this is recorded in the pod
+        first."""
         before, worker.state = worker.state, transition(worker.state, event)
         grace_s = (self._stop_deadline(pod, worker) or now) - now
         try:
             if before in (KubeletState.STARTING, KubeletState.RUNNING):
                 self._record_end(pod, grace_s)
-        finally:  # a full disk keeps nobody from being stopped
+        finally:  # a full disk must not keep a worker from being stopped
             if worker.process is not None and worker.state is KubeletState.KILLING:
                 worker.process.kill_tree()
                 if grace_s < -SHIM_PATIENCE_S:
@@ -362,7 +363,7 @@ class LocalKubelet:
     def _record_end(self, pod: Manifest, grace_s: float) -> None:
         if _deletion_deadline(pod) is None:  # a pod that is being deleted is marked already
             uid = pod["metadata"]["uid"]
-            self._store.update_pod(uid, lambda p: objects.mark_disrupted(p, "TerminationByKubelet", SHUT_DOWN))
+            self._store.update_pod(uid, lambda p: objects.mark_disrupted(p, SHUT_DOWN))
         if grace_s > 0:
             self._record_event(pod, "Normal", "Killing", f"stopping the worker, {grace_s:.0f} s of grace")
 

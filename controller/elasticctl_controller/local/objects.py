@@ -155,9 +155,14 @@ def mark_ended(pod: Manifest, exit_: Exit) -> Manifest:
     return {**pod, "status": status}
 
 
-def mark_disrupted(pod: Manifest, reason: str, message: str) -> Manifest:
+def mark_disrupted(pod: Manifest, message: str) -> Manifest:
     """Return the pod with Kubernetes' mark of a worker that is ended for a reason that is not its own."""
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": message,
+    }
     status = pod["status"]
     return {**pod, "status": {**status, "conditions": [*status.get("conditions", []), condition]}}
 

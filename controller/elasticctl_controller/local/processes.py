@@ -1,4 +1,5 @@
-"""Worker processes: start one under its shim, find those that already run, kill one with everything it has started."""
+"""Worker processes: start one under its shim, find the ones that already run, kill one with everything that it has
+started."""
 
 from __future__ import annotations
 
@@ -96,13 +97,13 @@ def find_running(pods: Path) -> dict[str, WorkerProcess]:
     """Find the shims of workers under the folder `pods` that run already, by the uid of their pod."""
     found = {}
     for uid, process in find_shims(pods).items():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             found[uid] = WorkerProcess(process.pid)
     return found
 
 
 def kill_strays(uid: str) -> None:
-    """SIGKILL every process that carries the pod's uid in its environment, wherever it has gone in the process tree."""
+    """SIGKILL every process that has the pod's uid in its environment, anywhere in the process tree."""
     while strays := list(_strays(uid)):
         for process in strays:
             with contextlib.suppress(psutil.Error):
@@ -143,7 +144,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 class ExitWatcher:
-    """Waits until one of several processes ends, or somebody calls `wake`."""
+    """Waits until one of several processes ends, or `wake` is called."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()

@@ -88,7 +88,7 @@ class Log:
         self._torn = False
 
     def add(self, chunk: bytes) -> None:
-        """Take what the worker wrote; whole lines go to the file at once, with one write."""
+        """Add what the worker wrote; whole lines go to the file immediately, with one write."""
         lines, newline, rest = (self._rest + chunk).rpartition(b"\n")
         if not newline and len(rest) >= MAX_LINE_BYTES:
             lines, rest = rest, b""
@@ -108,7 +108,7 @@ class Log:
         if self._dropped:
             text = stamp + b"elasticctl: %d lines were lost because the disk was full\n" % self._dropped + text
         if self._size + len(text) > MAX_LOG_BYTES:
-            self._go_on_in_next_file()
+            self._start_next_file()
         if self._torn:
             text = b"\n" + text
         try:
@@ -122,7 +122,7 @@ class Log:
             self._dropped += lines.count(b"\n") + 1
             self._torn = self._torn or written > 0
 
-    def _go_on_in_next_file(self) -> None:
+    def _start_next_file(self) -> None:
         """Begin another file, and delete the oldest but the first."""
         try:
             file = _open_log(f"{self._path}.{self._number + 1}")

@@ -214,7 +214,7 @@ class LocalStore:
         """Like `delete_pod`, but marked as a disruption, as the eviction API of Kubernetes does."""
 
         def mark(pod: Manifest) -> Manifest:
-            target = mark_disrupted(pod, "TerminationByKubelet", "the eviction of this worker was requested")
+            target = mark_disrupted(pod, "the eviction of this worker was requested")
             return mark_deleted(target, grace_s=grace_s, now=self._clock())
 
         self.update_pod(uid, mark)
@@ -301,7 +301,7 @@ class LocalStore:
                 raise NotFoundError(f"there is no {kind} {name!r}")
             self._changes.append(StoreChange(kind, "", ""))
 
-    # Underneath
+    # Internals
 
     def _now(self) -> str:
         return to_rfc3339(self._clock())

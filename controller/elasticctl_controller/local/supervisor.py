@@ -67,7 +67,7 @@ class Supervisor:
 
     def __init__(self, paths: LocalPaths, umask: int) -> None:
         self._paths = paths
-        self._lock = _take_lock(paths)
+        self._lock = _acquire_lock(paths)
         self._store = LocalStore(paths.database)
         secret = _load_token_key(paths)
         gpus = discover_gpus(os.environ)
@@ -76,7 +76,7 @@ class Supervisor:
         token_for = functools.partial(derive_token, secret)
         self._rendezvous = RendezvousService(token_for, self._on_report, find_job=self._workload.get_job)
         self._limits = ProjectLimits(self._workload.quota_of)
-        self._allocator = Allocator(self._workload, self._terms, self._on_allotment, restrict=self._limits.restrict)
+        self._allocator = Allocator(self._workload, self._settings, self._on_allotment, restrict=self._limits.restrict)
         self._outbox = Outbox(
             local_webhook_urls(paths), report_as_events(self._workload), rules=WebhookRules(own_machine=True)
         )
@@ -120,7 +120,7 @@ class Supervisor:
         self._controller.start()
         log.info("version %s serves %s", elasticctl.__version__, self._paths.state)
         if ready is not None:
-            with suppress(BrokenPipeError):  # the client has not waited that long, but the next one will find us
+            with suppress(BrokenPipeError):  # the client has not waited that long; the next one will connect
                 os.write(ready, b"1")
             os.close(ready)
         await self._ending.wait()
@@ -144,11 +144,11 @@ class Supervisor:
         self._stop_workers = stop_workers
         self._ending.set()
 
-    def _terms(self) -> SharingSettings:
+    def _settings(self) -> SharingSettings:
         return SharingSettings(self._workload.sharing().on, RULES)
 
     def _on_store_change(self, change: StoreChange) -> None:
-        """Divide the capacity again, and look at all jobs again if a quota has changed."""
+        """Divide the capacity again, and reconcile all jobs if a quota has changed."""
         if change.kind == QUOTA:
             for job in self._store.list_jobs():
                 self._controller.enqueue(f"{job['metadata']['namespace']}/{job['metadata']['name']}")
@@ -231,8 +231,8 @@ def _fork_into_background() -> tuple[int | None, int | None]:
     return None, 0 if os.read(receive, 1) else 1
 
 
-def _take_lock(paths: LocalPaths) -> int:
-    """Take the lock that a supervisor holds while it runs; ClusterError when another one has it."""
+def _acquire_lock(paths: LocalPaths) -> int:
+    """Acquire the lock that a supervisor holds while it runs; ClusterError when another one holds it."""
     try:
         descriptor = os.open(paths.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -64,7 +64,7 @@ class LocalWorkload:
             return None
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
-        """Return the pods with the job's label, whoever owns them."""
+        """Return the pods with the job's label, of any owner."""
         return self._store.list_pods(job.namespace, job.name)
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
@@ -72,11 +72,11 @@ class LocalWorkload:
         return []
 
     def node_notices(self) -> Mapping[str, LeaveNotice]:
-        """Return none: nobody takes the only node away."""
+        """Return none: the only node is never taken away."""
         return {}
 
     def nodes_may_be_named(self) -> bool:
-        """Nobody brings others."""
+        """Return True: no autoscaler adds nodes."""
         return True
 
     def lost_nodes(self) -> frozenset[str]:
@@ -90,7 +90,7 @@ class LocalWorkload:
         return LocalSharing.from_manifest(next(iter(self._store.list_objects(SHARING)), None))
 
     def cpu_slots(self) -> int:
-        """Return how many ranks without GPUs may run at once; 0: any number."""
+        """Return how many ranks without GPUs may run at a time; 0: any number."""
         return self.sharing().slots(self._gpus, os.cpu_count() or 1)
 
     def all_jobs(self) -> list[Manifest]:
@@ -129,7 +129,7 @@ class LocalWorkload:
             raise ConflictError(f"job {job.key} is gone") from e
 
     def deliver_token(self, job: ElasticJob) -> None:
-        """Put the job's current token into its workers' files; the kubelet writes them when it looks next."""
+        """Put the job's current token into its workers' files; the kubelet writes them with its next check."""
         self._deliver(job)
 
     def delete_job(self, job: ElasticJob) -> None:

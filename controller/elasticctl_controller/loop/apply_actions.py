@@ -70,7 +70,7 @@ class Workload(Protocol):
         """Return the job's manifest, or None if it is gone."""
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
-        """Return the pods with the job's label, whoever owns them. A returned manifest is never modified."""
+        """Return the pods with the job's label, of any owner. A returned manifest is never modified."""
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
         """Return some events about the job's pod with this uid; none if there are none, or if they may not be read."""
@@ -178,8 +178,8 @@ def log_events(job: ElasticJob, decision: Decision) -> None:
     generation = decision.status.generation
     if generation > job.status.generation:
         workers = len(decision.status.generations[-1].workers) if decision.status.generations else 0
-        said = f"generation {generation} has {workers} workers"
-        log.info("job %s: %s", job.key, said, extra={**log_fields(job), "generation": generation})
+        text = f"generation {generation} has {workers} workers"
+        log.info("job %s: %s", job.key, text, extra={**log_fields(job), "generation": generation})
     for event in decision.events:
         level = logging.WARNING if event.type == WARNING else logging.INFO
         fields = {**log_fields(job, event.worker), "generation": generation, "reason": event.reason}
@@ -194,7 +194,7 @@ def log_fields(job: ElasticJob, worker: str = "") -> dict[str, Any]:
 def call_all(calls: Executor, call: Callable[[T], None], items: list[T]) -> None:
     """Make all calls, at most `PARALLEL_CALLS` at a time; raises the first error after all have been made.
 
-    The others are not submitted yet: calls of another job come between them.
+    The others are not submitted yet, so that calls of other jobs come between them.
     """
     errors: list[BaseException | None] = []
     pending: deque[Future[None]] = deque()

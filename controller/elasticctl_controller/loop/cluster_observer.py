@@ -1,10 +1,10 @@
 """What the cluster shows of a job: its pods, what keeps them from starting, and which of its workers have to leave.
 
-Some things only events say: why a pod does not start, and that a kubelet has killed a worker for its own probe. An API
-server finds the events about one pod by reading all events of its namespace, so the controller asks for few of them. Of
-a job whose workers wait, it asks about one pod: less often the longer the answer stays the same, and the more jobs
-wait. Of workers that have ended, it asks about a few whose end is otherwise unexplained, and only if their template has
-a probe.
+Some things are known from events only: why a pod does not start, and that a kubelet has killed a worker because its own
+probe failed. An API server finds the events about one pod by reading all events of its namespace, so the controller
+asks for few of them. Of a job whose workers wait, it asks about one pod: less often the longer the answer stays the
+same, and the more jobs wait. Of workers that have ended, it asks about a few whose end is otherwise unexplained, and
+only if their template has a probe.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class PodEvents:
     def explain_ends(
         self, job: ElasticJob, pods: tuple[Pod, ...], lost_nodes: Collection[str], now: float
     ) -> tuple[Pod, ...]:
-        """Return the pods; those whose worker was killed because its own probe failed say so, in place of its report.
+        """Return the pods; for a worker that was killed because its own probe failed, the pod says so in place of the
+        worker's report.
 
         Raises ElasticctlError where the API server does.
         """
@@ -181,7 +182,7 @@ class ClusterObserver:
         return known
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
-        """The job's pods; only those that have changed since the last pass are parsed again."""
+        """The job's pods; only pods that have changed since the last pass are parsed again."""
         known = self._of(job)
         found: dict[int, tuple[Mapping[str, Any], Pod]] = {}
         for manifest in self._workload.list_pods(job):
@@ -191,7 +192,8 @@ class ClusterObserver:
         return tuple(pod for _, pod in found.values())
 
     def _explain_ends(self, job: ElasticJob, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """The pods, with what only events say about their ends; a failure to read the events is only logged."""
+        """The pods, with what is known from events only about their ends; a failure to read the events is only
+        logged."""
         try:
             return self._events.explain_ends(job, pods, self._workload.lost_nodes(), self._clock())
         except ElasticctlError as e:

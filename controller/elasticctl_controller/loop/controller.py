@@ -77,7 +77,7 @@ class Rendezvous(Protocol):
         """Return what the workers of the job with this uid have reported."""
 
     def drop(self, key: str) -> None:
-        """Forget a job that is gone."""
+        """Drop a job that is gone."""
 
 
 class Queueing(Protocol):
@@ -104,10 +104,10 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who hears of what the loop does.
+    """Who is notified of what the loop does.
 
     `on_pass(seconds, outcome)` is called after each pass with "ok", "conflict" or "error"; `on_status(job, status)`
-    once a job's new status is stored, with the job as it was before; `on_gone(key)` for a job that there is no more.
+    once a job's new status is stored, with the job as it was before; `on_gone(key)` for a job that no longer exists.
     """
 
     on_pass: Callable[[float, str], None] = lambda seconds, outcome: None
@@ -136,7 +136,7 @@ class _Memory:
 class Controller:
     """Reconciles the jobs of a `Workload`. Without a `rendezvous`, jobs bring their own.
 
-    Up to `threads` jobs are worked on at once, but never one job by two threads.
+    Up to `threads` jobs are worked on at a time, but never one job by two threads.
     """
 
     def __init__(
@@ -255,8 +255,8 @@ class Controller:
         try:
             self._workload.deliver_token(job)
         except ElasticctlError as e:
-            said = "job %s: its next token cannot be delivered, so the previous one stays valid: %s"
-            log.warning(said, job.key, e, extra=log_fields(job))
+            text = "job %s: its next token cannot be delivered, so the previous one stays valid: %s"
+            log.warning(text, job.key, e, extra=log_fields(job))
             self._queue.add_after(job.key, TOKEN_RETRY_S)
         else:
             memory.delivered_token = token.number
@@ -328,7 +328,7 @@ class Controller:
     def _update_group(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
         """Report to the rendezvous service which workers are alive, and which of them are being stopped.
 
-        A worker that somebody else deletes counts as ended, but stays a member until it is gone.
+        A worker that others delete counts as ended, but stays a member until it is gone.
         """
         rendezvous = self._rendezvous_of(job)
         if rendezvous is None:
@@ -376,7 +376,7 @@ class Controller:
             return True
         if refused and not memory.refused:
             log.warning("job %s: a worker cannot be created: %s", job.key, refused, extra=log_fields(job))
-            self._queue.add(job.key)  # its status should report it at once
+            self._queue.add(job.key)  # its status should report it immediately
         memory.refused = refused
         return not refused
 
@@ -387,5 +387,5 @@ class Controller:
 
 
 def _deletion(pod: Pod) -> LeaveNotice:
-    """The notice that the deletion of a pod gives its worker; a pod that is deleted at once has no time left."""
+    """The notice that the deletion of a pod gives its worker; a pod that is deleted without grace has no time left."""
     return LeaveNotice("its node is being drained" if pod.drained else "its pod is being deleted", pod.deadline or 0.0)

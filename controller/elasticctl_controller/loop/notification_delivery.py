@@ -3,8 +3,8 @@
 What one destination gets within a moment is sent as one message, so that the loss of a rack is one message. A message
 is retried while the receiver does not answer, is busy or fails. Meanwhile newer notifications queue up; beyond
 `MAX_PENDING`, the oldest are dropped and counted. Redirects are not followed: a webhook has one address, and its secret
-goes nowhere else. Each project has its own share of threads and destinations, so that dead webhooks of one do not delay
-the notifications of another.
+is sent to no other. Each project has its own share of threads and destinations, so that dead webhooks of one do not
+delay the notifications of another.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Outbox:
         return self._thread.is_alive()
 
     def put(self, destination: Destination, item: Notification) -> None:
-        """Queue a notification; returns at once, and raises nothing."""
+        """Queue a notification; returns immediately, and raises nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -119,8 +119,8 @@ class Outbox:
             if queue is None:
                 same = sum(other.namespace == destination.namespace for other in self._queues)
                 if len(self._queues) >= MAX_DESTINATIONS or same >= MAX_PROJECT_DESTINATIONS:
-                    said = "job %s: a notification is dropped: too many destinations"
-                    log.warning(said, item.key, extra={"job": item.key})
+                    text = "job %s: a notification is dropped: too many destinations"
+                    log.warning(text, item.key, extra={"job": item.key})
                     return
                 queue = self._queues[destination] = _Pending()
             queue.pending.append(item)

@@ -91,7 +91,7 @@ class Notifier:
                 del self._waits[uid]
 
     def _track_waiting(self, job: ElasticJob, status: JobStatus, now: float) -> None:
-        """Note whether a job waits; there is one notification each time that it does."""
+        """Record whether a job waits; there is one notification each time that it does."""
         with self._changed:
             if status.phase not in notifications.WAITING:
                 self._waits.pop(job.uid, None)
@@ -127,7 +127,7 @@ class Notifier:
     def _notify_of_wait(self, uid: str, wait: _Wait) -> None:
         job = ElasticJob.from_manifest(self._find_job(wait.key) or {})
         if job.uid != uid or not job.notify or job.status.phase not in notifications.WAITING:
-            with self._changed:  # it no longer waits, and other notifications say so
+            with self._changed:  # it no longer waits, which other notifications report
                 self._waits.pop(uid, None)
             return
         now = self._clock()

@@ -51,14 +51,14 @@ class Webhook:
     @classmethod
     def parse(cls, text: str) -> Webhook:
         """Read the value of a secret: a URL, and perhaps a key after it. Raises WebhookError if the URL must not be
-        called, or if the key is none."""
+        called, or if the key is invalid."""
         url, _, key = text.strip().partition("\n")
         if not key.strip():
             return cls(check_url(url))
         try:
             return cls(check_url(url), base64.b64decode(key.strip().removeprefix(KEY_PREFIX), validate=True))
         except ValueError:
-            raise WebhookError(f"its second line is no key for signatures ({KEY_PREFIX} and base64)") from None
+            raise WebhookError(f"its second line is not a key for signatures ({KEY_PREFIX} and base64)") from None
 
     def headers(self, message: bytes, now: float) -> dict[str, str]:
         """The headers of a message that is sent at `now`, signed as https://www.standardwebhooks.com describes.
@@ -107,7 +107,7 @@ def build_message(notifications: Sequence[Notification], dropped: int = 0) -> by
 
 
 def escape(text: str) -> str:
-    """Escape Slack's markup: a job's message must not contain links or notify anybody.
+    """Escape Slack's markup: a job's message must not contain links or notify people.
 
     Other services that accept Slack's format recognize `@channel` in plain text: a zero-width space follows each `@`.
     """
@@ -157,7 +157,7 @@ class WebhookRules:
                 continue
             named = any(_matches(host, pattern) for pattern in self.hosts)
             if (self.hosts or self.networks) and not named:
-                raise WebhookError("its host is not among those that the controller may call (--webhook-to)")
+                raise WebhookError("the controller may not call its host (--webhook-to)")
             if not _is_public(ip) and not (named and _is_internal(ip)):
                 raise WebhookError(
                     "its host has an address inside the cluster or machine, which is not called. FIX: an"
@@ -206,7 +206,7 @@ class WebhookClient:
         def ended(future: asyncio.Future[T]) -> None:
             share.release()
             if not future.cancelled():
-                future.exception()  # nobody may be waiting for it any more
+                future.exception()  # the caller may no longer wait for it
 
         running.add_done_callback(ended)
         return await asyncio.shield(running)
@@ -214,7 +214,7 @@ class WebhookClient:
     async def post(self, project: str, url: str, message: bytes, headers: Mapping[str, str]) -> Answer:
         """Send one message. Raises NoAnswer, or WebhookError if the URL may not be called."""
         host = urlsplit(url).hostname or ""
-        if not host.isascii():  # aiohttp folds such letters, and takes what comes out for an address that needs no name
+        if not host.isascii():  # aiohttp folds such letters, and takes the result for an address that needs no lookup
             raise WebhookError("its host has non-ASCII letters. FIX: write it as xn--...")
         if _is_address(host):  # it will not be resolved
             self._rules.check(host, host)
@@ -237,7 +237,8 @@ class WebhookClient:
 
 
 class _CheckedResolver(AbstractResolver):
-    """Resolves a name to addresses that may be called: the connection goes to these, whatever DNS says later."""
+    """Resolves a name to addresses that may be called: the connection goes to one of these, even if DNS has changed by
+    then."""
 
     def __init__(self, rules: WebhookRules, run: Callable[..., Awaitable[Any]]) -> None:
         self._rules, self._run = rules, run
@@ -248,7 +249,7 @@ class _CheckedResolver(AbstractResolver):
         found = await self._run(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
         results: list[ResolveResult] = []
         for kind, _, protocol, _, address in found:
-            self._rules.check(host, str(address[0]))  # one that may not be called spoils all
+            self._rules.check(host, str(address[0]))  # one that may not be called makes the whole name unusable
             results.append(
                 ResolveResult(
                     hostname=host,

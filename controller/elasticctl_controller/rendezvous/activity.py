@@ -26,10 +26,10 @@ def describe_activity(group: Group) -> Activity | None:
 
 
 def _of_training(group: Group) -> Activity:
-    for said in (Doing.HUNG, Doing.EXPORTING):
-        since = _first_to_say(group, said)
+    for doing in (Doing.HUNG, Doing.EXPORTING):
+        since = _doing_since(group, doing)
         if since is not None:
-            return Activity(said, Timestamp(since), describe_hang(group.reports.places) if said is Doing.HUNG else "")
+            return Activity(doing, Timestamp(since), describe_hang(group.reports.places) if doing is Doing.HUNG else "")
     if group.reports.obstacle:
         return Activity("waiting", detail=f"for {group.reports.obstacle}")
     newest = group.history.newest
@@ -52,13 +52,13 @@ def _of_training(group: Group) -> Activity:
 def _of_waiting(group: Group) -> Activity | None:
     if not group.signs.newest:
         return None
-    stopping = _first_to_say(group, Doing.STOPPING)
+    stopping = _doing_since(group, Doing.STOPPING)
     if stopping is not None:
         return Activity(Doing.STOPPING, Timestamp(stopping))
     missing = group.members.minimum - len(group.next_generation.joined)
     if missing > 0:
         return Activity("waiting", _waits_since(group), f"for {plural(missing, 'worker')} to join")
-    preparing = _first_to_say(group, Doing.PREPARING)
+    preparing = _doing_since(group, Doing.PREPARING)
     if preparing is not None:
         return Activity(Doing.PREPARING, Timestamp(preparing))
     return Activity("waiting", _waits_since(group), "for the others to join")
@@ -72,6 +72,6 @@ def _waits_since(group: Group) -> Timestamp | None:
     return Timestamp(max(since, min((sign.since for sign in group.signs.newest.values()), default=since)))
 
 
-def _first_to_say(group: Group, doing: str) -> float | None:
+def _doing_since(group: Group, doing: str) -> float | None:
     """Since when (seconds since the epoch) one of the live workers has been doing this; None if none is."""
     return min((sign.since for sign in group.signs.newest.values() if sign.doing == doing), default=None)

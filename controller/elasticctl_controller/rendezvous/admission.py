@@ -2,7 +2,7 @@
 
 Every pod of a cluster can reach the port. A client is unknown until it has shown a valid token. Unknown clients are
 limited by address, the workers of a job by job. A worker shows its token within milliseconds of connecting, and its
-address then gets back what the connection took, so thousands of workers behind one address are let in as they come.
+address then gets back what the connection took, so thousands of workers that share one address are let in as they come.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elasticctl_controller.rendezvous.groups import Groups
 from elasticctl_controller.rendezvous.requests import Caller, Refused
 
 CONNECTS, CONNECTS_PER_S = 2048.0, 200.0
-"""How many unknown clients may connect from one address at once, and per second in the long run."""
+"""How many unknown clients may connect from one address in a burst, and per second in the long run."""
 UNKNOWN_PER_ADDRESS = 1024
 UNKNOWN_CLIENTS = 4096
 """How many unknown clients may be connected at a time; the oldest one is closed for the next."""
@@ -129,7 +129,7 @@ class Authorization:
 
     def _check_token(self, key: str, uid: str, token: TokenStatus | None, authorization: str) -> None:
         """Raise Refused unless the token in the header is valid now."""
-        # A header may contain any bytes; those that are not text arrive as surrogates.
+        # A header may contain any bytes; bytes that are not text arrive as surrogates.
         given, now = authorization.encode("utf-8", "surrogateescape"), self._groups.clock()
 
         def is_one_of(numbers: Iterable[int]) -> bool:
@@ -143,7 +143,8 @@ class Authorization:
         raise Refused(401, f"wrong token for job {key}")
 
     def _find_running(self, key: str) -> tuple[str, TokenStatus | None] | None:
-        """The uid and token of a job that exists and has not ended. After a restart, all its workers call at once."""
+        """The uid and token of a job that exists and has not ended. After a restart, all its workers call at the same
+        time."""
         manifest = self._find_job(key) or {}
         metadata, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
         is_over = metadata.get("deletionTimestamp") is not None or status.get("phase") in _TERMINAL

@@ -1,6 +1,6 @@
 """Each job's share of the one thread that serves all of them.
 
-The work for each job waits in a queue, and the job that has used the least time is next: a job alone gets all of the
+The work for each job waits in a queue, and the job that has used the least time is next: a single job gets all of the
 time, and a job that floods the service delays only itself. Turns are given for a couple of milliseconds at a time; in
 between, the event loop reads and writes.
 """
@@ -40,7 +40,7 @@ class Turns:
         self._due: asyncio.Handle | None = None
 
     def queue(self, job: str, work: Callable[[], None]) -> None:
-        """Have `work` done at the job's next turn. An error is logged, and ends that work alone."""
+        """Have `work` done at the job's next turn. An error is logged, and affects no other work."""
         queue = self._queues.get(job)
         if queue is None:
             queue = self._queues[job] = deque()
@@ -92,4 +92,4 @@ class Turns:
             self._due = asyncio.get_running_loop().call_soon(self._give)
         else:
             self._given = 0
-            self._used_s.clear()  # nobody waits, so nobody is behind; also drops jobs that have ended
+            self._used_s.clear()  # no job waits, so none is behind; also drops jobs that have ended

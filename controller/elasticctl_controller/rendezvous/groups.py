@@ -29,12 +29,12 @@ class Groups:
     """All groups. `by_key` are the groups by job key; `restarted` are the keys of the groups that the service had when
     it last started over (`RendezvousService.start_over`). The lock guards both. `polls` are those under way, by key.
 
-    `note_change(key)` is called on the event loop's thread when a job's view has changed in a way that its status
+    `report_change(key)` is called on the event loop's thread when a job's view has changed in a way that its status
     should show. `clock` returns seconds since the epoch.
     """
 
-    def __init__(self, note_change: Callable[[str], None], clock: Callable[[], float]) -> None:
-        self.note_change, self.clock = note_change, clock
+    def __init__(self, report_change: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self.report_change, self.clock = report_change, clock
         self.lock = threading.Lock()
         self.by_key: dict[str, Group] = {}
         self.restarted: set[str] = set()
@@ -74,7 +74,7 @@ class Groups:
             wait_s = group.act_if_due(self.clock()) if group else None
             is_news = group is not None and len(group.signs.silent) > silent
         if is_news:
-            self.note_change(key)
+            self.report_change(key)
         if moved or (group is not None and group.situation is not before):
             for poll in self.polls.pop(key, ()):
                 self.turns.queue(key, partial(_wake, poll))

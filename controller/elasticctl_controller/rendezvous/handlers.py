@@ -48,11 +48,11 @@ from elasticctl_protocol.requests import (
 )
 
 SEEN_S = 1.0
-"""How long a launcher that got SIGTERM waits to hear its pod's deadline: if somebody deletes the pod, the controller
-sees that at about the same time. If nobody does, as when a node shuts down, the worker leaves at once."""
+"""How long a launcher that got SIGTERM waits for its pod's deadline: if the pod is being deleted, the controller sees
+that at about the same time. If it is not, as when a node shuts down, the worker leaves immediately."""
 MAX_REPORTS = 256
 REPORTS_PER_S = 200.0
-"""How many reports of progress all workers of a job together are asked to send: every report says the same."""
+"""How many reports of progress all workers of a job together are asked to send: all reports have the same content."""
 
 Verb = Callable[[Caller, Any], Awaitable[Any]]
 """Answers a request: with a message, the JSON text of one, or None, which is an empty object."""
@@ -112,7 +112,7 @@ class Handlers:
             with self._groups.lock:
                 return _prepare(self._groups.of(caller), member)
         if isinstance(formed, GroupWorld):
-            self._groups.note_change(caller.key)
+            self._groups.report_change(caller.key)
             return self._encode(caller.key, formed)
         return JoinAnswer(JoinState.OVER if formed is JoinState.OVER else JoinState.WAITING)
 
@@ -120,7 +120,7 @@ class Handlers:
         """The generation as JSON, encoded once because every member gets the same text."""
         cached = self._encoded.get(key)
         if cached is None or cached[0] is not world:
-            found = FormedAnswer(generation=world.generation, members=world.members, anew=world.anew)
+            found = FormedAnswer(generation=world.generation, members=world.members, anew=world.from_start)
             cached = self._encoded[key] = (world, json.dumps(WIRE.encode(found)))
         return cached[1]
 
@@ -137,7 +137,7 @@ class Handlers:
                 recall_failures(group, request.failed or (), uid, generation, now)
                 is_news = True
         if is_news:
-            self._groups.note_change(caller.key)
+            self._groups.report_change(caller.key)
 
         answer = await self._groups.poll(caller, lambda group: _watch_answer(group, request))
         return answer or WatchAnswer(WatchState.CURRENT)
@@ -170,7 +170,7 @@ class Handlers:
             with self._groups.changing(caller) as (group, now):
                 deadline = None if request.in_s == math.inf else now + (seconds(request.in_s) or 0.0)
                 group.add_notice(uid, LeaveNotice(reason, deadline), now)
-            self._groups.note_change(caller.key)
+            self._groups.report_change(caller.key)
         else:
             await self._groups.poll(
                 caller, lambda group: uid in group.members.leaving | group.notices.given.keys() or None, SEEN_S
@@ -209,7 +209,7 @@ class Handlers:
             is_new = note_sign(group, request, self._groups.clock())
         if is_new:
             self._groups.apply_due(caller.key)  # newcomers may be waiting for it
-            self._groups.note_change(caller.key)
+            self._groups.report_change(caller.key)
 
     async def _report(self, caller: Caller, request: ReportRequest) -> ReportAnswer:
         messages = request.messages
@@ -230,7 +230,7 @@ class Handlers:
                 self._groups.apply_due(
                     caller.key, moved=group.reports.stays and not stayed
                 )  # newcomers wait for a first step; ranks that stand still, for a lost one
-            self._groups.note_change(caller.key)
+            self._groups.report_change(caller.key)
         return ReportAnswer(every_s)
 
 

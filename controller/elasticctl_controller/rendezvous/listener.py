@@ -1,9 +1,9 @@
-"""Accepts connections for a server that all workers of a large job call at once, and that every pod can reach.
+"""Accepts connections for a server that all workers of a large job call at the same time, and that every pod can reach.
 
 `Listener` accepts connections for an aiohttp application. It reads the head of one request of an unknown client;
 without a valid token, it refuses the request and closes the connection. aiohttp sees only requests of known jobs, each
-at its job's turn. A client that begins a request and does not finish it is cut off, and unknown clients are limited by
-address (`admission`). Pages that anybody may read, such as metrics, are answered from the head as well.
+at its job's turn. A client that begins a request and does not finish it in time is disconnected, and unknown clients
+are limited by address (`admission`). Pages that everyone may read, such as metrics, are answered from the head as well.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ async def _time_request(request: web.Request, handler: Handler) -> web.StreamRes
 class Listener:
     """Serves an application until `cleanup`; with a `guard`, only to callers that it recognizes.
 
-    With `pages`, it serves those instead, to anybody: a path's function returns the whole `response`. One page is
+    With `pages`, it serves those instead, to everyone: a path's function returns the whole `response`. One page is
     served on a connection.
     """
 

@@ -4,8 +4,8 @@ Everything here comes from a worker, which runs the user's code: sizes and range
 refused with a 4xx (`Refused`). A value that an API server cannot store (NaN, a number beyond 64 bits, half a surrogate
 pair) would keep the job's status from ever being written again.
 
-A small body is read and parsed at once. Each job may send one large body at a time, and large bodies are parsed in a
-thread, one after the other: thousands of members take a tenth of a second.
+A small body is read and parsed immediately. Each job may send one large body at a time, and large bodies are parsed in
+a thread, one after the other: thousands of members take a tenth of a second.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Caller:
 class Limiter:
     """A token bucket for each job: a runaway script must not block the service for other jobs.
 
-    It allows `BURST` requests at once and `RATE_PER_S` per second in the long run, several times what the 2,000 workers
-    of the largest job need.
+    It allows bursts of `BURST` requests and `RATE_PER_S` per second in the long run, several times what the 2,000
+    workers of the largest job need.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Bodies:
     """Reads the bodies of requests from workers that have shown their token."""
 
     def __init__(self) -> None:
-        self._large = WeakValueDictionary[str, asyncio.Lock]()  # by job uid, while somebody holds it or waits for it
+        self._large = WeakValueDictionary[str, asyncio.Lock]()  # by job uid, while a request holds it or waits for it
         self._worker = ThreadPoolExecutor(1, "bodies")
 
     async def read(self, request: web.Request, caller: Caller, cls: type[T]) -> T:
@@ -198,7 +198,7 @@ async def _receive(request: web.Request) -> bytes:
         return await asyncio.wait_for(request.read(), BODY_S)
     except TimeoutError as error:
         raise Refused(408, "the body did not arrive in time") from error
-    except (ConnectionError, RuntimeError) as error:  # the worker has died meanwhile: nobody reads this
+    except (ConnectionError, RuntimeError) as error:  # the worker has died: this answer is not read
         raise Refused(400, "the body is not whole") from error
 
 

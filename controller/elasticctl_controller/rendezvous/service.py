@@ -2,7 +2,7 @@
 
 One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{verb}` with a JSON body and the job's
 bearer token. `join`, `watch`, `finish` and `fail` are long polls, answered within `POLL_S`; the other verbs are
-answered at once. Every request is a sign of life; `heartbeat` is only that, for launchers without a poll under way.
+answered immediately. Every request is a sign of life; `heartbeat` is only that, for launchers without a poll under way.
 While a poll is under way, the kernel asks the worker's host for a sign of life (`sockets`). The controller's thread
 sets the live workers through `set_group`; the handlers run on the application's event loop.
 
@@ -137,7 +137,7 @@ class RendezvousService:
         self.groups.wake(key)
 
     def report_loss(self, key: str, uid: str) -> None:
-        """A worker has just ended: update its group at once, before the controller's next pass."""
+        """A worker has just ended: update its group immediately, before the controller's next pass."""
         with self.groups.lock:
             group = self.groups.by_key.get(key)
             if group is None or uid not in group.members.alive:
@@ -182,7 +182,7 @@ class RendezvousService:
     def start_over(self) -> None:
         """Start over like a service that has just been started, because agents could not report anything for a while.
 
-        They get 503 until `set_group`, and do not count as silent because nobody was listening.
+        They get 503 until `set_group`, and do not count as silent for the time in which they could not be heard.
         """
         with self.groups.lock:
             keys = list(self.groups.by_key)
@@ -206,9 +206,9 @@ class RendezvousService:
             caller = self.authorization.identify(request.rel_url.raw_path, request.headers.get("Authorization", ""))
             answer = await self._answer(caller, request)
             if not self._may_act():
-                raise _away()
+                raise _not_leading()
         except Refused as refusal:
-            error = refusal if self._may_act() else _away()
+            error = refusal if self._may_act() else _not_leading()
             response = web.json_response(WIRE.encode(Refusal(str(error))), status=error.status)
             if not error.keeps_open:
                 response.force_close()
@@ -232,12 +232,12 @@ class RendezvousService:
     def authenticate(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request belongs to, and how many connections it may have. Raises Refused."""
         if not self._may_act():
-            raise _away()
+            raise _not_leading()
         caller = self.authorization.identify(path, authorization)
         with self.groups.lock:
             return caller, most_connections(len(self.groups.of(caller).members.alive))
 
 
-def _away() -> Refused:
+def _not_leading() -> Refused:
     """The answer of a replica that does not lead. It must not refuse the worker, which the leader may know."""
     return Refused(503, "this replica no longer leads")

@@ -18,7 +18,7 @@ from typing import Any
 
 KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1, "TCP_USER_TIMEOUT": 2000}
 """Probe after a second without data, and give the connection up a second later. Also give it up if data has not been
-acknowledged for 2 s, because the kernel does not probe meanwhile. Launchers connect again."""
+acknowledged for 2 s, because the kernel does not probe during that time. Launchers connect again."""
 LOST_HOST = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 log = logging.getLogger(__name__)
@@ -38,21 +38,21 @@ def raise_file_limit() -> int:
 
 def explain_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
     """Have the event loop log one line when it cannot accept a connection; it tries again by itself after a second."""
-    said: set[int] = set()
+    reported: set[int] = set()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
-        elif error.errno not in said:
-            said.add(error.errno)
+        elif error.errno not in reported:
+            reported.add(error.errno)
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             log.error(
                 "cannot accept more workers: %s (the limit is %d). FIX: raise it (ulimit -n, LimitNOFILE)",
                 error.strerror,
                 limit,
             )
-            loop.call_later(60.0, said.discard, error.errno)
+            loop.call_later(60.0, reported.discard, error.errno)
 
     loop.set_exception_handler(handle)
 
@@ -70,8 +70,8 @@ def watch_host(transport: asyncio.BaseTransport | None) -> None:
 
 
 def has_lost_host(error: BaseException | None) -> bool:
-    """Did a connection end because the host at the other end no longer answers? A process that ends closes it at
-    once."""
+    """Did a connection end because the host at the other end no longer answers? A process that ends closes it
+    immediately."""
     return isinstance(error, OSError) and error.errno in LOST_HOST
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UnreachableError
-from elasticctl_controller.kube.election import DURATION_S, LOOK_S, RENEW_S, RETRY_S, Election, LeaseCandidate
+from elasticctl_controller.kube.election import DURATION_S, RENEW_S, RETRY_S, WATCH_S, Election, LeaseCandidate
 
 
 class Clock:
@@ -198,7 +198,7 @@ def test_a_lease_that_is_given_up_is_taken_at_once(start: Start, server: LeaseSe
     clock.run(10)
     first.election.stop()
     assert not first.election.holds()
-    clock.run(LOOK_S)
+    clock.run(WATCH_S)
     assert second.elected
     assert server.spec["leaseTransitions"] == 1
     acquired, version = server.spec["acquireTime"], server.version
@@ -207,7 +207,7 @@ def test_a_lease_that_is_given_up_is_taken_at_once(start: Start, server: LeaseSe
     assert (server.spec["leaseTransitions"], server.spec["acquireTime"]) == (1, acquired), "renewals keep them"
     third = start("third")
     second.election.stop()
-    clock.run(LOOK_S)
+    clock.run(WATCH_S)
     assert (third.elected, server.spec["leaseTransitions"]) == (True, 2)
 
 

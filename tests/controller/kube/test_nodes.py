@@ -91,9 +91,9 @@ def test_a_node_nobody_has_seen_may_still_turn_up(health: NodeHealth, clock: Clo
 
 def test_nodes_that_are_gone_are_forgotten_with_their_pods(health: NodeHealth) -> None:
     health.node_changed(node("a"), None)
-    health.forget_unnamed({"a"})
+    health.drop_unnamed({"a"})
     assert health.lost() == {"a"}
-    health.forget_unnamed(set())
+    health.drop_unnamed(set())
     assert health.lost() == frozenset()
 
 

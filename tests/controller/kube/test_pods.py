@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_controller.kube.pods import FORGET_S, ReplacementTimer
+from elasticctl_controller.kube.pods import DROP_S, ReplacementTimer
 
 
 class Bench:
@@ -56,9 +56,9 @@ def test_who_is_never_replaced_is_forgotten(bench: Bench) -> None:
     for number in range(20_000):
         bench.losses.record_loss(f"ns/{number}", "")
     assert len(bench.losses._lost_at) == 10_000
-    bench.now += FORGET_S + 1
+    bench.now += DROP_S + 1
     bench.losses.record_loss("ns/last", "")
     assert list(bench.losses._lost_at) == ["ns/last"]
-    bench.now += FORGET_S + 1
+    bench.now += DROP_S + 1
     bench.losses.record_loss("ns/last", "")
     assert bench.losses._lost_at == {}

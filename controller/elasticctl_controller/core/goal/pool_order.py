@@ -163,7 +163,7 @@ def _ask(
     back_to: str = "",
     stays: str = "",
 ) -> tuple[WorkerMoves, PoolsStatus]:
-    """Workers without a machine ask in this pool; those that wait in another pool are given up there."""
+    """Workers without a machine ask in this pool; workers that wait in another pool are given up there."""
     astray = [pod for pod in view.waiting if view.pools[pod.uid] != pool]
     if view.waiting or view.missing:
         short = _without(short, pool)

@@ -35,7 +35,7 @@ _SEEN_EVERY_H = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The workers that a job has and keeps, by pool. Those that are `ready` are in the group, or could be."""
+    """The workers that a job has and keeps, by pool. Workers that are `ready` are in the group, or could be."""
 
     pods: Mapping[str, tuple[Pod, ...]]
     ready: frozenset[str]
@@ -50,7 +50,7 @@ class Present:
 
 
 def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now: float) -> Present:
-    """The pods that run or wait, without those that are ending, lost or marked for removal."""
+    """The pods that run or wait, except for pods that are ending, lost or marked for removal."""
     known = {worker.uid: worker for worker in job.status.workers}
     silent, lost_nodes = observed.group.silent, observed.cluster.lost_nodes
     found: dict[str, list[Pod]] = {}
@@ -77,7 +77,7 @@ def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now:
 
 
 def has_stepped(status: JobStatus) -> bool:
-    """Has the newest group made a step? Until then its newcomers may lack the state, so nobody should leave it."""
+    """Has the newest group made a step? Until then its newcomers may lack the state, so no worker should leave it."""
     return not status.generations or not reports_steps(status) or status.generations[-1].first_step_at is not None
 
 
@@ -222,7 +222,7 @@ def measured_costs(status: JobStatus, present: Present, known: Costs | None, gra
 
 
 def _start_s(status: JobStatus, present: Present, known_s: float | None) -> float | None:
-    """Seconds from creating a worker until it trained, for those that train; None while none does.
+    """Seconds from the creation of a worker until it trained, from the workers that train; None while none does.
 
     Machines that were there already say nothing about new ones, and neither does a spot worker that waited until there
     were any, so they do not reduce what is known about a start.
@@ -289,7 +289,7 @@ def _step_up(seconds: float) -> float:
 
 
 MOST_KINDS = 1024
-"""The most kinds of machines, over all namespaces; beyond that, those that were reported longest ago are dropped."""
+"""The most kinds of machines, over all namespaces; beyond that, the ones that were reported longest ago are dropped."""
 _Kind = tuple[str, tuple[tuple[str, tuple[str, ...]], ...], int]
 
 

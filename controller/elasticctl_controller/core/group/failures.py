@@ -108,7 +108,7 @@ def with_evidence(end: RanksEnd, finished: Mapping[str, bool], elsewhere: Mappin
     """The root cause, completed with what its launcher cannot know.
 
     For a hang, that is where the ranks of other members stand. For a broken connection, it is the members (`finished`)
-    whose ranks had ended with exit code 0 while its own still ran, and whether somebody had sent those SIGTERM.
+    whose ranks had ended with exit code 0 while its own still ran, and whether those ranks had been sent SIGTERM.
     """
     failure = end.failure
     if failure.is_hang:

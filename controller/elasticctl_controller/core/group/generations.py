@@ -40,11 +40,11 @@ FIRST_SETTLE_S = 30.0
 not joined, once the minimum has joined."""
 
 
-def settle_generation(group: GroupRecord, now: float) -> float | None:
+def end_or_form_generation(group: GroupRecord, now: float) -> float | None:
     """End the formed generation, or form the next one, if it is time; returns seconds until it should be asked
     again."""
     if group.world is not None:
-        again_s = _settle_formed(group, now)
+        again_s = _end_formed(group, now)
         if group.world is not None:
             return again_s
     joined = group.next_generation.joined
@@ -59,7 +59,7 @@ def settle_generation(group: GroupRecord, now: float) -> float | None:
     return None
 
 
-def _settle_formed(group: GroupRecord, now: float) -> float | None:
+def _end_formed(group: GroupRecord, now: float) -> float | None:
     """End the formed generation if it is time; returns seconds until it should be asked again."""
     waits = [end_unreachable(group, now)]
     if group.state is GroupState.TRAINING:
@@ -250,11 +250,11 @@ def judge_failure(group: GroupRecord, now: float) -> None:
     members, failures = group.members, group.failures
     end = find_root_cause(failures.ends.values())
     if end.of_peers and isinstance(group.situation, BreakingGroup) and group.situation.drain:
-        group.advance(GroupEvent.MEMBER_LEFT, now, group.situation.drain)  # who has stopped for it has hung up
+        group.advance(GroupEvent.MEMBER_LEFT, now, group.situation.drain)  # the members that stop hang up
         return
     unheard = unheard_members(group, end)
     if unheard:
-        group.advance(GroupEvent.MEMBER_LEFT, now, f"hung while nobody could hear {members.name_some(unheard)}")
+        group.advance(GroupEvent.MEMBER_LEFT, now, f"hung while {members.name_some(unheard)} could not be heard")
         return
     finished = {m.name: uid in members.terminated for uid, m in members.ranked.items() if uid in members.finished}
     end = with_evidence(end, finished, _places_of_others(group, end.uid))
@@ -282,7 +282,7 @@ def unheard_members(group: GroupRecord, end: RanksEnd) -> set[str]:
     """If this is a hang: the uids of the other members that could not be heard at the time, because no service was
     running.
 
-    To its peers, a machine that is cut off looks like a hang, so such a hang is nobody's failure.
+    To its peers, a machine that is cut off looks like a hang, so such a hang is not counted as a failure.
     """
     members, restored = group.members, group.restored_service
     if not end.failure.is_hang or restored.known_at is None:
@@ -306,8 +306,8 @@ def drain_for_notices(group: GroupRecord, now: float) -> float | None:
     held = group.notices.held(members.awaited())
     if not held:
         return None
-    # Nobody leaves early for a replacement while a stop would cost more than it saves: before the ranks have started,
-    # while nothing can be saved, and once training is done.
+    # No member leaves early for a replacement while a stop would cost more than it saves: before the ranks have
+    # started, while nothing can be saved, and once training is done.
     others, started_at = Replacements(), _started_at(group)
     if started_at <= now and not (group.reports.cannot_save or members.trained):
         count = len(ready.newcomers(members)) + group.notices.replaced

@@ -57,7 +57,7 @@ class UsageReports:
         return is_due
 
     def drop_dead(self, alive: Collection[str]) -> None:
-        """Drop the measurements of all workers but those that are alive."""
+        """Drop the measurements of workers that are not alive."""
         for uid in [uid for uid in self.newest if uid not in alive]:
             del self.newest[uid]
 
@@ -110,7 +110,7 @@ class ScriptReports:
         self.obstacle, self.unsaved = obstacle, unsaved
 
     def clear_obstacle(self) -> None:
-        """Ranks have got on."""
+        """Ranks no longer wait."""
         self.obstacle = ""
 
     def set_place(self, rank: int, place: RankPlace | None) -> None:
@@ -197,8 +197,8 @@ class GroupRecord:
         return self.world is not None and uid in self.members.ranked
 
     def may_restart(self, end: RanksEnd) -> bool:
-        """May the ranks restart? A script that has made a step can be imported; if it cannot be now, something else is
-        wrong."""
+        """May the ranks restart? A script that has made a step can be imported, so an error of its import is not
+        permanent."""
         if end.permanent and self.history.has_stepped:
             end = replace(end, permanent=False)
         return self.rules.allow_restart(end, self.failures.count)
@@ -212,8 +212,8 @@ class GroupRecord:
         self.generation = max(self.generation, generation)
 
     def excuse_failure(self) -> None:
-        """A member has been lost. That explains the failure of its peers, which then does not count, and nobody has to
-        wait before the next attempt."""
+        """A member has been lost. That explains the failure of its peers, which then does not count, and the next
+        attempt needs no pause."""
         self.restored_service.explain_unseen()
         if self.failures.excuse() and isinstance(self.situation, FormingGroup):
             self.situation = replace(self.situation, not_before=0.0)

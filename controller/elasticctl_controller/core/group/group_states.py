@@ -77,12 +77,12 @@ _TRANSITIONS: Mapping[GroupEvent, Mapping[GroupState, GroupState]] = {
 class GroupWorld:
     """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it.
 
-    `anew`: all ranks start from the beginning of the script, also those that could stay in their processes.
+    `from_start`: all ranks start from the beginning of the script, also those that could stay in their processes.
     """
 
     generation: int
     members: tuple[Member, ...]
-    anew: bool = False
+    from_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Members:
     generation needs at least `minimum` workers.
 
     `ranked` are the members by uid, in order of rank. `trained` have done the last step; `finished` are those whose
-    ranks have all succeeded, `terminated` those of them whose ranks somebody had sent SIGTERM.
+    ranks have all succeeded, `terminated` the members among them whose ranks had been sent SIGTERM.
     """
 
     alive: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Members:
         self.ranked = {member.uid: member for member in members}
 
     def start_generation(self) -> None:
-        """A generation has formed: what ranks had finished was in the last one."""
+        """A generation has formed: what ranks had finished belonged to the previous one."""
         for results in (self.finished, self.terminated, self.trained):
             results.clear()
 

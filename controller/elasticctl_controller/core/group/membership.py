@@ -1,4 +1,4 @@
-"""The members of a job's training group: a state machine without a clock, a thread or a socket.
+"""The members of a job's training group: a state machine without clock, threads or sockets.
 
 A group that has *formed* trains as generation N. Otherwise its workers join generation N+1. That forms as soon as every
 live member of the last generation has joined, however long its ranks take to stop; only a member that gives no sign of
@@ -23,10 +23,10 @@ from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import join_some
 from elasticctl_controller.core.group.failures import Judgement, RanksEnd
 from elasticctl_controller.core.group.generations import (
+    end_or_form_generation,
     judge_failure,
     leaving_lead_s,
     let_go,
-    settle_generation,
     unheard_members,
 )
 from elasticctl_controller.core.group.group_record import GroupRecord
@@ -45,7 +45,7 @@ _AFTER_THE_LAST_STEP = (Doing.EXPORTING, Doing.FINISHING)
 class Group(GroupRecord):
     """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch."""
 
-    # What the controller says.
+    # What the controller reports.
 
     def set_alive(
         self, alive: Mapping[str, str], minimum: int, now: float, leaving: frozenset[str] = frozenset()
@@ -128,7 +128,7 @@ class Group(GroupRecord):
         world = self.world
         if world is not None and member.uid in self.members.ranked:
             if generation < world.generation:
-                return  # it does not know yet that it is in: the answer is the world
+                return  # it does not know yet that it is a member: the answer is the world
             if self.failures.has_culprit:
                 judge_failure(self, now)
             reason = self.drain.reason if self.drain else f"{member.name} joins again"
@@ -151,7 +151,7 @@ class Group(GroupRecord):
             return False
         if self.world is not None and member.uid in self.members.ranked:
             if generation < self.world.generation:
-                return False  # it does not know yet that it is in
+                return False  # it does not know yet that it is a member
             self.advance(GroupEvent.MEMBER_REJOINED, now, f"{member.name} starts again")
         self.note_sign(member.uid, now)
         self.next_generation.remove_worker(member.uid)
@@ -223,7 +223,7 @@ class Group(GroupRecord):
 
     def finish(self, uid: str, generation: int, now: float, *, for_all: bool = False, terminated: bool = False) -> None:
         """All ranks of an agent have succeeded. The group is over once this holds for every member, or for one member
-        that reports it `for_all`. `terminated`: somebody had sent them SIGTERM, which is to blame if others then fail.
+        that reports it `for_all`. `terminated`: they had been sent SIGTERM, which is to blame if others then fail.
         """
         self.advance(GroupEvent.MEMBER_FINISHED, now)
         known = set(self.members.ranked) if self.world is not None else set()
@@ -309,7 +309,7 @@ class Group(GroupRecord):
         """End or form a generation if it is time; returns seconds until this should be called again (None: no need)."""
         known_at = self.restored_service.known_at or 0.0
         waits = (
-            settle_generation(self, now),
+            end_or_form_generation(self, now),
             self.signs.replace_overdue(len(self.members.ranked), known_at, now),
         )
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)

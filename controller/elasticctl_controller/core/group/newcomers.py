@@ -12,7 +12,7 @@ P again. So the group waits for them for P, and never longer than a window.
 
 T is estimated as (time observed + typical quiet time) / (changes observed + 1): a job about which little is known is
 assumed to be typical, and an undisturbed job is expected to stay so for longer and longer. Losses are never weighed: a
-group that has lost a member re-forms at once, with all newcomers that are ready.
+group that has lost a member re-forms immediately, with all newcomers that are ready.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _why_not_at_all(group: GroupRecord, newcomers: int, now: float) -> str:
 
 
 def _would_lose_more(group: GroupRecord, newcomers: int, now: float) -> bool:
-    """True if nobody has asked for the newcomers, and the group may lose more to a stop than they would add."""
+    """True if no person has asked for the newcomers, and the group may lose more to a stop than they would add."""
     if group.history.reports or group.reports.serves_commands or group.rules.asked or group.history.newest is None:
         return False
     return not outruns(group.history.generations, newcomers, now)
@@ -99,7 +99,7 @@ def _would_lose_more(group: GroupRecord, newcomers: int, now: float) -> bool:
 def _pays_at(group: GroupRecord, newcomers: int, more_to_come: bool, now: float) -> float:
     """From when on stopping the group for newcomers pays off (seconds since the epoch); infinite: not before a step.
 
-    If no more newcomers will come, it stops at once, unless such stops have taken much of its time already.
+    If no more newcomers will come, it stops immediately, unless such stops have taken much of its time already.
     """
     newest = group.history.newest
     if newest is None or newest.formed_at is None or group.reports.serves_commands:

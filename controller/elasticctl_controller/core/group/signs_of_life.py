@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 ADOPT_S = 45.0
 """How long newcomers wait for a restarted service to hear from a group that may still be training: a launcher whose
-connection has died without a sign calls again after 40 s."""
+connection has died unnoticed calls again after 40 s."""
 SILENT_S = 10.0
 """The group does not wait for a worker that has given no sign of life for this long: launchers give one every 3 s."""
 UNREACHABLE_S = 0.5
-"""How long a worker whose host has stopped answering may take to call again. Launchers call again at once."""
+"""How long a worker whose host has stopped answering may take to call again. Launchers call again immediately."""
 HUNG_UP_S = 2.0
-"""The same for a worker that has hung up. It may be starved of processors, and its pod's end may be about to be known,
-which says more."""
+"""The same for a worker that has hung up. It may be starved of processors, and the end of its pod may be about to be
+reported, which is better evidence."""
 SILENT_SHARE_PER_MIN = 0.1
 """The share of a group that may be deleted as silent within a minute; at least one worker."""
 
@@ -38,9 +38,9 @@ class SignsOfLife:
     """The `newest` sign of life of each worker, by uid.
 
     `unreachable` are workers whose connections have broken, each with the time from which on it counts as unreachable
-    unless it calls again. `hung_up` is the last that closed its connection, and when. `overdue` are those that were
-    left out of the newest generation because they gave no sign of life, `silent` those of them that are to be replaced,
-    and `silenced_at` is when the last ones became silent. Times are in seconds since the epoch.
+    unless it calls again. `hung_up` is the last that closed its connection, and when. `overdue` are workers that were
+    left out of the newest generation because they gave no sign of life, `silent` the ones among them that are to be
+    replaced, and `silenced_at` is when the last ones became silent. Times are in seconds since the epoch.
     """
 
     newest: dict[str, Sign] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class SignsOfLife:
     silenced_at: list[float] = field(default_factory=list)
 
     def drop_dead(self, alive: Collection[str]) -> None:
-        """Drop all workers but those that are alive."""
+        """Drop the workers that are not alive."""
         self.silent.intersection_update(alive)
         self.overdue.intersection_update(alive)
         for known in (self.newest, self.unreachable):
@@ -70,7 +70,8 @@ class SignsOfLife:
     def lose_contact(self, uid: str, now: float, *, hung_up: bool) -> bool:
         """The connection of a live worker has broken; True if it may become unreachable.
 
-        With `hung_up`, it has closed the connection. If several hang up at once, that says nothing: it is the network.
+        With `hung_up`, it has closed the connection. If several hang up at the same time, the cause is the network, and
+        nothing follows from it.
         """
         grace_s = UNREACHABLE_S
         if hung_up:
@@ -107,7 +108,8 @@ class SignsOfLife:
         return min(waits, default=None)
 
     def replace_overdue(self, members: int, known_at: float, now: float) -> float | None:
-        """Mark overdue workers as silent, a few at a time, because many at once suggest a fault of the network.
+        """Mark overdue workers as silent, a few at a time, because many at the same time suggest a fault of the
+        network.
 
         The group has this many members. A worker that has not called since `known_at`, when this service first heard of
         it, may still be waiting for an answer of the service before. Returns seconds until this should be asked again.

@@ -3,7 +3,7 @@
 Tokens are derived from the controller's key, the job's uid and a number, so only that number is stored. A pass of the
 loop first writes the next number to the status, then delivers the token to the workers' files, and records in the next
 pass that it has done so. The previous token stays valid for some time after that, and for as long as the next one
-cannot be delivered: no worker is ever locked out because of somebody else's failure.
+cannot be delivered: no worker is ever locked out because of another component's failure.
 
 Workers prove to each other that they belong to one job with a key of their own. It is never sent, so it never changes.
 """
@@ -24,8 +24,7 @@ OVERLAP_S = 3600.0
 """How long the previous token stays valid once the next one is delivered: kubelets take about two minutes to bring
 it."""
 LATE = 8
-"""A caller with one of this many expired tokens has to retry with a newer one; it does not hear that its token is
-wrong."""
+"""A caller with one of this many expired tokens has to retry with a newer one; it is not refused for a wrong token."""
 
 
 def derive_token(key: bytes, job_uid: str, number: int = 0) -> str:
@@ -48,14 +47,14 @@ def accepted_numbers(token: TokenStatus | None, now: float) -> tuple[int, ...]:
 
 
 def expired_numbers(token: TokenStatus | None, now: float) -> range:
-    """The numbers of the tokens that were valid until lately."""
+    """The numbers of the tokens that have expired recently."""
     oldest_good = min(accepted_numbers(token, now))
     return range(max(1, oldest_good - LATE), oldest_good)
 
 
 def keep_newest(status: JobStatus, known: TokenStatus | None) -> JobStatus:
-    """The status with the token that this controller knows, if somebody has replaced the status by an older one or
-    removed it: the workers have the newer token, and would be locked out."""
+    """The status with the token that this controller knows, if the status has been removed or replaced by an older one:
+    the workers have the newer token, and would be locked out."""
     is_older = known is not None and (status.token is None or status.token.number < known.number)
     return replace(status, token=known) if is_older else status
 
@@ -84,6 +83,6 @@ def next_at(token: TokenStatus, every_s: float) -> float:
 
 
 def due_times(status: JobStatus, every_s: float) -> Iterator[float]:
-    """When the token has to be looked at again, while there are workers; in seconds since the epoch."""
+    """When the token must be checked again, while there are workers; in seconds since the epoch."""
     if status.token is not None and status.token.former_until is not None and status.workers:
         yield next_at(status.token, every_s)

@@ -72,7 +72,7 @@ class ProjectAccount:
         self.reserved = slots
 
     def release_idle(self, usable: int) -> int:
-        """Release the reserved slots beyond those that its claims can use; returns how many there were."""
+        """Release the reserved slots that its claims cannot use; returns how many there were."""
         idle = max(0, self.aside - usable)
         self.reserved -= idle
         return idle
@@ -209,7 +209,8 @@ def build_allocations(
 
 
 def divide(slots: int, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]) -> Division:
-    """Fill in `given` of all allocations. The division lists those that have some in the order they got it."""
+    """Fill in `given` of all allocations. The division lists the claims that got workers, in the order in which they
+    did."""
     queues = _queues(allocations)
     for account in accounts:
         account.reserve(_usable_guarantee(account, queues.get(account.project.name, ())))
@@ -272,10 +273,10 @@ def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, 
 
 
 def _in_turn(queue: Sequence[Allocation]) -> Iterator[Allocation]:
-    """A project's claims: those that are within its guarantee when their turn comes, then the others.
+    """A project's claims: first the ones within its guarantee when their turn comes, then the others.
 
-    A claim that the guarantee does not cover would keep those behind it from what it does cover. As the project only
-    gets more, what is not covered once never is.
+    A claim that the guarantee does not cover would keep later ones from what it does cover. As the project only gets
+    more, what is not covered once never is.
     """
     beyond = []
     for one in queue:

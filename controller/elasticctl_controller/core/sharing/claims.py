@@ -33,7 +33,7 @@ TO_COME = "nodes to come"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A healthy node and its shared slots: all slots except those that are held by something other than claims."""
+    """A healthy node and its shared slots: all slots except for slots that something other than claims holds."""
 
     name: str
     slots: int
@@ -57,8 +57,8 @@ class SharedPool:
 class Project:
     """A group of users with a quota: guaranteed and maximum slots by pool (missing: 0, and no limit).
 
-    `weight` is its relative share of what nobody is guaranteed. A project without a quota has weight 1, no guarantee
-    and no limit.
+    `weight` is its relative share of what is guaranteed to no project. A project without a quota has weight 1, no
+    guarantee and no limit.
     """
 
     name: str
@@ -269,7 +269,8 @@ def build_pools(
     """The pools of healthy `nodes` for `shared` jobs, without the slots that `others` and other pods hold.
 
     A cordoned node counts only the slots that shared jobs hold on it. `capacity`: slots by pool up to which an
-    autoscaler adds nodes, whoever holds them; missing slots count as available, as nodes are added for waiting workers.
+    autoscaler adds nodes, including slots that are held; missing slots count as available, as nodes are added for
+    waiting workers.
     """
     nodes, foreign = list(nodes), _held_slots(others, accepted=True)
     ours = _held_slots(shared) if any(map(_is_cordoned, nodes)) else Counter()
@@ -278,11 +279,11 @@ def build_pools(
     for node in nodes:
         name = str(at(node, "metadata", "name"))
         for kind, pool, resource in ((GPU, gpu_pool(node), GPU_RESOURCE), (CPU, CPU, CPU_SLOTS)):
-            slots = _number(at(node, "status", "allocatable", resource))
+            slots = slot_count(at(node, "status", "allocatable", resource))
             if _is_cordoned(node):
                 slots = min(slots, ours[name, kind])
             if slots:
-                held = foreign[name, kind] + _number(at(node, "status", HELD, resource))
+                held = foreign[name, kind] + slot_count(at(node, "status", HELD, resource))
                 found[pool].append(Node(name, max(0, slots - held)))
                 there[pool] += slots
     for pool, slots in capacity.items():
@@ -299,7 +300,7 @@ def _is_cordoned(node: Manifest) -> bool:
 def _held_slots(jobs: Iterable[ElasticJob], *, accepted: bool = False) -> Counter[tuple[str, str]]:
     """(node, kind of slots) -> how many of them the jobs' workers hold there.
 
-    With `accepted`, only those that their nodes have accepted: a template may name any node, and ask for any number.
+    With `accepted`, only workers that their nodes have accepted: a template may name any node, and ask for any number.
     """
     held = Counter[tuple[str, str]]()
     for job in jobs:
@@ -325,7 +326,7 @@ def build_projects(quotas: Sequence[Manifest]) -> tuple[Project, ...]:
 
 
 def _gpu_types(labels: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The GPU types that labels name: those of a node, or those that a job requires."""
+    """The GPU types in the labels of a node, or in the labels that a job requires."""
     accelerators, instances = set(labels.get(GKE_GPU_LABEL, ())), set(labels.get(INSTANCE_LABEL, ()))
     return {
         gpu.name
@@ -334,7 +335,7 @@ def _gpu_types(labels: Mapping[str, tuple[str, ...]]) -> set[str]:
     }
 
 
-def _number(value: Any) -> int:
+def slot_count(value: Any) -> int:
     """The quantity of an extended resource, which is an integer; 0 if it is not valid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return max(0, value)

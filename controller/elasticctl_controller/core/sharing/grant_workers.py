@@ -228,7 +228,7 @@ def _wake_times(allocations: Sequence[Allocation], now: float, rules: SharingRul
 
 
 def _normalize(claim: Claim) -> Claim:
-    """The claim with valid numbers: they come from people."""
+    """The claim with valid numbers: users may have entered others."""
     if 1 <= claim.least <= claim.most and claim.slots_per_worker >= 1:
         return claim
     least = max(1, claim.least)
@@ -239,8 +239,8 @@ def _normalize(claim: Claim) -> Claim:
 class DividedPool:
     """A pool after its division.
 
-    `by_priority`: the slots of claims by priority, and the largest claim of each. `loans`: how many slots of claims are
-    those that other projects are guaranteed and do not use, by claim and project.
+    `by_priority`: the slots of claims by priority, and the largest claim of each. `loans`: how many slots claims have
+    that are guaranteed to other projects, which do not use them, by claim and project.
     """
 
     pool: SharedPool
@@ -278,8 +278,9 @@ class DividedPool:
 def _loans(
     slots: int, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]
 ) -> dict[str, dict[str, int]]:
-    """The loans by claim and lender. Slots that nobody is guaranteed go to the first claims, and are not loans."""
-    nobodys = max(0, slots - sum(account.guaranteed for account in accounts))
+    """The loans by claim and lender. Slots that are guaranteed to no project go to the first claims, and are not
+    loans."""
+    unguaranteed = max(0, slots - sum(account.guaranteed for account in accounts))
     idle = {one.project.name: one.guaranteed - one.used for one in accounts if one.guaranteed > one.used}
     over = {account.project.name: account.over for account in accounts}
     loans: dict[str, dict[str, int]] = {}
@@ -287,8 +288,8 @@ def _loans(
         project = one.account.project.name
         wanted = min(_beyond(one), over[project])
         over[project] -= wanted
-        free = min(wanted, nobodys)
-        nobodys, wanted = nobodys - free, wanted - free
+        free = min(wanted, unguaranteed)
+        unguaranteed, wanted = unguaranteed - free, wanted - free
         for lender in sorted(idle, key=lambda name: (-idle[name], name)):
             lent = min(wanted, idle[lender])
             if lent:
@@ -331,7 +332,7 @@ def _explain_waiting(one: Allocation, divided: DividedPool) -> Explanation:
         for other in divided.accounts
         if other is not account and other.guaranteed and other.used
     }
-    barred = one.need - (divided.slots - sum(owned.values()))  # so many it could not have if all others gave way
+    barred = one.need - (divided.slots - sum(owned.values()))  # it would still lack this many if all others gave way
     if barred > 0:
         names, part = _owners(owned, barred), "that" if barred >= missing else f"{barred} of which"
         be = "is" if len(names) == 1 else "are"

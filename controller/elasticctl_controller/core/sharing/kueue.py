@@ -1,8 +1,8 @@
 """Kueue: the Workload that asks for a job's workers, what Kueue's answer means, and the next step.
 
-`judge_admission` is level-triggered: each step changes the job or its Workload, and so leads to another pass. What has
-to survive a restart is stored on the objects: on the job `suspend`, and the admission it was started by; on the
-Workload `active`, and Kueue's conditions. Quota is released, or requested again, once no worker is alive.
+`judge_admission` is level-triggered: each step changes the job or its Workload, and so leads to another pass.
+Everything that must survive a restart is stored on the objects: on the job `suspend`, and the admission it was started
+by; on the Workload `active`, and Kueue's conditions. Quota is released, or requested again, once no worker is alive.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def asks_for(job: ElasticJob, workload: Manifest) -> bool:
 
 
 def asks_for_such_pods(job: ElasticJob, workload: Manifest) -> bool:
-    """True if the Workload requests the job's pods, whatever their number."""
+    """True if the Workload requests the job's pods, in any number."""
     found = at(workload, "metadata", "annotations", ASKED)
     return isinstance(found, str) and found.partition(".")[0] == digests(job).partition(".")[0]
 
@@ -305,7 +305,8 @@ def _judge_suspended(workload: Manifest | None, pods: int) -> KueueVerdict:
 
 
 def _judge_inactive(job: ElasticJob, workload: Manifest, pods: int) -> KueueVerdict:
-    """Its Workload is inactive: the job was suspended by its owner and is resumed now, or somebody deactivated it."""
+    """Its Workload is inactive: the job was suspended by its owner and is resumed now, or somebody else deactivated
+    it."""
     if at(workload, "metadata", "annotations", SUSPENDED_BY_OWNER) is not None:
         return KueueVerdict(held=f"returns to Kueue's queue {job.queue}", step=KueueStep.ACTIVATE)
     words = f"will not be admitted: its Workload {at(workload, 'metadata', 'name')} was deactivated"
@@ -405,7 +406,7 @@ def build_pods_ready(workload: Manifest, now: float) -> Manifest:
 
 
 def _is_requeued(workload: Manifest) -> bool:
-    """Whether the Workload may be admitted again at once; otherwise Kueue decides when."""
+    """Whether the Workload may be admitted again immediately; otherwise Kueue decides when."""
     reason = str(condition(workload, EVICTED).get("reason") or "")
     timed = reason == "AdmissionCheck" and at(workload, "status", "requeueState", "requeueAt") is not None
     return is_active(workload) and reason not in _KUEUE_REQUEUES and not timed

@@ -1,11 +1,11 @@
 """Kueue, worker by worker: above what it was admitted with, a job asks for each worker with a Workload of its own.
 
 The job's own Workload asks for its minimum. Once it is admitted, each further worker is one more Workload, of lower
-priority: Kueue admits it when quota comes free, and evicts it when somebody's minimum needs its quota. The job grows
+priority: Kueue admits it when quota comes free, and evicts it when another job's minimum needs its quota. The job grows
 and shrinks accordingly, and quota is released once the worker that held it is gone. The more slots its job has with a
 worker, the lower is the priority of that worker's Workload: so jobs of one priority grow evenly.
 
-`judge_growth` is level-triggered, as `judge_admission` is. All that has to survive a restart is on the Workloads.
+`judge_growth` is level-triggered, as `judge_admission` is. All that must survive a restart is on the Workloads.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def judge_growth(job: ElasticJob, base: Manifest, extras: Iterable[Manifest], po
     release = evicted[:spare]
     delete = _deletable(useless, spare - len(release))
     workers = admitted + len(used)
-    # No more at once than it has: a job that may have thousands does not fill the queue with what nobody has quota for.
+    # No more at once than it has: a job that may have thousands must not fill the queue with requests that no quota
+    # covers.
     numbers = set(range(admitted + 1, min(wanted, max(1, 2 * workers)) + 1)) - {number for number, _ in listed}
     running = sum(is_active(worker) and worker.phase == PodPhase.RUNNING for worker in job.status.workers)
     ready = [one for one in used[: max(0, running - admitted)] if not is_true(one, PODS_READY)]

@@ -6,8 +6,8 @@ fewest slots free (best fit). To give a claim its least, a node may be cleared o
 those above their least. These are placed elsewhere if they fit there, which undoes fragmentation.
 
 A division may leave a claim with fewer workers than it was granted before, or with none, which suspends it. The oldest
-workers stay and the youngest leave. `explain_changes` explains the change to both jobs: the one that loses workers
-learns which job gets them.
+workers stay and the youngest leave. `explain_changes` explains the change to both jobs: the explanation to the job that
+loses workers names the job that gets them.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def select_preempted(one: Allocation, kept: Mapping[str, tuple[Worker, ...]]) ->
 
 
 def explain_changes(seeking: Sequence[Allocation], pool: SharedPool) -> dict[str, Explanation]:
-    """What changes for each claim whose size changes, by key; those that lose workers name who gains them."""
+    """What changes for each claim whose size changes, by key; claims that lose workers name the one that gains them."""
     gainers = [(one, one.given - one.claim.granted) for one in seeking if one.given > one.claim.granted]
     losers = [one for one in seeking if one.given < one.claim.granted]
     found = {one.claim.key: Explanation(GrantReason.FULL, _explain_gain(one, workers)) for one, workers in gainers}

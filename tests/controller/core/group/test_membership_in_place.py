@@ -151,13 +151,13 @@ def test_a_group_that_hangs_twice_without_a_step_starts_anew_together() -> None:
     """A worker does not start its ranks while others that could train wait: they would hang again."""
     group = staying(0, 1)
     hang(group, 60.0)
-    assert not join_again(group, 0, 1, now=61.0).anew
+    assert not join_again(group, 0, 1, now=61.0).from_start
     fail(group, 1, 70.0, verdict="killed")
-    assert not join_again(group, 0, 1, now=71.0).anew, "a failure in between is no step"
+    assert not join_again(group, 0, 1, now=71.0).from_start, "a failure in between is no step"
     hang(group, 130.0)
     assert not group.has_to_prepare(member(1), group.generation, 130.5)
-    assert join_again(group, 0, 1, now=131.0).anew
+    assert join_again(group, 0, 1, now=131.0).from_start
     assert not group.has_to_prepare(member(2), 0, 131.5), "not before a step"
     group.note_step(group.generation, ProgressStatus(step=2), 140.0)
     hang(group, 200.0)
-    assert not join_again(group, 0, 1, now=201.0).anew
+    assert not join_again(group, 0, 1, now=201.0).from_start
