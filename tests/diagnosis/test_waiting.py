@@ -146,11 +146,11 @@ def test_a_stranger_with_a_workers_name_is_named() -> None:
 
 
 def test_a_scheduler_that_is_not_there() -> None:
-    words = 'digits-worker-0: its scheduler "typo" has not looked at it'
+    words = 'digits-worker-0: its scheduler "typo" has not processed it'
     found = first(case(pod(0), phase="Pending", conditions=held("NoScheduler", words)))
     assert (
         found.text
-        == 'worker-0: its scheduler "typo" has not looked at it: perhaps no scheduler of that name is running.'
+        == 'worker-0: its scheduler "typo" has not processed it: perhaps no scheduler of that name is running.'
     )
     assert "starting" not in named(case(pod(0), phase="Pending", conditions=held("NoScheduler", words)))
 

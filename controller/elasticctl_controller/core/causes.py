@@ -119,7 +119,7 @@ def parse_failure(message: str) -> RankFailure | None:
 
 
 def clean_failure(found: RankFailure) -> RankFailure:
-    """What a worker says of a failure, with texts and numbers that can be stored."""
+    """A worker's report of a failure, with texts and numbers that can be stored."""
     return replace(
         found,
         worker=clean_text(found.worker),

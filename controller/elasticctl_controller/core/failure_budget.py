@@ -40,7 +40,7 @@ HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new 
 CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
 MAX_FAILURES_IN_A_ROW = 64  # more do not lengthen the pause
 _OF_PLATFORM = (Cause.PREEMPTED, Cause.DRAINED, Cause.NODE_LOST)
-"""The machine was taken away: that says nothing about the next one."""
+"""The machine was taken away, which is no evidence about the next one."""
 _USUAL = Policy()
 
 

@@ -45,7 +45,7 @@ MAX_METRICS = 64
 WARMUP_S = 10.0
 """How long the rate of a new generation is ignored: its first steps are slow at any size."""
 RATE_WEIGHT = 0.1
-"""The weight of the newest report in a rate: one slow step says little about a size."""
+"""The weight of the newest report in a rate: one slow step is little evidence about a size."""
 
 T = TypeVar("T", GroupGeneration, ProgressStatus, CheckpointStatus, Activity)
 
@@ -180,7 +180,7 @@ class TrainingHistory:
             return
         first_report, self.newest_commit = self.newest_commit == (0, 0), (generation, number)
         if first_report and (url, step) == (self.checkpoint.url, self.checkpoint.step):
-            return  # the service before this one has counted it
+            return  # a service before this one has counted it
         self.checkpoint = CheckpointStatus(
             step=step,
             at=Timestamp(now),

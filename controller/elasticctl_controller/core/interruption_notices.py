@@ -121,7 +121,7 @@ class Notices:
         """Set the notices that the controller gives."""
         self.given = notices
 
-    def drop_dead(self, alive: Collection[str]) -> None:
+    def drop_absent(self, alive: Collection[str]) -> None:
         """Drop the workers that are not alive."""
         self.departing.intersection_update(alive)
         for uid in self.reported.keys() - alive:

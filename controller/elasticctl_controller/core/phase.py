@@ -49,8 +49,8 @@ def update_conditions(
 
 
 def update_limit(conditions: tuple[Condition, ...], over_limit: str, now: float) -> tuple[Condition, ...]:
-    """The conditions, with whether the project's limits allow the job. A job they have always allowed has no such
-    one."""
+    """The conditions, with whether the project's limits allow the job. A job that they have always allowed has no such
+    condition."""
     kind = ConditionType.OVER_LIMIT
     if over_limit:
         return put_condition(conditions, kind, "True", "NotAllowed", over_limit, now)
@@ -107,8 +107,8 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     share, the plan for a goal, and the number of running workers.
     """
     if job.cancel:
-        said = "the job is being deleted" if job.deleting else "cancelled on request"
-        return PhaseDecision(Phase.CANCELLED, "Cancelled", said)
+        message = "the job is being deleted" if job.deleting else "cancelled on request"
+        return PhaseDecision(Phase.CANCELLED, "Cancelled", message)
     done_at = completed_at(roster.workers)
     if done_at is not None:
         return _finish(job, status, roster, done_at, now)

@@ -28,7 +28,7 @@ from elasticctl_controller.core.phase import find_condition, put_condition
 from elasticctl_controller.core.workers import Roster, free_indices, is_active, worker_index
 
 NOT_WAITING = "AllWorkersStart"
-LOOKED_AT_S = 10.0
+PROCESSED_S = 10.0
 """A scheduler that runs processes a pod within milliseconds, or, when it has a thousand to place, within seconds."""
 MAX_MESSAGE_CHARS = 700
 """A scheduler names a reason for each group of nodes, and the condition is written with each status."""
@@ -63,11 +63,11 @@ def decide_wait(
     ignored = next((pod for pod in pending if _ignored_at(pod) <= now), None)
     if ignored is None:
         return None
-    return PodWait(NO_SCHEDULER, f'{ignored.name}: its scheduler "{ignored.scheduler}" has not looked at it')
+    return PodWait(NO_SCHEDULER, f'{ignored.name}: its scheduler "{ignored.scheduler}" has not processed it')
 
 
 def find_unexplained(roster: Roster, workers: Collection[WorkerStatus]) -> Pod | None:
-    """The first pod that waits for something that only events say: a machine, or what its node cannot mount."""
+    """The first pod whose reason for waiting only events give: a machine, or what its node cannot mount."""
     pending = _pending(roster, workers)
     first = next((pod for pod in pending if pod.wait is not None), None)
     if first is not None:
@@ -157,17 +157,17 @@ def _with_autoscaler(job: ElasticJob, cluster: ClusterView, pod: Pod, wait: PodW
     if pod.uid not in cluster.events:  # not asked yet, by this controller
         stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
         return stored.message if stored is not None and stored.message.startswith(before) else words
-    said = cluster.events[pod.uid]
-    return words if said is None else f"{before}{said.message}"
+    found = cluster.events[pod.uid]
+    return words if found is None else f"{before}{found.message}"
 
 
 def _from_events(job: ElasticJob, cluster: ClusterView, pod: Pod) -> PodWait | None:
     """What events say about a waiting pod that has its node."""
     if not pod.node:
         return None
-    said = cluster.events.get(pod.uid)
-    if said is not None:
-        return PodWait(said.reason, f"{pod.name}: {said.message}")
+    found = cluster.events.get(pod.uid)
+    if found is not None:
+        return PodWait(found.reason, f"{pod.name}: {found.message}")
     stored = find_condition(job.status.conditions, ConditionType.WORKERS_WAITING)
     if pod.uid in cluster.events or stored is None or stored.status != "True" or stored.reason not in MOUNTS:
         return None
@@ -185,4 +185,4 @@ def _ignored_at(pod: Pod) -> float:
     """When a pod that no scheduler has processed counts as ignored."""
     if not pod.scheduler or pod.considered or pod.node or pod.deleting or pod.created_at is None:
         return float("inf")
-    return pod.created_at + LOOKED_AT_S
+    return pod.created_at + PROCESSED_S

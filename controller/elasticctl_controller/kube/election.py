@@ -135,7 +135,7 @@ class Election:
         return self._thread.is_alive()
 
     def _run_election(self) -> None:
-        said = ""
+        reported = ""
         while not self._stopping.is_set():
             sent = self._clock()
             try:
@@ -147,13 +147,13 @@ class Election:
                 return
             except ElasticctlError as e:
                 self._note_request(LONGEST_S)
-                if str(e) != said:
-                    said = str(e)
-                    log.warning("lease %s/%s: %s; trying again", self._me.namespace, self._me.name, said)
+                if str(e) != reported:
+                    reported = str(e)
+                    log.warning("lease %s/%s: %s; trying again", self._me.namespace, self._me.name, reported)
                 self._seen = ("", 0.0)  # while the API server did not answer, no replica could renew it
                 self._stopping.wait(RETRY_S)
                 continue
-            said = ""
+            reported = ""
             self._on_answer()
             if mine:
                 self._hold(sent)

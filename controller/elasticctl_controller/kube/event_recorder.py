@@ -31,7 +31,7 @@ from elasticctl.api.spec import API_VERSION, KIND, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.features import Feature, left_out
 from elasticctl_controller.kube.limited_api import LimitedApi
-from elasticctl_controller.loop.notification_delivery import Destination, value_of
+from elasticctl_controller.loop.notifier import Destination, value_of
 from elasticctl_controller.loop.webhooks import WebhookError
 
 COMPONENT = "elasticctl-controller"

@@ -58,8 +58,7 @@ from elasticctl_controller.kube.projects import KubeCapacity, KubeQuotas, Spendi
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Listeners, Scheduling
-from elasticctl_controller.loop.notification_delivery import Outbox
-from elasticctl_controller.loop.notifier import Notifier, report_as_events
+from elasticctl_controller.loop.notifier import Notifier, Outbox, report_as_events
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue

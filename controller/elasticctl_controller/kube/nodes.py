@@ -42,13 +42,13 @@ class NodeNotices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notices: dict[str, LeaveNotice] = {}
-        self._brought: set[str] = set()
+        self._added: set[str] = set()
 
     def node_changed(self, old: Manifest | None, new: Manifest | None) -> bool:
         """Process a change of a node, as an ObjectStore reports it; True if its notice has changed."""
         name, notice = _name(new or old or {}), read_node(new or {})
         with self._lock:
-            (self._brought.add if _is_brought(new or {}) else self._brought.discard)(name)
+            (self._added.add if _is_added(new or {}) else self._added.discard)(name)
             before = self._notices.pop(name, None)
             if notice is not None:
                 self._notices[name] = notice
@@ -60,9 +60,9 @@ class NodeNotices:
             return dict(self._notices)
 
     def may_be_named(self) -> bool:
-        """False where Karpenter has brought machines: it brings none for pods that name nodes to avoid."""
+        """False where Karpenter has added machines: it adds none for pods that name nodes to avoid."""
         with self._lock:
-            return not self._brought
+            return not self._added
 
 
 class NodeHealth:
@@ -162,7 +162,7 @@ def is_silent(node: Manifest) -> bool:
     return _ready(node) == "Unknown" and not _is_off(node)
 
 
-def _is_brought(node: Manifest) -> bool:
+def _is_added(node: Manifest) -> bool:
     return any(label.startswith(KARPENTER) for label in node.get("metadata", {}).get("labels", {}))
 
 

@@ -103,10 +103,10 @@ class OwnedObjects:
             try:
                 self._ensure_object(job, manifest)
             except ForbiddenError as e:
-                said = _without(job, manifest["kind"])
-                if not said:
+                text = _without(job, manifest["kind"])
+                if not text:
                     raise
-                log.warning(said, job.key, e, extra={"job": job.key})
+                log.warning(text, job.key, e, extra={"job": job.key})
 
     def ensure_budget(self, job: ElasticJob) -> None:
         """Create or update the job's PodDisruptionBudget; a failure is only logged, because no job depends on it.

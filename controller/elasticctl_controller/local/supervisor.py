@@ -42,8 +42,7 @@ from elasticctl_controller.local.store import LocalStore, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload, WorkerTokens
 from elasticctl_controller.loop.allocator import Allocator, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Listeners, Scheduling
-from elasticctl_controller.loop.notification_delivery import Destination, Outbox, value_of
-from elasticctl_controller.loop.notifier import Notifier, report_as_events
+from elasticctl_controller.loop.notifier import Destination, Notifier, Outbox, report_as_events, value_of
 from elasticctl_controller.loop.project_limits import ProjectLimits
 from elasticctl_controller.loop.webhooks import WebhookError, WebhookRules
 from elasticctl_controller.rendezvous.listener import Guard, Listener

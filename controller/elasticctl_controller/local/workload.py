@@ -68,7 +68,7 @@ class LocalWorkload:
         return self._store.list_pods(job.namespace, job.name)
 
     def list_pod_events(self, job: ElasticJob, uid: str) -> list[Manifest]:
-        """Return none: a pod itself says what keeps its process from starting."""
+        """Return none: the pod itself shows what keeps its process from starting."""
         return []
 
     def node_notices(self) -> Mapping[str, LeaveNotice]:

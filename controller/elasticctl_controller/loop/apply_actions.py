@@ -42,7 +42,7 @@ class NameTakenError(ClusterError):
 
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
-"""Errors that say nothing about the worker that was to be created."""
+"""Errors that do not concern the worker that was to be created."""
 _REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$|^the cluster refused [A-Z]+ /[^ ]*: ")
 """What our client adds to the message of an API server."""
 

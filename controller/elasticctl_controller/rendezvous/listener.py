@@ -56,7 +56,7 @@ class Guard(Protocol):
     def authenticate(self, path: str, authorization: str) -> tuple[Caller, int]:
         """The job that a request belongs to, and how many connections that job may have. Raises Refused."""
 
-    def lose_touch(self, key: str, uid: str, *, hung_up: bool) -> None:
+    def lose_contact(self, key: str, uid: str, *, hung_up: bool) -> None:
         """The host of this job's worker no longer answers, or has closed the connection on which its launcher watched
         the group (`hung_up`)."""
 
@@ -332,7 +332,7 @@ class Listener:
                 del self._jobs[key]
             lost_host = has_lost_host(error)
             if connection.uid and (lost_host or connection.watches):
-                cast(Guard, self._guard).lose_touch(key, connection.uid, hung_up=not lost_host)
+                cast(Guard, self._guard).lose_contact(key, connection.uid, hung_up=not lost_host)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept a few connections; the event loop reads from others before it comes back for more."""

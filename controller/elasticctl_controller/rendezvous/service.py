@@ -146,7 +146,7 @@ class RendezvousService:
             group.set_alive(others, group.members.minimum, self.groups.clock(), group.members.leaving)
         self.groups.wake(key)
 
-    def lose_touch(self, key: str, uid: str, *, hung_up: bool) -> None:
+    def lose_contact(self, key: str, uid: str, *, hung_up: bool) -> None:
         """The host of a worker no longer answers, or its launcher has hung up; called on the event loop's thread."""
         with self.groups.lock:
             group = self.groups.by_key.get(key)

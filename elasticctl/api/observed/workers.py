@@ -36,7 +36,7 @@ PROBE_FAILED = "ProbeFailed"
 """The controller's own reason of a pod whose worker was killed for its liveness or startup probe: only events say."""
 FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER = "FailedCreate", "NameTaken", "NoScheduler"
 """Reasons of the condition WorkersWaiting that the controller finds: the API server refuses a pod, another pod
-has its name, the scheduler that it names has not looked at it."""
+has its name, the scheduler that it names has not processed it."""
 STILL_ENDING = "StillEnding"
 """Another: pods of former workers, whose names are needed, have not ended yet."""
 WITHOUT_EVENTS = (FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER)

@@ -67,8 +67,8 @@ ENDS = [
     ("deleted by hand, failing on the way", an_end(1, 1, deleting=True), Cause.DELETED),
     # 5. to 8. the process
     ("success", an_end(1, 0), Cause.COMPLETED),
-    ("success beside a failed sidecar", an_end(1, 0, phase=PodPhase.FAILED), Cause.COMPLETED),
-    ("success beside a running sidecar", a_pod(1, exit_code=0), Cause.COMPLETED),
+    ("success next to a failed sidecar", an_end(1, 0, phase=PodPhase.FAILED), Cause.COMPLETED),
+    ("success next to a running sidecar", a_pod(1, exit_code=0), Cause.COMPLETED),
     ("the launcher had notice", an_end(1, 1, message=termination_message("preempted")), Cause.PREEMPTED),
     (
         "the launcher had notice and the script exits 0",
@@ -79,13 +79,13 @@ ENDS = [
     ("SIGKILL", an_end(1, 137, reason="Error"), Cause.KILLED),
     ("SIGTERM", an_end(1, 143, reason="Error"), Cause.KILLED),
     ("a killed rank", an_end(1, 137, message=termination_message("killed", exitCode=137)), Cause.KILLED),
-    ("nobody saw it end", a_pod(1, PodPhase.FAILED), Cause.KILLED),
+    ("its end was not seen", a_pod(1, PodPhase.FAILED), Cause.KILLED),
     ("the launcher saw a peer go", an_end(1, 1, message=termination_message("collateral")), Cause.COLLATERAL),
     ("no step for too long", an_end(1, 1, message=termination_message("stuck")), Cause.STUCK),
     ("the script raised", an_end(1, 1, reason="Error", message=termination_message("application")), Cause.APPLICATION),
     ("a segfault", an_end(1, 139, reason="Error"), Cause.APPLICATION),
     ("a command that is not there", an_end(1, 128, reason="StartError"), Cause.APPLICATION),
-    ("failed beside a running sidecar", a_pod(1, exit_code=3), Cause.APPLICATION),
+    ("failed next to a running sidecar", a_pod(1, exit_code=3), Cause.APPLICATION),
 ]
 
 
@@ -96,7 +96,7 @@ def test_the_evidence_gives_one_cause(pod, cause):
 
 
 @pytest.mark.parametrize("pod", [case[1] for case in ENDS if case[1].phase is not PodPhase.RUNNING])
-def test_what_we_removed_is_our_doing_whatever_else_is_true(pod):
+def test_a_worker_that_we_removed_counts_as_scaled_in_with_any_other_evidence(pod):
     assert why(pod, LEAVING) is Cause.SCALED_IN
 
 

@@ -35,7 +35,7 @@ def test_an_application_failure_waits_for_the_backoff():
     assert created(a_step(job, [a_pod(0), a_pod(2)], NOW + 1)[1]) == [1]
 
 
-def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_a_long_life():
+def test_the_pause_doubles_up_to_its_limit_and_starts_over_after_a_long_life():
     job = a_running_job(policy=Policy(backoff_seconds=2.0, backoff_max_seconds=7.0), backoff_limit=100)
     pauses, now = [], NOW
     for lived_s in (5, 5, 5, 5, 500):
@@ -94,7 +94,7 @@ def test_a_survivor_that_fails_soon_after_a_loss_or_a_reduction_is_not_blamed():
 
 
 @pytest.mark.parametrize("cause", ["preempted", "collateral"])
-def test_somebody_elses_fault_is_replaced_at_once(cause):
+def test_a_worker_that_was_taken_away_is_replaced_immediately(cause):
     job, _ = a_step(
         a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 1, message=termination_message(cause)), a_pod(2)]
     )
@@ -166,7 +166,7 @@ def test_a_pod_that_no_node_takes_is_slowed_down_too():
     assert job.status.backoff.until == NOW + 1
 
 
-def test_a_script_that_crashes_at_once_fails_the_job_after_its_budget():
+def test_a_script_that_crashes_immediately_fails_the_job_after_its_budget():
     job, now = a_job(desired=1, max=1, backoff_limit=2), NOW
     runs = 0
     while not job.status.phase.terminal:
@@ -207,7 +207,7 @@ def test_restart_policy_never_fails_at_the_first_counted_failure_only():
 @pytest.mark.parametrize(
     ("code", "phase"), [(1, Phase.FAILED), (127, Phase.FAILED), (128, Phase.RUNNING), (139, Phase.RUNNING)]
 )
-def test_restart_policy_exit_code_tells_permanent_failures(code, phase):
+def test_restart_policy_exit_code_distinguishes_permanent_failures(code, phase):
     job = a_running_job(restart_policy=RestartPolicy.EXIT_CODE)
     job, _ = a_step(job, [a_pod(0), an_end(1, code), a_pod(2)])
     assert job.status.phase is phase
@@ -285,7 +285,7 @@ def test_the_last_failure_of_the_budget_names_the_rank_and_its_error():
     assert job.status.restarts == {"ApplicationError": 2}
 
 
-def test_the_last_failure_is_kept_beside_the_first():
+def test_the_last_failure_is_kept_next_to_the_first():
     job = a_pass(a_running_job(backoff_limit=1), broken(1, NOW - 9))
     job, _ = a_step(job, [a_pod(0), an_end(1, 3, message=termination_message("application")), a_pod(2)])
     first, last = job.status.first_failure, job.status.last_failure
@@ -322,7 +322,7 @@ def test_a_rank_that_the_kernel_killed_for_its_memory_is_named_as_that():
 
 
 def test_a_node_that_is_not_there_is_not_tried_again_and_again():
-    """A template may name one; a worker that had started there would be replaced at once."""
+    """A template may name one; a worker that had started there would be replaced immediately."""
     eager = Policy(backoff_seconds=0.0, backoff_max_seconds=0.0)
     job, now, pauses = a_job(desired=1, max=1, backoff_limit=0, policy=eager), NOW, []
     for number in range(4):

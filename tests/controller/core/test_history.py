@@ -82,7 +82,7 @@ def test_a_script_that_reports_nothing_has_recovered_when_its_group_has_formed()
     assert fold(status, generations=(SILENT, SILENT_TOO)) == status
 
 
-def test_a_first_step_that_comes_after_all_tells_more():
+def test_a_first_step_corrects_a_recovery_that_was_known_from_forming_only():
     """A worker may be lost before the first step of a job's life, while its ranks still import."""
     lost = Interruption(at=Timestamp(NOW + 8), worker="digits-worker-2", uid="u", cause=Cause.KILLED, generation=1)
     scaling = Scaling(at=Timestamp(NOW + 8), from_workers=3, to_workers=2, phase=ScalingPhase.IN_PROGRESS)
@@ -223,13 +223,13 @@ def test_a_group_that_failed_otherwise_trained_until_it_was_stopped():
     assert history.newest.last_step_at is None
 
 
-def test_a_group_that_goes_on_from_before_begins_without_it():
+def test_a_group_that_resumes_from_an_earlier_step_begins_without_it():
     history = TrainingHistory()
-    for generation, told in enumerate(
+    for generation, reported in enumerate(
         ({"not_finite": {"loss": NotFiniteMetric("NaN", 81)}}, {"metrics": {"loss": 0.5}}, {}), 1
     ):
         history.add_generation(a_generation(generation, 2))
-        history.note_step(generation, ProgressStatus(step=90, **told), NOW)
+        history.note_step(generation, ProgressStatus(step=90, **reported), NOW)
         assert history.progress is not None
         assert history.progress.not_finite.keys() | history.progress.metrics.keys() == {"loss"}
         assert bool(history.progress.not_finite) == (generation == 1)
@@ -248,7 +248,7 @@ def test_the_curve_grows_with_progress_and_rests_with_it():
     )
 
 
-def test_only_progress_is_told_from_everything_else():
+def test_progress_alone_is_recognized():
     status = fold(JobStatus(), generations=(FIRST,), progress=ProgressStatus(step=57))
     further = fold(
         status,
@@ -297,8 +297,8 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
     world = [replace(item, generation=number, workers=("a",)) for number, item in enumerate(world, 1)]
     status, counted = JobStatus(), set()
     for first, last in sorted(cuts, key=lambda cut: cut[1]):
-        told = tuple(world[first:last][-MAX_GENERATIONS:])  # the service keeps no more
-        old, status = status, fold(status, generations=told)
+        reported = tuple(world[first:last][-MAX_GENERATIONS:])  # the service keeps no more
+        old, status = status, fold(status, generations=reported)
         stepped = {
             g.generation for g in status.generations if g.first_step_at is not None and g.resumed_step is not None
         }
@@ -309,7 +309,7 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
         assert status.generation >= old.generation
         assert len(status.generations) <= MAX_GENERATIONS
         counted |= stepped
-        assert fold(status, generations=told) == status
+        assert fold(status, generations=reported) == status
 
 
 def test_a_reason_that_no_longer_applies_leaves_the_status() -> None:

@@ -45,7 +45,7 @@ def test_a_node_that_is_taken_away_says_by_whom(taint: str, who: str) -> None:
     assert (who in notice.reason, notice.deadline, notice.closed) == (True, None, True)
 
 
-def test_a_node_that_still_takes_pods_is_told_from_one_that_does_not() -> None:
+def test_a_node_with_notice_is_avoided_only_while_it_accepts_pods() -> None:
     node = a_node("aws-node-termination-handler/rebalance-recommendation")
     node["spec"]["taints"][0]["effect"] = "PreferNoSchedule"
     assert [read_node(node), read_node({**node, "spec": {**node["spec"], "unschedulable": True}})] == [
@@ -107,5 +107,5 @@ def test_who_leaves_when(others: Replacements, now: float, leave: tuple[str, ...
     assert who_leaves(HELD, others, LEAVE_S, now) == (leave, again_at)
 
 
-def test_nobody_leaves_who_may_stay() -> None:
+def test_no_worker_leaves_that_may_stay() -> None:
     assert who_leaves({}, Replacements(2), LEAVE_S, 100.0) == ((), math.inf)

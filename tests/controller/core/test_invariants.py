@@ -1,4 +1,4 @@
-"""What holds whatever happens: a controller with stale caches and crashes in front of an unkind cluster."""
+"""What always holds: a controller with stale caches and crashes in front of an unkind cluster."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.ours())
     @rule(data=st.data(), gracefully=st.booleans(), announced=st.booleans())
-    def somebody_deletes_a_pod(self, data, gracefully, announced):
+    def a_pod_is_deleted_by_others(self, data, gracefully, announced):
         pod = data.draw(st.sampled_from(self.world.ours()))
         self.world.facts[pod.uid].add("deleted")
         if gracefully:
@@ -161,10 +161,10 @@ class Cluster(RuleBasedStateMachine):
         self.world.give_notice(nodes)
 
     @rule(index=st.integers(0, 5), owner=st.sampled_from(["", "another-job"]), phase=st.sampled_from(PodPhase))
-    def a_strangers_pod_takes_a_name(self, index, owner, phase):
+    def a_foreign_pod_takes_a_name(self, index, owner, phase):
         name = worker_name("digits", index)
         if name not in self.world.pods.latest:
-            self.world.put(Pod(name, f"stranger-{index}", None, owner, phase))
+            self.world.put(Pod(name, f"foreign-{index}", None, owner, phase))
 
     # The user
 
@@ -211,7 +211,7 @@ class Cluster(RuleBasedStateMachine):
         world.give_notice(frozenset())
         for pod in list(world.pods.latest.values()):
             if pod.owner_uid != JOB_UID:
-                assert pod.uid.startswith("stranger")
+                assert pod.uid.startswith("foreign")
                 world.drop(pod)
         self._settle()
         if not world.job_deleted:

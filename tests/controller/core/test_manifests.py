@@ -1,4 +1,4 @@
-"""The manifests of workers: what TorchElastic's users had, our rendezvous, and nothing secret."""
+"""What the controller creates for a job: pods, with safe defaults, and what the job owns besides them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from elasticctl.api.objects import selects
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import ANNOTATION_POOL, ElasticJob, Policy
+from elasticctl.api.status import JobStatus, TokenStatus
 from elasticctl_controller.core.goal.placement import ask_for_pool, avoid_nodes, prefer_node
-from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, token_secret_name
+from elasticctl_controller.core.group.worker_tokens import derive_peer_key, derive_token
+from elasticctl_controller.core.manifests import (
+    TOKEN_FILE,
+    build_budget,
+    build_group_service,
+    build_network_policy,
+    build_pod,
+    build_service,
+    build_token_secret,
+    harden,
+    token_secret_name,
+)
 from elasticctl_protocol.variables import OnNan
 from tests.support.controller.samples import a_job
 from tests.support.jobs import made
@@ -47,7 +60,7 @@ def built(job: ElasticJob) -> tuple[dict[str, Any], dict[str, Any], dict[str, An
     return pod, worker, sidecar
 
 
-def test_a_pod_may_wish_for_a_node_beside_what_its_template_wishes():
+def test_a_preferred_node_is_added_to_the_preferences_of_the_template():
     wish = {"weight": 5, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {
         "podAffinity": {"x": 1},
@@ -132,9 +145,9 @@ def test_the_worker_and_only_it_learns_who_it_is():
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "policy", "name", "told"),
+    ("grace_s", "policy", "name", "value"),
     [
-        *((given, Policy(), "GRACE_S", told) for given, told in ((120, "120"), (0, "0"), (None, "30"), ("x", "30"))),
+        *((given, Policy(), "GRACE_S", value) for given, value in ((120, "120"), (0, "0"), (None, "30"), ("x", "30"))),
         (True, Policy(), "GRACE_S", "30"),
         (30, Policy(), "HANG_TIMEOUT_S", None),
         (30, Policy(hang_timeout_seconds=0), "HANG_TIMEOUT_S", "0"),
@@ -143,10 +156,10 @@ def test_the_worker_and_only_it_learns_who_it_is():
         (30, Policy(on_nan=OnNan.STOP), "ON_NAN", "stop"),
     ],
 )
-def test_a_worker_learns_its_policy(grace_s: object, policy: Policy, name: str, told: str | None):
+def test_a_worker_learns_its_policy(grace_s: object, policy: Policy, name: str, value: str | None):
     template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": grace_s}}
     _, worker, _ = built(a_job(template=template, policy=policy))
-    assert {item["name"]: item.get("value") for item in worker["env"]}.get(f"ELASTICCTL_{name}") == told
+    assert {item["name"]: item.get("value") for item in worker["env"]}.get(f"ELASTICCTL_{name}") == value
 
 
 def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():
@@ -214,7 +227,7 @@ def test_no_template_raises(template, endpoint):
     assert Pod.from_manifest(pod).index == 3
 
 
-def test_a_pod_stays_away_from_nodes_that_are_taken_away_whatever_its_template_asks_for():
+def test_a_pod_avoids_nodes_that_are_taken_away_with_any_template():
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, {}, term]}}
     affinity = {"nodeAffinity": required}
@@ -233,7 +246,7 @@ def test_a_pod_stays_away_from_nodes_that_are_taken_away_whatever_its_template_a
 
 @pytest.mark.parametrize("provider", ["aws", "gcp"])
 def test_a_worker_asks_for_the_machines_of_its_pool(provider: str) -> None:
-    """As one does that was submitted for them alone, whatever its template says; and for those of a zone."""
+    """As one does that was submitted for them alone, with any template; and for machines of a zone."""
     pods = {spot: build_pod(made(provider, "t4", spot), 0, ENDPOINT) for spot in (True, False)}
     for spot, pool in ((True, "spot"), (False, "onDemand")):
         for template in pods.values():
@@ -297,3 +310,229 @@ def test_a_capacity_that_the_template_does_not_name_is_asked_for_by_any_label_of
     asked = ask_for_pool(selected, "onDemand/zone-a", insist=True)
     assert asked["spec"]["nodeSelector"] == {karpenter: "on-demand", ZONE: "zone-a", "mine": "1"}
     assert "affinity" not in asked["spec"]
+
+
+@pytest.mark.parametrize(("low", "desired", "kept"), [(1, 3, 1), (2, 3, 2), (3, 3, 2), (1, 1, 0), (0, 0, 0)])
+def test_a_drain_leaves_the_minimum_and_is_never_held_up_for_ever(low: int, desired: int, kept: int) -> None:
+    budget = build_budget(a_job(min=low, desired=desired))
+    assert budget["spec"]["minAvailable"] == kept
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a probe that fails blocks no drain"
+    assert budget["spec"]["selector"] == {"matchLabels": {"group-name": "elastic.pytorch.org", "job-name": "digits"}}
+    assert budget["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_workers_are_found_by_name_through_one_service_of_the_job() -> None:
+    service, pod = build_group_service(a_job()), build_pod(a_job(), 2, "http://x")
+    assert service["metadata"]["name"] == pod["spec"]["subdomain"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert service["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_only_the_jobs_own_workers_reach_its_workers() -> None:
+    """The job's labels override those of its template, in what is protected and in who is let in."""
+    mine, other = (
+        a_job(name=name, template={"metadata": {"labels": {"job-name": "mine"}}}) for name in ("mine", "other")
+    )
+    policy = build_network_policy(mine)
+    (rule,) = policy["spec"]["ingress"]
+    (peer,) = rule["from"]
+    assert set(peer) == {"podSelector"}  # and so of this namespace
+    labels = {job.name: build_pod(job, 0, "http://x")["metadata"]["labels"] for job in (mine, other)}
+    for selector in (policy["spec"]["podSelector"], peer["podSelector"]):
+        assert selects(selector, labels["mine"])
+        assert not selects(selector, labels["other"])
+        assert not selects(selector, {})
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == mine.uid
+
+
+@pytest.mark.parametrize("token", [None, TokenStatus(3)])
+def test_the_pod_mounts_the_secret_that_is_made(token: TokenStatus | None) -> None:
+    """A job whose workers were created by an older controller continues with what they have."""
+    job = a_job(template={"spec": {"containers": [{"name": "elasticjob-worker"}]}}, status=JobStatus(token=token))
+    secret = build_token_secret(job, "t", "p")
+    (volume,) = build_pod(job, 0, "http://x")["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    assert [item["key"] for item in volume["secret"]["items"]] == list(secret["stringData"])
+
+
+def test_tokens_are_of_one_job_and_one_key() -> None:
+    pairs = [(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")]
+    made = {derive_token(key, uid, number) for key, uid in pairs for number in range(3)}
+    assert len(made | {derive_peer_key(key, uid) for key, uid in pairs}) == 16
+    assert derive_token(b"a" * 32, "one") == derive_token(b"a" * 32, "one")
+
+
+def hardened(worker: dict[str, Any] | None = None, **spec: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod's spec and its worker."""
+    containers = [{"name": "elasticjob-worker", "image": "trainer", **(worker or {})}]
+    pod = harden({"metadata": {"name": "p"}, "spec": {"containers": containers, **spec}})
+    return pod["spec"], pod["spec"]["containers"][0]
+
+
+def test_a_bare_pod_fits_the_restricted_profile() -> None:
+    spec, worker = hardened()
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert worker["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_there_is_room_to_write_and_to_share() -> None:
+    spec, worker = hardened({"resources": {"limits": {"memory": "8Gi"}}})
+    volumes = {volume["name"]: volume["emptyDir"] for volume in spec["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in worker["volumeMounts"]}
+    assert volumes[mounts["/tmp"]] == {}
+    assert volumes[mounts["/dev/shm"]] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert {item["name"]: item["value"] for item in worker["env"]} == {"HOME": "/tmp", "USER": "elasticjob"}
+
+
+def test_lost_nodes_are_left_soon() -> None:
+    spec, _ = hardened(tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}])
+    assert [(item["key"], item.get("tolerationSeconds")) for item in spec["tolerations"]] == [
+        ("nvidia.com/gpu", None),
+        ("node.kubernetes.io/not-ready", 10),
+        ("node.kubernetes.io/unreachable", 10),
+    ]
+
+
+def test_a_lost_answer_of_the_name_server_delays_no_rank() -> None:
+    spec, _ = hardened()
+    assert spec["dnsConfig"] == {"options": [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"}]}
+    assert hardened(dnsConfig={})[0]["dnsConfig"] == {}
+
+
+def test_what_the_template_says_stays() -> None:
+    own = {"readOnlyRootFilesystem": False, "privileged": True}
+    spec, worker = hardened(
+        {
+            "securityContext": own,
+            "env": [{"name": "HOME", "value": "/home/me"}],
+            "volumeMounts": [{"name": "mine", "mountPath": "/tmp/"}, {"name": "shm", "mountPath": "/dev/shm"}],
+        },
+        securityContext={"runAsUser": 0, "seccompProfile": {"type": "Unconfined"}},
+        automountServiceAccountToken=True,
+        tolerations=[{"operator": "Exists"}],
+        volumes=[{"name": "mine", "emptyDir": {}}],
+    )
+    assert spec["securityContext"] == {"runAsUser": 0, "seccompProfile": {"type": "Unconfined"}}
+    assert worker["securityContext"] == own
+    assert worker["env"] == [{"name": "HOME", "value": "/home/me"}, {"name": "USER", "value": "elasticjob"}]
+    assert [mount["name"] for mount in worker["volumeMounts"]] == ["mine", "shm"]
+    assert (spec["automountServiceAccountToken"], spec["tolerations"]) == (True, [{"operator": "Exists"}])
+    assert spec["volumes"] == [{"name": "mine", "emptyDir": {}}]
+
+
+def test_a_user_chosen_by_a_container_is_chosen() -> None:
+    spec, worker = hardened({"securityContext": {"runAsUser": 5}})
+    assert "runAsUser" not in spec["securityContext"]
+    assert worker["securityContext"]["runAsUser"] == 5
+
+
+def test_a_user_chosen_by_one_container_leaves_the_others_theirs() -> None:
+    images_user = {"name": "images-user", "securityContext": {"runAsNonRoot": True}}
+    root = {"name": "root", "securityContext": {"runAsUser": 0}}
+    pod = harden(
+        {
+            "spec": {
+                "containers": [{"name": "elasticjob-worker", "securityContext": {"runAsGroup": 7}}, images_user],
+                "initContainers": [{"name": "first"}, root],
+            }
+        }
+    )
+    keys = ("runAsNonRoot", "runAsUser", "runAsGroup")
+    users = {
+        item["name"]: tuple(item["securityContext"].get(key) for key in keys)
+        for item in [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
+    }
+    assert users == {
+        "elasticjob-worker": (True, 1000, 7),
+        "images-user": (True, None, None),
+        "first": (True, 1000, 1000),
+        "root": (None, 0, None),
+    }
+    assert pod["spec"]["securityContext"] == {"fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert harden(pod) == pod
+
+
+def test_a_group_chosen_for_the_pod_applies_to_all_containers() -> None:
+    sidecar = {"name": "sidecar", "securityContext": {"runAsUser": 65534}}
+    pod = harden(
+        {
+            "spec": {
+                "containers": [{"name": "elasticjob-worker"}, sidecar],
+                "securityContext": {"runAsGroup": 7, "fsGroup": 8},
+            }
+        }
+    )
+    assert (pod["spec"]["securityContext"]["runAsGroup"], pod["spec"]["securityContext"]["fsGroup"]) == (7, 8)
+    worker = pod["spec"]["containers"][0]["securityContext"]
+    assert (worker["runAsUser"], worker.get("runAsGroup")) == (1000, None)
+
+
+def test_helpers_are_held_to_it_too() -> None:
+    sidecar = {"name": "sidecar"}
+    pod = harden({"spec": {"containers": [sidecar, {"name": "elasticjob-worker"}], "initContainers": [{"name": "i"}]}})
+    first, worker = pod["spec"]["containers"]
+    assert all(
+        item["securityContext"]["readOnlyRootFilesystem"] for item in [first, worker, *pod["spec"]["initContainers"]]
+    )
+    assert {mount["mountPath"] for mount in first["volumeMounts"]} == {"/tmp"}
+    assert {mount["mountPath"] for mount in worker["volumeMounts"]} == {"/tmp", "/dev/shm"}
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["elasticctl-scratch", "elasticctl-shm"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "spec",
+                    "containers",
+                    "env",
+                    "name",
+                    "tolerations",
+                    "volumes",
+                    "key",
+                    "securityContext",
+                    "runAsUser",
+                    "resources",
+                    "limits",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "spec": st.dictionaries(
+                st.sampled_from(["containers", "initContainers", "tolerations", "volumes", "securityContext"]), JSON
+            )
+        }
+    )
+)
+@example({"spec": {"tolerations": [{"key": []}], "containers": [{"env": [{"name": {}}]}]}})
+@settings(max_examples=60)
+def test_a_template_of_any_content_is_taken_and_left_unchanged(pod: dict[str, Any]) -> None:
+    before = copy.deepcopy(pod)
+    once = harden(pod)
+    assert pod == before
+    assert harden(once) == once

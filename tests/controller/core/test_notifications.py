@@ -88,7 +88,7 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
         (
             replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.UNRESPONSIVE),)),
             replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.NODE_LOST),)),
-            [],  # that it is lost was told; what it was, the status says
+            [],  # the loss was reported already; the status shows the corrected cause
         ),
         (replace(RUNNING, phase=Phase.RESTARTING), RUNNING, [("recovered", "runs again with 3 workers")]),
         (

@@ -10,7 +10,7 @@ from elasticctl_controller.core.phase import has_run, update_conditions
 NOW = 1_000_000.0
 
 
-def told(conditions: tuple[Condition, ...]) -> dict[str, str]:
+def statuses(conditions: tuple[Condition, ...]) -> dict[str, str]:
     return {item.type: item.status for item in conditions}
 
 
@@ -37,7 +37,7 @@ def after(*phases: Phase) -> tuple[Condition, ...]:
     ],
 )
 def test_phases_become_conditions(phases, expected):
-    assert told(after(*phases)) == expected
+    assert statuses(after(*phases)) == expected
 
 
 def test_nothing_changes_while_the_phase_stays():

@@ -111,7 +111,7 @@ def test_every_date_that_is_due_is_covered_by_the_requeue(job, pods, lost):
 
 @settings(max_examples=30)
 @given(desired=st.integers(1, 6), to=st.integers(1, 6), named=st.sets(st.integers(0, 5)))
-def test_scaling_restarts_nobody_and_named_removal_removes_exactly_those(desired, to, named):
+def test_scaling_restarts_no_worker_and_named_removal_removes_exactly_these(desired, to, named):
     pods = [a_pod(index) for index in range(desired)]
     settled, _ = a_step(a_job(desired=desired, max=6), pods)
     for index_sets, changed in (

@@ -53,19 +53,19 @@ class TestMakingWorkers:
         decision = a_step(a_job(), [])[1]
         assert decision.requeue_s == 5.0
 
-    def test_a_name_that_a_stranger_bears_is_left_alone(self):
-        stranger = a_pod(0, owner_uid="another-job", uid="other")
-        assert created(a_step(a_job(), [stranger])[1]) == [1, 2, 3]
-        assert created(a_step(a_job(max=3), [stranger])[1]) == [1, 2]
+    def test_a_name_that_a_foreign_pod_has_is_left_alone(self):
+        foreign = a_pod(0, owner_uid="another-job", uid="other")
+        assert created(a_step(a_job(), [foreign])[1]) == [1, 2, 3]
+        assert created(a_step(a_job(max=3), [foreign])[1]) == [1, 2]
 
-    def test_a_strangers_pod_is_never_ours_whatever_its_labels_say(self):
-        strangers = [
+    def test_a_foreign_pod_is_never_ours_with_any_labels(self):
+        foreign_pods = [
             a_pod(0, owner_uid=""),
             a_pod(1, owner_uid="the job of that name before", exit_code=1, phase=PodPhase.FAILED),
             a_pod(2, name="digits-worker-02"),
             a_pod(3, name="digits-workers-3"),
         ]
-        job, decision = a_step(a_job(), strangers)
+        job, decision = a_step(a_job(), foreign_pods)
         assert job.status.workers == ()
         assert deleted(decision) == []
 
@@ -74,7 +74,7 @@ class TestMakingWorkers:
         assert decision.actions == ()
         assert [worker.index for worker in job.status.workers] == [0, 1, 2]
 
-    def test_a_worker_that_has_to_go_is_replaced_at_once_elsewhere_and_not_removed(self):
+    def test_a_worker_that_has_to_go_is_replaced_immediately_elsewhere_and_not_removed(self):
         going = {"notices": {"uid-1": LeaveNotice("AWS is reclaiming its node", 200.0)}, "avoid": ("node-1",)}
         job, decision = a_step(a_running_job(max=3), THREE, **going)
         assert decision.actions == (CreateWorker(3, "", ("node-1",)),)
@@ -91,16 +91,16 @@ class TestMakingWorkers:
         job = a_step(job, [*THREE, a_pod(3, phase=PodPhase.PENDING)])[0]
         assert deleted(a_step(job, [*THREE, a_pod(3, phase=PodPhase.PENDING)])[1]) == ["digits-worker-3"]
 
-    def test_in_a_shared_cluster_there_is_no_room_beside_a_worker_that_has_to_go(self):
+    def test_in_a_shared_cluster_there_is_no_room_for_a_replacement_next_to_a_worker_that_has_to_go(self):
         going = {"notices": {"uid-1": LeaveNotice("Karpenter")}, "share": ShareStatus(3)}
         assert created(a_step(a_running_job(max=3), THREE, **going)[1]) == []
 
-    def test_a_job_that_is_scaled_to_nothing_keeps_nobody_who_has_to_go(self):
+    def test_a_job_that_is_scaled_to_0_keeps_no_worker_that_has_to_go(self):
         job = a_running_job(min=0)
         job = a_step(replace(job, desired=0), THREE, notices={"uid-1": LeaveNotice("Karpenter")})[0]
         assert all(worker.removal for worker in job.status.workers)
 
-    def test_a_terminating_pod_keeps_its_index_and_is_replaced_at_once_even_above_max(self):
+    def test_a_terminating_pod_keeps_its_index_and_is_replaced_immediately_even_above_max(self):
         leaving = a_pod(1, deleting=True)
         assert created(a_step(a_running_job(), [a_pod(0), leaving, a_pod(2)])[1]) == [3]
         assert created(a_step(a_running_job(max=3), [a_pod(0), leaving, a_pod(2)])[1]) == [3]
@@ -150,7 +150,7 @@ class TestReplacing:
         assert decision.status.failures == 0, "its node may have died, and Kubernetes not know yet"
         assert decision.status.interruptions[-1].cause is Cause.UNRESPONSIVE
         assert decision.actions == (), "counted first, deleted once that is stored"
-        job, decision = a_step(job, THREE)  # the rendezvous forgets whom it is told to be given up
+        job, decision = a_step(job, THREE)  # the rendezvous service drops the worker once it is given up
         assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1"),), "in order: it may still hold its GPUs"
         later = NOW + 2
         assert created(a_step(job, [a_pod(0), a_pod(1, deleting=True), a_pod(2)], now=later)[1]) == [3]
@@ -181,7 +181,7 @@ class TestReplacing:
         assert job.status.restarts == {"NodeLost": 1}
         assert [worker.name for worker in job.status.workers] == ["digits-worker-0", "digits-worker-2"]
 
-    def test_a_pod_on_a_lost_node_is_replaced_at_once_and_by_force(self):
+    def test_a_pod_on_a_lost_node_is_replaced_immediately_and_by_force(self):
         job, _ = a_step(a_running_job(), THREE, lost_nodes=frozenset({"node-1"}))
         assert job.status.restarts == {"NodeLost": 1}
         job, decision = a_step(job, THREE, lost_nodes=frozenset({"node-1"}))
@@ -201,7 +201,7 @@ class TestReplacing:
         job, _ = a_step(a_running_job(), [a_pod(0), a_pod(2)], lost_nodes=frozenset({"node-1"}))
         assert job.status.restarts == {"NodeLost": 1}
 
-    def test_the_loss_of_many_is_told_in_few_events(self):
+    def test_the_loss_of_many_workers_is_reported_in_few_events(self):
         job, _ = a_step(a_job(desired=100, max=100), [a_pod(i) for i in range(100)])
         job, decision = a_step(job, [])
         assert job.status.restarts == {"Deleted": 100}
@@ -226,14 +226,14 @@ class TestScaling:
         assert [(s.from_workers, s.to_workers, s.by, s.at) for s in job.status.scalings] == [(3, 4, "ada", NOW)]
         assert [event.message for event in decision.events] == ["scaled from 3 to 4 workers by ada"]
 
-    def test_of_a_suspended_job_is_in_the_history_and_done_at_once(self):
+    def test_of_a_suspended_job_is_in_the_history_and_done_immediately(self):
         job, _ = a_step(replace(a_running_job(), suspend=True), THREE)
         job, _ = a_step(replace(job, desired=2, scaled_by="ada"), [])
         job, _ = a_step(replace(job, suspend=False), [], NOW + 600)
         back = a_generation(9, 2, formed_at=Timestamp(NOW + 605), first_step_at=Timestamp(NOW + 606), resumed_step=1)
         job, _ = a_step(job, [a_pod(0), a_pod(1)], NOW + 610, generations=(back,))
-        told = [(s.from_workers, s.to_workers, s.by, s.phase, s.recovery_s) for s in job.status.scalings]
-        assert told == [(3, 2, "ada", ScalingPhase.DONE, None)]
+        recorded = [(s.from_workers, s.to_workers, s.by, s.phase, s.recovery_s) for s in job.status.scalings]
+        assert recorded == [(3, 2, "ada", ScalingPhase.DONE, None)]
 
     def test_a_job_that_a_queue_admits_with_fewer_has_not_been_scaled(self):
         job, _ = a_step(a_job(queue="ml", suspend=True), [])
@@ -251,7 +251,7 @@ class TestScaling:
         job, _ = a_step(replace(job, desired=1), [a_pod(0), a_pod(1), newcomer], generations=(group,))
         assert [worker.name for worker in job.status.workers if not worker.removal] == ["digits-worker-1"]
 
-    def test_in_takes_the_highest_indices_and_restarts_nobody(self):
+    def test_in_removes_the_highest_indices_and_restarts_no_worker(self):
         job, decision = a_step(replace(a_running_job(), desired=1), THREE)
         assert (decision.actions, decision.requeue_s) == ((), 0.0)
         job, decision = a_step(job, THREE)
@@ -349,7 +349,7 @@ class TestEnding:
         assert len(deleted(decision)) == removed
 
     @pytest.mark.parametrize("fields", [{"cancel": True}, {"deadline_s": 10.0}])
-    def test_a_job_that_is_told_to_stop_stops_even_under_policy_none(self, fields):
+    def test_a_job_that_is_stopped_removes_its_workers_even_under_policy_none(self, fields):
         job, _ = a_step(replace(a_running_job(), **fields), THREE, NOW + 10)
         assert job.status.phase in (Phase.CANCELLED, Phase.FAILED)
         assert len(deleted(a_step(job, THREE, NOW + 10)[1])) == 3
@@ -405,7 +405,7 @@ class TestSuspending:
         assert (job.status.phase, decision.actions) == (Phase.SUSPENDED, ())
 
 
-def test_times_of_a_condition_tell_the_change_of_its_status():
+def test_the_time_of_a_condition_is_the_change_of_its_status():
     job = a_running_job()
     job, _ = a_step(replace(job, min=3), [a_pod(0)], NOW + 10)
     job, _ = a_step(job, [a_pod(0)], NOW + 20)

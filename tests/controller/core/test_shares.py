@@ -32,7 +32,7 @@ def test_without_sharing_an_automatic_job_asks_for_all_it_may_have() -> None:
     assert created(decision) == [0, 1, 2, 3]
     assert (job.status.desired, job.status.share) == (4, None)
     status = a_step(job, [a_pod(0), a_pod(1)])[0].status
-    assert status.phase is Phase.RUNNING, "it trains with those that are there"
+    assert status.phase is Phase.RUNNING, "it trains with the workers that it has"
 
 
 def test_a_job_that_is_given_nothing_yet_waits_and_says_why() -> None:
@@ -70,7 +70,7 @@ def test_a_running_job_that_is_given_less_lets_those_go_that_are_named() -> None
 
 def test_no_more_go_than_have_to() -> None:
     job = running(an_automatic_job(), 4, ShareStatus(4))
-    pods = [a_pod(index) for index in range(1, 4)]  # one of those that are named is gone already
+    pods = [a_pod(index) for index in range(1, 4)]  # one of the named workers is gone already
     job, _ = a_step(job, pods, share=ShareStatus(2), leave=frozenset({"uid-0", "uid-2", "uid-3"}))
     assert [worker.name for worker in job.status.workers if worker.removal] == ["digits-worker-3"]
 
@@ -127,8 +127,8 @@ def test_each_change_of_size_is_in_the_history_with_who_asked() -> None:
     job, _ = a_step(job, pods[:2], share=ShareStatus(2))
     three = replace(job, max=3, desired=3)
     job, _ = a_step(three, pods[:2], share=ShareStatus(3))
-    told = [(item.from_workers, item.to_workers, item.by, item.phase) for item in job.status.scalings]
-    assert told[-2:] == [
+    recorded = [(item.from_workers, item.to_workers, item.by, item.phase) for item in job.status.scalings]
+    assert recorded[-2:] == [
         (4, 2, "sharing", ScalingPhase.SUPERSEDED),
         (2, 3, "sharing", ScalingPhase.IN_PROGRESS),
     ]

@@ -11,7 +11,7 @@ from elasticctl.api.observed.workers import PodWait
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition
 from elasticctl_controller.core.actions import Decision
-from elasticctl_controller.core.waiting import LOOKED_AT_S, MAX_MESSAGE_CHARS, UNEXPLAINED_S
+from elasticctl_controller.core.waiting import MAX_MESSAGE_CHARS, PROCESSED_S, UNEXPLAINED_S
 from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created
 
 TWO = [a_pod(0), a_pod(1)]
@@ -76,12 +76,12 @@ def test_a_scheduler_that_does_not_look_at_a_pod_is_named_after_a_while():
     made = Timestamp(NOW)
     pods = [a_pod(0), a_pod(1), pending(2, scheduler="typo", created_at=made)]
     job, decision = a_step(a_job(), pods, NOW + 1)
-    assert (said(job), decision.requeue_s) == (None, LOOKED_AT_S - 1)
-    job, decision = a_step(job, pods, NOW + LOOKED_AT_S)
-    assert said(job) == ("True", "NoScheduler", 'digits-worker-2: its scheduler "typo" has not looked at it')
+    assert (said(job), decision.requeue_s) == (None, PROCESSED_S - 1)
+    job, decision = a_step(job, pods, NOW + PROCESSED_S)
+    assert said(job) == ("True", "NoScheduler", 'digits-worker-2: its scheduler "typo" has not processed it')
     assert "NoScheduler" in reasons(decision)
     looked = [*pods[:2], pending(2, scheduler="typo", created_at=made, considered=True)]
-    assert said(a_step(job, looked, NOW + LOOKED_AT_S + 1)[0]) == ("False", "AllWorkersStart", "")
+    assert said(a_step(job, looked, NOW + PROCESSED_S + 1)[0]) == ("False", "AllWorkersStart", "")
 
 
 def test_orphans_that_hold_the_last_names_are_named():
@@ -97,7 +97,7 @@ def test_orphans_that_hold_the_last_names_are_named():
 def test_pods_of_an_earlier_job_of_the_name_are_about_to_go():
     job = a_job(max=3, created_at=Timestamp(NOW))
     assert said(a_step(job, [a_pod(1, owner_uid="the job before", uid="other")])[0]) is None
-    newer = a_pod(1, owner_uid="somebody", uid="other", created_at=Timestamp(NOW + 1))
+    newer = a_pod(1, owner_uid="other-owner", uid="other", created_at=Timestamp(NOW + 1))
     assert (said(a_step(job, [newer])[0]) or ("",))[0] == "True"
 
 
@@ -126,10 +126,10 @@ def test_events_are_asked_about_a_pod_that_takes_long():
     assert a_step(a_job(suspend=True), [pod], NOW + 60)[1].unexplained is None
 
 
-def test_what_an_autoscaler_says_stands_beside_the_scheduler():
+def test_what_an_autoscaler_says_is_added_to_what_the_scheduler_says():
     pods = [a_pod(0), a_pod(1), pending(2, "Unschedulable", "0/3 nodes are available.")]
-    told = {"uid-2": PodWait("NotTriggerScaleUp", "the autoscaler adds no node: max node group size reached")}
-    job = a_step(a_job(), pods, NOW, events=told)[0]
+    events = {"uid-2": PodWait("NotTriggerScaleUp", "the autoscaler adds no node: max node group size reached")}
+    job = a_step(a_job(), pods, NOW, events=events)[0]
     whole = "digits-worker-2: 0/3 nodes are available; the autoscaler adds no node: max node group size reached"
     assert said(job) == ("True", "Unschedulable", whole)
     assert said(a_step(job, pods, NOW + 1)[0]) == ("True", "Unschedulable", whole)
@@ -154,7 +154,7 @@ def test_former_workers_that_still_end_are_named():
     assert said(a_step(a_job(max=4), [earlier])[0]) is None, "there is another name"
     lost = [a_pod(0), a_pod(1), a_pod(2, deleting=True, deadline=until)]
     job, decision = a_step(running, lost, NOW + 1)
-    assert (said(job), created(decision)) == (None, [3]), "one that somebody else deletes is replaced beside it"
+    assert (said(job), created(decision)) == (None, [3]), "one that others delete is replaced next to it"
 
 
 def test_a_name_that_a_finalizer_keeps_is_given_up():

@@ -1,4 +1,4 @@
-"""The controller's process whose network to the API server breaks, while real launchers train: it deletes nobody."""
+"""The controller's process whose network to the API server breaks, while real launchers train: it deletes no worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def start_launchers(lab: Lab, control: ControlApi, key: bytes, port: int) -> Non
 def test_an_api_server_that_cannot_be_reached_costs_no_worker(
     control: ControlApi, lab: Lab, network: BrokenNetwork, tmp_path: Path, how: str, outage_s: float
 ) -> None:
-    """The leader is silent until it is answered, and leads on; a replica that starts meanwhile does not take over."""
+    """The leader is silent until it is answered, and continues to lead; a replica that starts in the meantime does not
+    take over."""
 
     def status() -> dict[str, Any]:
         found: dict[str, Any] = control.objects[f"{jobs('default')}/job"].get("status", {})

@@ -39,14 +39,14 @@ class Clock:
             self.run(0.05)
 
     def sleep(self, replica: Replica, seconds: float) -> None:
-        """Let the others go on until so much time has passed; called on the replica's thread."""
+        """Let the others run until so much time has passed; called on the replica's thread."""
         with self._changed:
             self._due[replica] = self.now + seconds
             self._changed.notify_all()
             self._changed.wait_for(lambda: replica not in self._due)
 
     def wake(self, replica: Replica) -> None:
-        """Let a replica go on until it sleeps again or has ended."""
+        """Let a replica run until it sleeps again or has ended."""
         with self._changed:
             self._due.pop(replica, None)
             self._changed.notify_all()
@@ -78,7 +78,7 @@ class LeaseServer:
         if self.takes_s:
             self.clock.sleep(replica, self.takes_s)
         if replica.name in self.away:
-            raise UnreachableError("nobody answers")
+            raise UnreachableError("no answer")
         if method == "GET":
             if self.lease is None:
                 raise NotFoundError("no lease")
@@ -193,7 +193,7 @@ def test_the_first_leads_and_the_second_waits(start: Start, server: LeaseServer,
     assert (server.spec["holderIdentity"], first.election.holds(), second.elected) == ("first", True, False)
 
 
-def test_a_lease_that_is_given_up_is_taken_at_once(start: Start, server: LeaseServer, clock: Clock) -> None:
+def test_a_released_lease_is_taken_immediately(start: Start, server: LeaseServer, clock: Clock) -> None:
     first, second = start("first"), start("second")
     clock.run(10)
     first.election.stop()
@@ -225,7 +225,7 @@ def test_who_cannot_renew_stops_before_another_starts(start: Start, server: Leas
     assert (server.spec["holderIdentity"], first.regained) == ("second", [])
 
 
-def test_a_server_that_answers_nobody_takes_the_lease_from_nobody(
+def test_no_replica_loses_the_lease_while_the_server_does_not_answer(
     start: Start, server: LeaseServer, clock: Clock
 ) -> None:
     first, second = start("first"), start("second")
@@ -269,7 +269,7 @@ def test_a_shorter_lease_counts_even_if_its_answer_is_lost(start: Start, server:
     clock.run_until(lambda: second.elected, 20)
 
 
-def test_a_lease_that_was_deleted_is_nobodys(start: Start, server: LeaseServer, clock: Clock) -> None:
+def test_a_deleted_lease_is_lost(start: Start, server: LeaseServer, clock: Clock) -> None:
     first = start("first")
     server.lease = None
     clock.run(RENEW_S)
@@ -287,10 +287,10 @@ def test_a_lost_answer_is_not_a_lost_lease(start: Start, server: LeaseServer, cl
 def test_a_lease_that_was_taken_away_is_noticed(start: Start, server: LeaseServer, clock: Clock) -> None:
     first = start("first")
     server.version += 1
-    spec = {"holderIdentity": "somebody", "leaseDurationSeconds": 10}
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 10}
     server.lease = {"metadata": {"resourceVersion": str(server.version)}, "spec": spec}
     clock.run(RENEW_S)
-    assert (first.lost, first.election.holds(), server.spec["holderIdentity"]) == (True, False, "somebody")
+    assert (first.lost, first.election.holds(), server.spec["holderIdentity"]) == (True, False, "other")
 
 
 def test_a_process_that_slept_does_not_hold_what_ran_out(start: Start, clock: Clock) -> None:
@@ -300,7 +300,7 @@ def test_a_process_that_slept_does_not_hold_what_ran_out(start: Start, clock: Cl
     assert not first.election.holds()  # asked before every write: no thread has to have noticed yet
 
 
-def test_the_leader_and_the_others_tell_of_each_answer(start: Start, server: LeaseServer, clock: Clock) -> None:
+def test_the_leader_and_the_others_report_each_answer(start: Start, server: LeaseServer, clock: Clock) -> None:
     first, second = start("first"), start("second")
     clock.run(5)
     assert first.answers > 3

@@ -81,7 +81,7 @@ def test_different_messages_are_kept_apart_up_to_a_limit(control: ControlApi, re
     assert max(events, key=lambda event: int(event["count"]))["message"] == f"lost worker {MAX_DIFFERENT + 19}"
 
 
-def test_an_event_that_somebody_removed_is_written_anew(control: ControlApi, recorder: EventRecorder) -> None:
+def test_an_event_that_was_removed_is_written_again(control: ControlApi, recorder: EventRecorder) -> None:
     recorder.record(JOB, "Normal", "Scaled", "to 4")
     (event,) = written(control, 1)
     control.remove(f"{EVENTS}/{event['metadata']['name']}")

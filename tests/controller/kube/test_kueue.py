@@ -258,7 +258,7 @@ def test_without_kueue_a_job_says_so_and_obeys_suspend(control: ControlApi, tmp_
         submit(control)
         wait_until(lambda: waits(control, "waits for Kueue, which is not installed"))
         assert control.names(pods("a")) == []
-        change(control, suspend=False)  # by somebody's own integration
+        change(control, suspend=False)  # by another integration
         wait_until(lambda: trains(control, 2))
         assert control.asked("GET", KUEUE) == 1  # once, and then after a while
         assert replica.end() == 0
@@ -291,7 +291,7 @@ def test_the_version_is_looked_up_and_missing_ones_again_later(control: ControlA
     assert len(objects.kueue.reflectors) == 2
 
 
-def test_what_is_written_is_seen_at_once_and_hits_that_very_workload(control: ControlApi, objects: Objects) -> None:
+def test_a_write_is_seen_immediately_and_changes_that_very_workload(control: ControlApi, objects: Objects) -> None:
     control.served.add(KUEUE)
     assert objects.kueue.version() == "v1beta1"
     control.silent = True  # no watch will say so

@@ -41,7 +41,7 @@ def test_a_burst_is_free_and_then_the_rate_holds() -> None:
     assert time.slept == before
 
 
-def test_everybody_waits_while_the_server_wants_to_be_left_alone() -> None:
+def test_all_requests_wait_while_the_server_is_busy() -> None:
     time = Time()
     bucket = TokenBucket(1000.0, 100, time.clock, time.sleep)
     bucket.close_for(7.0)

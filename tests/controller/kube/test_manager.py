@@ -68,12 +68,12 @@ def test_one_replica_acts_and_the_next_takes_over(control: ControlApi, replicas:
     assert (first.meets(), second.meets()) == (True, False)
     assert [replica.get(replica.health_port, "/healthz")[0] for replica in replicas] == [200, 200]
     assert 'elasticctl_jobs{phase="Pending"} 1' in first.get(first.metrics_port, "/metrics")[1]
-    for port in (first.metrics_port, first.health_port):  # which every pod can reach: nobody keeps a connection
+    for port in (first.metrics_port, first.health_port):  # which every pod can reach: no client keeps a connection
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connected, connected.makefile("rb") as said:
             connected.sendall(b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n")
             assert said.read().startswith(b"HTTP/1.1 404 ")
     assert first.end() == 0
-    wait_until(second.leads)  # the lease was given up: nobody had to wait for its end
+    wait_until(second.leads)  # the lease was released: no replica had to wait for its end
     assert control.asked("GET", "kueue") == 0, "no job has named a queue"
     control.remove(f"{PODS}/job-worker-1")
     wait_until(lambda: control.names(PODS) == ["job-worker-0", "job-worker-1"])
@@ -84,10 +84,10 @@ def test_one_replica_acts_and_the_next_takes_over(control: ControlApi, replicas:
     assert sum("leads" in line["message"] for line in lines) == 2
 
 
-def test_who_loses_the_lease_ends_at_once(control: ControlApi, replicas: list[Replica]) -> None:
+def test_a_replica_that_loses_the_lease_ends_immediately(control: ControlApi, replicas: list[Replica]) -> None:
     first, second = replicas
     path, lease = next((path, item) for path, item in control.objects.items() if "/leases/" in path)
-    spec = {**lease["spec"], "holderIdentity": "somebody", "leaseDurationSeconds": 60}
+    spec = {**lease["spec"], "holderIdentity": "other", "leaseDurationSeconds": 60}
     control.put(path, {**lease, "metadata": dict(lease["metadata"]), "spec": spec})
     assert first.process.wait() == 1
     assert "no longer holds the lease" in first.log.read_text()

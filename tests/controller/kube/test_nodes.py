@@ -32,7 +32,7 @@ def health(clock: Clock) -> NodeHealth:
     return health
 
 
-def test_a_deleted_node_is_lost_at_once(health: NodeHealth) -> None:
+def test_a_deleted_node_is_lost_immediately(health: NodeHealth) -> None:
     health.node_changed(node("a"), None)
     assert health.lost() == {"a"}
     health.node_changed(None, node("a"))  # the machine is back under its name
@@ -77,7 +77,7 @@ def test_a_drained_or_tainted_node_is_not_lost(health: NodeHealth, clock: Clock)
     assert health.lost() == frozenset()
 
 
-def test_a_node_nobody_has_seen_may_still_turn_up(health: NodeHealth, clock: Clock) -> None:
+def test_an_unseen_node_may_still_appear(health: NodeHealth, clock: Clock) -> None:
     assert health.expect_node("new")
     assert not health.expect_node("new")
     assert not health.expect_node("a")
@@ -89,7 +89,7 @@ def test_a_node_nobody_has_seen_may_still_turn_up(health: NodeHealth, clock: Clo
     assert health.lost() == {"never"}
 
 
-def test_nodes_that_are_gone_are_forgotten_with_their_pods(health: NodeHealth) -> None:
+def test_nodes_that_are_gone_are_dropped_with_their_pods(health: NodeHealth) -> None:
     health.node_changed(node("a"), None)
     health.drop_unnamed({"a"})
     assert health.lost() == {"a"}
@@ -127,7 +127,7 @@ def test_silence_is_no_evidence_until_the_api_server_has_been_back_for_a_while(
 ) -> None:
     assert health.note_api_answer()
     answering(health, clock, SETTLE_S)
-    clock.now += 60  # it is away, and nobody can reach it; as it comes back, it calls a node silent
+    clock.now += 60  # it is away, and no kubelet can reach it; when it is back, it shows a node as silent
     health.node_changed(node("a"), node("a", "Unknown"))
     clock.now += 1.5
     assert (health.lost(), health.next_loss_s()) == (frozenset(), None)
@@ -135,11 +135,11 @@ def test_silence_is_no_evidence_until_the_api_server_has_been_back_for_a_while(
     assert (health.lost(), health.next_loss_s()) == (frozenset(), SETTLE_S)
     answering(health, clock, SETTLE_S)
     assert health.lost() == {"a"}
-    clock.now += BLIND_S + 1  # it is away again: that gives nobody back
+    clock.now += BLIND_S + 1  # it is away again: lost nodes stay lost
     assert health.lost() == {"a"}
 
 
-def test_while_the_api_server_answers_a_silent_node_is_lost_at_once(health: NodeHealth, clock: Clock) -> None:
+def test_while_the_api_server_answers_a_silent_node_is_lost_immediately(health: NodeHealth, clock: Clock) -> None:
     health.note_api_answer()
     answering(health, clock, SETTLE_S + 10)
     health.node_changed(node("a"), node("a", "Unknown"))

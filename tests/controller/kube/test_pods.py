@@ -14,7 +14,7 @@ class Bench:
 
     def replace(self, key: str) -> None:
         with self.losses.measure(key):
-            self.losses.stop_clock(key)  # the watch tells of it before the answer is here
+            self.losses.stop_clock(key)  # the watch reports it before the answer arrives
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_failed_creation_is_not_the_end_of_it(bench: Bench) -> None:
     assert bench.heard == [2.0]
 
 
-def test_who_is_never_replaced_is_forgotten(bench: Bench) -> None:
+def test_a_worker_that_is_never_replaced_is_dropped(bench: Bench) -> None:
     for number in range(20_000):
         bench.losses.record_loss(f"ns/{number}", "")
     assert len(bench.losses._lost_at) == 10_000

@@ -35,7 +35,7 @@ class Ledger:
     """Quotas and their spending, with a clock of its own, on the cluster of a bench."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.now, self.told = bench, MORNING, list[str]()
+        self.bench, self.now, self.announced = bench, MORNING, list[str]()
         self.api = LimitedApi(bench.control.connection(), TokenBucket(10_000, 10_000))
         self.quotas = KubeQuotas(self.api)
         self.changed: list[str] = []
@@ -44,7 +44,7 @@ class Ledger:
         self.spending = self.restarted()
 
     def restarted(self) -> Spending:
-        return Spending(self.api, self.quotas, self.bench.workload, self.told.append, lambda: self.now)
+        return Spending(self.api, self.quotas, self.bench.workload, self.announced.append, lambda: self.now)
 
     def limit(self, usd: float) -> None:
         self.bench.control.put(
@@ -77,15 +77,15 @@ def test_an_hour_of_a_worker_is_counted_kept_and_stops_the_project(ledger: Ledge
     ledger.now += 3600
     ledger.spending.count()
     assert ledger.spending.today("default") == pytest.approx(price)
-    assert ledger.told == []
+    assert ledger.announced == []
     stored = ledger.bench.control.objects[f"{QUOTAS}/default"]["status"]["spent"]
     assert stored == {"day": "2024-10-04", "usd": round(price, 4), "at": "2024-10-04T02:00:00.000000Z"}
     wait_until(lambda: (ledger.quotas.of("default") or {}).get("status"))
-    other = ledger.restarted()  # the next leader: it charges the time in which nobody counted
+    other = ledger.restarted()  # the next leader: it charges the time in which spending was not counted
     ledger.now += 3600
     other.count()
     assert other.today("default") == pytest.approx(2 * price, abs=1e-3)
-    assert ledger.told == ["default"]
+    assert ledger.announced == ["default"]
     assert jobs_of(ledger.bench.workload, "default") == ["default/job"]
     ledger.now += DAY_S
     assert other.today("default") == 0.0
@@ -228,35 +228,35 @@ def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeQuotas, KubeCapacit
     return workload, quotas, KubeCapacity(api, workload, quotas)
 
 
-def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi) -> None:
-    told: list[int] = []
+def test_the_allocator_is_woken_by_relevant_changes_and_not_by_progress(control: ControlApi) -> None:
+    announced: list[int] = []
     workload, quotas, floor = floor_of(control)
     workload.start()
     quotas.reflector.start()
-    floor.subscribe(lambda: told.append(1))
+    floor.subscribe(lambda: announced.append(1))
     floor.reflector.start()
     try:
         job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
-        wait_until(lambda: told)
+        wait_until(lambda: announced)
         wait_until(lambda: list(floor.all_jobs()))
 
         def write(**fields: Any) -> bool:
             """Write a status; True once it was news."""
-            told.clear()
+            announced.clear()
             written = control.put(f"{jobs('a')}/job", {**job, "metadata": dict(job["metadata"]), "status": fields})
             version = written["metadata"]["resourceVersion"]
             wait_until(lambda: next(iter(floor.all_jobs()))["metadata"]["resourceVersion"] == version)
-            return bool(told)
+            return bool(announced)
 
         assert write(phase="Running")
         assert not write(phase="Running", progress={"step": 1}, checkpoint={"step": 1}, generations=[{"lastStep": 1}])
         assert write(phase="Running", active=1)
-        told.clear()
+        announced.clear()
         add_quota(control, "a", t4=1)
-        wait_until(lambda: told)
-        told.clear()
+        wait_until(lambda: announced)
+        announced.clear()
         add_node(control, "n1", 2)
-        wait_until(lambda: told)
+        wait_until(lambda: announced)
         assert [node["status"]["allocatable"] for node in floor.healthy_nodes()] == [{GPU_RESOURCE: "2"}]
         control.remove("/api/v1/nodes/n1")
         wait_until(lambda: floor.healthy_nodes() == [])
@@ -266,7 +266,7 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
         workload.stop()
 
 
-def put_stranger(
+def put_foreign_pod(
     control: ControlApi, name: str, gpus: int, node: str, phase: str = "Running", **metadata: object
 ) -> None:
     """A pod that is no worker."""
@@ -279,15 +279,15 @@ def put_stranger(
 
 
 def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> None:
-    told: list[int] = []
+    announced: list[int] = []
     add_node(control, "n1", 4)
     add_node(control, "n2", 4)
-    put_stranger(control, "notebook", 2, "n1")
-    put_stranger(control, "finished", 4, "n2", "Succeeded")
+    put_foreign_pod(control, "notebook", 2, "n1")
+    put_foreign_pod(control, "finished", 4, "n2", "Succeeded")
     workload, quotas, floor = floor_of(control)
     workload.start()
     quotas.reflector.start()
-    floor.subscribe(lambda: told.append(1))
+    floor.subscribe(lambda: announced.append(1))
     floor.reflector.start()
 
     def held() -> list[object]:
@@ -295,34 +295,34 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
 
     try:
         wait_until(lambda: held() == [{GPU_RESOURCE: 2}, None])
-        told.clear()
-        put_stranger(control, "server", 1, "n1")
-        wait_until(lambda: told and held() == [{GPU_RESOURCE: 3}, None])
-        put_stranger(control, "waits", 8, "")
-        put_stranger(control, "web", 0, "n2")
-        put_stranger(control, "notebook", 2, "n1", "Failed")
+        announced.clear()
+        put_foreign_pod(control, "server", 1, "n1")
+        wait_until(lambda: announced and held() == [{GPU_RESOURCE: 3}, None])
+        put_foreign_pod(control, "waits", 8, "")
+        put_foreign_pod(control, "web", 0, "n2")
+        put_foreign_pod(control, "notebook", 2, "n1", "Failed")
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, None])
-        put_stranger(control, "sent", 10**15, "n1", "New")  # whoever names a node is not there yet
-        put_stranger(control, "sent-worker", 10**15, "n1", "New", labels=worker_labels("job", 0))
-        put_stranger(control, "waits", 3, "n2", "Pending")
+        put_foreign_pod(control, "sent", 10**15, "n1", "New")  # a pod that names a node holds nothing there yet
+        put_foreign_pod(control, "sent-worker", 10**15, "n1", "New", labels=worker_labels("job", 0))
+        put_foreign_pod(control, "waits", 3, "n2", "Pending")
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
         control.remove(f"{pods('x')}/server")
         wait_until(lambda: held() == [None, {GPU_RESOURCE: 3}])
-        told.clear()
+        announced.clear()
         labels, owner = worker_labels("job", 0), {"kind": "ElasticJob", "name": "job", "uid": "u", "controller": True}
-        put_stranger(control, "pretender", 2, "n1", labels=labels)
-        wait_until(lambda: told and held() == [{GPU_RESOURCE: 2}, {GPU_RESOURCE: 3}])
-        put_stranger(control, "job-pretender", 1, "n1", labels=labels, ownerReferences=[owner])
+        put_foreign_pod(control, "pretender", 2, "n1", labels=labels)
+        wait_until(lambda: announced and held() == [{GPU_RESOURCE: 2}, {GPU_RESOURCE: 3}])
+        put_foreign_pod(control, "job-pretender", 1, "n1", labels=labels, ownerReferences=[owner])
         wait_until(lambda: held() == [{GPU_RESOURCE: 3}, {GPU_RESOURCE: 3}])
-        put_stranger(control, "job-worker-0", 1, "n1", labels=labels, ownerReferences=[owner])
+        put_foreign_pod(control, "job-worker-0", 1, "n1", labels=labels, ownerReferences=[owner])
         wait_until(lambda: held() == [{GPU_RESOURCE: 4}, {GPU_RESOURCE: 3}])  # there is no such job
         job = shell_job("job", "true", namespace="x")
         control.put(f"{jobs('x')}/job", {**job, "metadata": {**job["metadata"], "uid": "u"}})
-        put_stranger(control, "pretender", 2, "n1", "Failed", labels=labels)
+        put_foreign_pod(control, "pretender", 2, "n1", "Failed", labels=labels)
         wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
         other = {**owner, "kind": "ConfigMap", "uid": "v"}
         refs = [other, {**owner, "controller": False}]
-        put_stranger(control, "job-worker-1", 1, "n1", labels=labels, ownerReferences=refs)
+        put_foreign_pod(control, "job-worker-1", 1, "n1", labels=labels, ownerReferences=refs)
         wait_until(lambda: held() == [{GPU_RESOURCE: 2}, {GPU_RESOURCE: 3}])
         selectors = {request.params.get("fieldSelector") for request in control.requests if "/pods" in request.path}
         assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
@@ -333,7 +333,7 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
 
 
 def test_a_job_waits_for_gpus_that_others_hold(control: ControlApi, controller: Replica) -> None:
-    put_stranger(control, "notebook", 1, "n1")
+    put_foreign_pod(control, "notebook", 1, "n1")
     big = shell_job("big", "true", 4, namespace="a", container=GPU, minReplicas=4)
     control.put(f"{jobs('a')}/big", big)
     wait_until(lambda: status(control, "a", "big").reason == "Queued")

@@ -141,7 +141,7 @@ def test_a_pod_holds_nothing_before_it_is_placed_or_accepted() -> None:
 def test_init_containers_hold_gpus_one_after_the_other_and_sidecars_for_good() -> None:
     first, sidecar, last = needing(1), needing(2, restartPolicy="Always"), needing(4)
     spec = {"initContainers": [first, sidecar, last], "containers": [needing(1)]}
-    assert prune_holder({"spec": spec, "status": RUNNING})["gpus"] == 6  # the last of them beside the sidecar
+    assert prune_holder({"spec": spec, "status": RUNNING})["gpus"] == 6  # the last of them next to the sidecar
     spec = {"initContainers": [first, sidecar], "containers": [needing(3)]}
     assert prune_holder({"spec": spec, "status": RUNNING})["gpus"] == 5
 
@@ -175,7 +175,7 @@ def test_a_large_job_is_kept_small_and_comes_back_whole():
 
 
 def test_what_is_kept_of_a_job_is_small_or_folded() -> None:
-    """Whoever may create jobs may create many: the size of one counts as objects, not as JSON."""
+    """A user may create many jobs: the size of one counts as objects, not as JSON."""
     text = json.dumps({"metadata": {"name": "a", "resourceVersion": "7"}, "spec": {"x": [{}] * 3_500}})
     tracemalloc.start()
     kept = [prune_job(json.loads(text)) for _ in range(8)]

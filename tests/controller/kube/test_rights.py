@@ -22,7 +22,7 @@ from elasticctl_controller.kube.gangs import build_gang, gang_name
 from elasticctl_controller.kube.limited_api import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.projects import KubeCapacity, KubeQuotas, Spending
-from elasticctl_controller.loop.notification_delivery import Destination
+from elasticctl_controller.loop.notifier import Destination
 from elasticctl_controller.loop.webhooks import WebhookError
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
@@ -59,12 +59,12 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     pod = bench.create(job)
     bench.workload.list_pod_events(job, pod.uid)
     for seconds in (1.0, 2.0):
-        told = JobStatus(phase=Phase.PENDING, last_reconcile_time=Timestamp(seconds))
+        written = JobStatus(phase=Phase.PENDING, last_reconcile_time=Timestamp(seconds))
         current = bench.job()
         if seconds > 1:
             stored = control.objects[f"{JOBS}/job"]
             control.put(f"{JOBS}/job", {**stored, "metadata": {**stored["metadata"], "labels": {"a": "b"}}})
-        bench.workload.write_status(current, told)
+        bench.workload.write_status(current, written)
     job = bench.job()
     bench.workload.record_event(job, "Normal", "Scaled", "to 3")
     bench.workload.record_event(job, "Normal", "Scaled", "to 3")

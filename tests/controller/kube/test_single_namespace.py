@@ -34,7 +34,7 @@ def replica(control: ControlApi, tmp_path: Path) -> Iterator[Replica]:
 
 
 def is_own(request: Request) -> bool:
-    """Is it about the namespace of the jobs, about that of the controller, or what everybody may ask?"""
+    """Is it about the namespace of the jobs, about that of the controller, or what everyone may ask?"""
     return asked(request) is None or any(f"/namespaces/{name}/" in request.path for name in ("default", "system"))
 
 
@@ -78,7 +78,7 @@ def test_what_it_was_installed_without_is_said_in_words(control: ControlApi, rep
     assert replica.end() == 0
 
 
-def test_a_pod_on_a_node_that_nobody_watches_is_not_lost(control: ControlApi, replica: Replica) -> None:
+def test_a_pod_on_a_node_that_is_not_watched_is_not_lost(control: ControlApi, replica: Replica) -> None:
     put(control, "plain")
     path = "/api/v1/namespaces/default/pods/plain-worker-0"
     wait_until(lambda: path in control.objects)

@@ -52,7 +52,7 @@ def test_what_a_pod_needs_is_there_before_it_and_made_once(bench: Bench) -> None
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job.uid
 
 
-def test_the_next_token_takes_the_place_of_the_former_which_nobody_reads(bench: Bench) -> None:
+def test_the_next_token_replaces_the_previous_one_without_reading_it(bench: Bench) -> None:
     job = replace(bench.submit(), status=JobStatus(token=TokenStatus(1)))
     path = f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}"
     found = []
@@ -102,7 +102,7 @@ def test_a_service_that_an_earlier_job_left_gives_way(bench: Bench) -> None:
     assert stored["metadata"]["ownerReferences"][0]["uid"] == job.uid
 
 
-def test_a_strangers_service_is_left_alone(bench: Bench) -> None:
+def test_a_foreign_service_is_left_alone(bench: Bench) -> None:
     job = bench.submit()
     bench.control.put(f"{CORE}/services/job-workers", {"metadata": {"name": "job-workers", "namespace": "default"}})
     with pytest.raises(ClusterError, match="does not belong to this job"):
@@ -138,7 +138,7 @@ def test_the_events_about_a_pod_are_read_where_they_may_be(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("labels", [{}, {LABEL_GROUP: GROUP}, {LABEL_GROUP: GROUP, LABEL_JOB: "another"}])
-def test_a_name_that_a_pod_has_which_no_watch_tells_of_is_said(bench: Bench, labels: dict[str, str]) -> None:
+def test_a_name_of_a_pod_that_no_watch_shows_is_reported_as_taken(bench: Bench, labels: dict[str, str]) -> None:
     job = bench.submit()
     metadata = {"name": "job-worker-0", "namespace": "default", "labels": labels}
     bench.control.put(f"{CORE}/pods/job-worker-0", {"metadata": metadata})
@@ -147,7 +147,7 @@ def test_a_name_that_a_pod_has_which_no_watch_tells_of_is_said(bench: Bench, lab
 
 
 def test_a_worker_starts_behind_its_network_policy(control: ControlApi, caplog: pytest.LogCaptureFixture) -> None:
-    """None before it is there; a controller that may not create one says so, and goes on."""
+    """None before it is there; a controller that may not create one logs that, and continues."""
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
     owned = OwnedObjects(api, ObjectBuilders(partial(build_companions, b"k" * 32), build_budget))
     job = ElasticJob.from_manifest(control.put(f"{JOBS}/job", shell_job("job", "true", 3)))
@@ -166,7 +166,7 @@ def test_the_status_is_written_against_the_version_that_was_read(bench: Bench) -
     bench.control.silent = True
     job = bench.submit()
     bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, message=""))
-    assert bench.job().status.phase is Phase.RUNNING  # seen at once, so that the next pass goes on from it
+    assert bench.job().status.phase is Phase.RUNNING  # seen immediately, so that the next pass continues from it
     assert "message" not in bench.control.objects[f"{JOBS}/job"]["status"]
     with pytest.raises(ConflictError):
         bench.workload.write_status(job, JobStatus(phase=Phase.FAILED))
@@ -212,7 +212,9 @@ def test_a_budget_follows_the_jobs_size(bench: Bench) -> None:
     assert bench.control.objects[f"{BUDGETS}/job-workers"]["spec"]["minAvailable"] == 0
 
 
-def test_our_budget_steps_back_for_one_that_somebody_else_keeps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_budget_is_withdrawn_if_another_budget_covers_the_pods(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("elasticctl_controller.kube.owned_objects.BUDGETS_S", 0.0)
     job = bench.submit()
     bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, desired=3))
@@ -225,8 +227,8 @@ def test_our_budget_steps_back_for_one_that_somebody_else_keeps(bench: Bench, mo
     assert bench.control.names(BUDGETS) == ["job-workers"]
 
 
-def test_megabytes_of_somebody_elses_are_not_read(bench: Bench) -> None:
-    """Whoever may create events or budgets could fill the controller's memory with them."""
+def test_megabytes_of_foreign_events_or_budgets_are_not_read(bench: Bench) -> None:
+    """A user who may create events or budgets could fill the controller's memory with them."""
     job, long = bench.submit(), {"x": "x" * 500_000}
     for number in range(10):
         metadata = {"name": f"b{number}", "namespace": "default", "annotations": long}
@@ -254,7 +256,7 @@ def test_a_deletion_hits_that_very_pod(bench: Bench) -> None:
     bench.workload.delete_pod(job, pod.name, pod.uid, force=True)  # it is gone: fine
 
 
-def test_a_pod_that_somebody_holds_on_to_still_has_its_name(bench: Bench) -> None:
+def test_a_pod_that_a_finalizer_keeps_still_has_its_name(bench: Bench) -> None:
     job = bench.submit()
     pod = bench.create(job)
     path = f"{CORE}/pods/{pod.name}"
@@ -318,7 +320,7 @@ def test_a_node_is_believed_lost_once_the_api_server_has_been_back_for_a_while(
     assert bench.workload.lost_nodes() == {"n1"}
 
 
-def test_the_pods_of_a_deleted_node_are_called_for_at_once(bench: Bench) -> None:
+def test_the_jobs_on_a_deleted_node_are_reported_immediately(bench: Bench) -> None:
     bench.add_node("n1")
     bench.add_node("n2")
     job = bench.submit()
@@ -359,7 +361,7 @@ def test_what_was_removed_on_purpose_or_made_by_another_replica_counts_for_nothi
     assert bench.replaced == []
 
 
-def test_the_first_pods_of_a_job_that_was_made_anew_replace_nothing(bench: Bench) -> None:
+def test_the_first_pods_of_a_recreated_job_replace_nothing(bench: Bench) -> None:
     job = bench.submit()
     bench.create(job)
     for path in (f"{JOBS}/job", f"{CORE}/services/job-workers", f"{CORE}/pods/job-worker-0"):

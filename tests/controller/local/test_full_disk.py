@@ -1,4 +1,4 @@
-"""A disk that somebody else fills under the local cluster: whatever happens meanwhile is known once there is room."""
+"""Another process fills the local cluster's disk: what happens in the meantime is known once there is room."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def filler(home: Path) -> Iterator[Path]:
     paths = local_paths()
     with small_disk(paths.state, 3_000_000):
         try:
-            yield paths.state / "of-somebody-else"
+            yield paths.state / "of-another-process"
         finally:
-            (paths.state / "of-somebody-else").unlink(missing_ok=True)
+            (paths.state / "of-another-process").unlink(missing_ok=True)
             shut_down(paths, keep_jobs=False, say=print)
             assert "Traceback" not in paths.supervisor_log.read_text()
 

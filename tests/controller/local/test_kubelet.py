@@ -75,7 +75,7 @@ def test_a_store_that_cannot_be_read_is_asked_now_and_then(
 
     monkeypatch.setattr(kubelet, "_sync", sync)
     with subprocess.Popen(["true"]) as ended:
-        kubelet._exits.add(ended.pid)  # whose end nobody has taken note of, so that there always is news
+        kubelet._exits.add(ended.pid)  # whose end is not handled, so that there is always news
         kubelet.start()
         wait_until(lambda: len(asked) >= 3)
         kubelet.stop()

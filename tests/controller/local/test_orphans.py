@@ -42,7 +42,7 @@ def test_when_it_ends_by_itself(local_cluster: LocalCluster, home: Path) -> None
     job, folder = stubborn_job(home, "0")
     local_cluster.create_job(job)
     wait_until(lambda: phase(local_cluster, "stubborn") == "Succeeded")
-    # Nothing may be left by the time the end is told, or its GPUs would be given away too early.
+    # Nothing may be left by the time the end is reported, or its GPUs would be given away too early.
     assert [pid for pid in (int(file.name) for file in folder.iterdir()) if psutil.pid_exists(pid)] == []
 
 

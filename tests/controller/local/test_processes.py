@@ -38,7 +38,7 @@ def test_an_end_is_noticed(watcher: ExitWatcher, pidfd: bool, monkeypatch: pytes
     process = subprocess.Popen(["sleep", "1000"])
     watcher.add(process.pid)
     process.kill()
-    while process.poll() is None:  # a watched process that has ended ends each wait at once
+    while process.poll() is None:  # a watched process that has ended ends each wait immediately
         watcher.wait(NEVER_S)
     watcher.remove(process.pid)
     assert waited_s(watcher, 0.05) >= 0.04
@@ -56,7 +56,7 @@ def test_a_call_from_another_thread_wakes_it(watcher: ExitWatcher) -> None:
     caller.join()
 
 
-def test_strays_are_found_by_the_pods_uid_and_nobody_else_is_hit(tmp_path: Path) -> None:
+def test_strays_are_found_by_the_pods_uid_and_no_other_process_is_killed(tmp_path: Path) -> None:
     pods = tmp_path / "pods"
     mine, other = (
         subprocess.Popen(

@@ -84,7 +84,7 @@ def test_after_a_reboot_the_workers_are_made_again(local_cluster: LocalCluster, 
     assert status["failures"] == 0
 
 
-def test_down_keeps_the_jobs_and_they_go_on_afterwards(local_cluster: LocalCluster, home: Path) -> None:
+def test_down_keeps_the_jobs_which_continue_afterwards(local_cluster: LocalCluster, home: Path) -> None:
     # The worker ends well when asked to: that must not pass for success.
     script = "trap 'echo saved; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
     local_cluster.create_job(shell_job("paused", script))
@@ -146,7 +146,7 @@ def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: P
     wanted = 2
     while not done.is_set():
         wanted = moments.randint(1, 4)
-        insist(lambda: local_cluster.patch_job("default", "stormy", scale(wanted)))  # noqa: B023  called at once
+        insist(lambda: local_cluster.patch_job("default", "stormy", scale(wanted)))  # noqa: B023  called here
         time.sleep(moments.uniform(0.0, 0.3))
     killer.join()
     insist(lambda: local_cluster.patch_job("default", "stormy", scale(wanted)))

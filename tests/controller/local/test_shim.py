@@ -116,9 +116,9 @@ def test_sigterm_reaches_the_worker_alone(pod_dir: Path) -> None:
     assert exit_of(pod_dir)["exitCode"] == 5
 
 
-def test_the_worker_starts_with_signals_as_everybody_does(pod_dir: Path) -> None:
+def test_the_worker_starts_with_the_usual_signal_handlers(pod_dir: Path) -> None:
     run(pod_dir, "grep -E 'Sig(Ign|Blk)' /proc/self/status")
-    standard = (1 << 31) - 1  # 32 and above belong to the C library and to whoever started the tests
+    standard = (1 << 31) - 1  # 32 and above belong to the C library and to the process that started the tests
     assert {int(line.split()[1], 16) & standard for line in lines(pod_dir)} == {0}
 
 
@@ -132,7 +132,7 @@ def test_the_worker_dies_with_the_shim(pod_dir: Path) -> None:
     assert not (pod_dir / "exit.json").exists()
 
 
-def test_an_output_that_somebody_else_holds_open_does_not_delay_the_end(pod_dir: Path) -> None:
+def test_an_output_that_another_process_holds_open_does_not_delay_the_end(pod_dir: Path) -> None:
     process = start(pod_dir, "sh", "-c", f"until [ -e '{pod_dir}/go' ]; do sleep 0.05; done")
     wait_until((pod_dir / "started.json").exists)
     worker = json.loads((pod_dir / "started.json").read_text())["pid"]

@@ -52,13 +52,13 @@ class Bench:
     """An allocator that is asked by hand, and the jobs that it works for."""
 
     def __init__(self) -> None:
-        self.floor, self.told, self.now = Floor(), list[str](), NOW
+        self.floor, self.announced, self.now = Floor(), list[str](), NOW
         self.terms = SharingSettings(True, SharingRules(settle_s=0.0))
         self.allocator = self.another()
 
     def another(self) -> Allocator:
         """One that has just been started, and remembers nothing."""
-        return Allocator(self.floor, lambda: self.terms, self.told.append, lambda: self.now)
+        return Allocator(self.floor, lambda: self.terms, self.announced.append, lambda: self.now)
 
     def submit(
         self,
@@ -117,7 +117,7 @@ def test_switched_off_it_has_no_say(bench: Bench) -> None:
     bench.terms = SharingSettings(False)
     bench.submit("train", "a", 2, 4)
     assert bench.allocator.decide_now() is None
-    assert (bench.share("a/train"), bench.told) == (None, [])
+    assert (bench.share("a/train"), bench.announced) == (None, [])
 
 
 def test_a_new_job_has_nothing_until_it_is_decided_about(bench: Bench) -> None:
@@ -127,18 +127,18 @@ def test_a_new_job_has_nothing_until_it_is_decided_about(bench: Bench) -> None:
     assert (before.workers, before.reason) == (0, UNDECIDED)
     bench.allocator.decide_now()
     assert bench.workers("a/train") == 4
-    assert bench.told == ["a/train"]
+    assert bench.announced == ["a/train"]
 
 
-def test_nobody_is_told_what_has_not_changed(bench: Bench) -> None:
+def test_unchanged_allotments_are_not_announced(bench: Bench) -> None:
     bench.submit("train", "a", 2, 4)
     bench.allocator.decide_now()
     bench.carried_out()
-    bench.told.clear()
+    bench.announced.clear()
     for later in (1.0, 100.0, 10_000.0):
         bench.now = NOW + later
         bench.allocator.decide_now()
-    assert bench.told == []
+    assert bench.announced == []
     share = bench.share("a/train")
     assert share is not None
     assert share.since == NOW
@@ -154,27 +154,27 @@ def test_the_words_of_a_share_that_stays_do_not_change_with_every_job_that_comes
     bench.allocator.decide_now()
     bench.carried_out()
     before = bench.share("b/big")
-    bench.told.clear()
+    bench.announced.clear()
     bench.submit("first", "c", 1, 8, automatic=False)
     for later in (1.0, 2.0, 60.0):
         bench.now = NOW + later
         bench.allocator.decide_now()
-        assert bench.told.count("b/big") == 0 or later > 30.0
+        assert bench.announced.count("b/big") == 0 or later > 30.0
     assert (bench.share("b/big").workers, bench.share("b/big").since) == (before.workers, before.since)
 
 
-def test_those_who_have_workers_are_told_how_large_the_pool_is_now_and_then(bench: Bench) -> None:
+def test_jobs_that_have_workers_get_the_size_of_the_pool_now_and_then(bench: Bench) -> None:
     bench.submit("train", "a", 4, 4, automatic=False)
     bench.submit("later", "b", 4, 4, automatic=False)
     bench.allocator.decide_now()
     bench.carried_out()
     assert (bench.share("a/train").pool_slots, bench.share("b/later").pool_slots) == (4, 0)
-    bench.told.clear()
-    for later, nodes, told in ((1.0, {"other": 1}, 4), (2.0, {"other": 2}, 4), (60.0, {"other": 2}, 6)):
+    bench.announced.clear()
+    for later, nodes, announced in ((1.0, {"other": 1}, 4), (2.0, {"other": 2}, 4), (60.0, {"other": 2}, 6)):
         bench.now, bench.floor.more_nodes = NOW + later, nodes
         bench.allocator.decide_now()
-        assert bench.share("a/train").pool_slots == told
-    assert bench.told.count("a/train") == 1
+        assert bench.share("a/train").pool_slots == announced
+    assert bench.announced.count("a/train") == 1
     assert bench.share("b/later").pool_slots == 0
 
 
@@ -186,9 +186,9 @@ def test_a_guarantee_is_met_by_those_who_borrow_the_youngest_first(bench: Bench)
     assert bench.share("a/train").borrowed == 2
     bench.now += 100
     bench.submit("guest", "b", 2, 2, automatic=False)
-    bench.told.clear()
+    bench.announced.clear()
     bench.allocator.decide_now()
-    assert sorted(bench.told) == ["a/train", "b/guest"]
+    assert sorted(bench.announced) == ["a/train", "b/guest"]
     found = bench.allocator.allotment(bench.job("a/train"))
     assert (found.share.workers, found.share.borrowed, found.share.since) == (2, 0, NOW + 100)
     assert "b/guest" in found.share.change
@@ -222,7 +222,7 @@ def test_a_node_that_is_yet_to_come_is_no_place_to_send_a_worker_to(bench: Bench
     assert (found.share.workers, found.nodes) == (3, ("node", "", ""))
 
 
-def test_the_next_one_goes_on_from_what_the_statuses_tell(bench: Bench) -> None:
+def test_the_next_allocator_continues_from_the_statuses(bench: Bench) -> None:
     bench.submit("first", "a", 3, 3, automatic=False)
     bench.allocator.decide_now()
     bench.carried_out()
@@ -255,7 +255,7 @@ def test_a_job_that_takes_nothing_of_what_is_shared_is_left_alone(bench: Bench) 
     assert bench.workers("a/plain") == 0
     bench.allocator.decide_now()
     assert bench.share("a/plain") is None
-    assert bench.told == ["a/plain"], "it was waiting to be decided about"
+    assert bench.announced == ["a/plain"], "it was waiting to be decided about"
 
 
 def test_a_new_job_of_an_old_name_is_another(bench: Bench) -> None:
@@ -265,13 +265,13 @@ def test_a_new_job_of_an_old_name_is_another(bench: Bench) -> None:
     assert bench.share("a/train").reason == UNDECIDED
 
 
-def test_switched_off_again_everybody_is_told(bench: Bench) -> None:
+def test_all_jobs_are_announced_when_sharing_is_switched_off(bench: Bench) -> None:
     bench.submit("train", "a", 2, 4)
     bench.allocator.decide_now()
-    bench.told.clear()
+    bench.announced.clear()
     bench.terms = replace(bench.terms, on=False)
     bench.allocator.decide_now()
-    assert (bench.told, bench.share("a/train")) == (["a/train"], None)
+    assert (bench.announced, bench.share("a/train")) == (["a/train"], None)
 
 
 def test_what_is_given_is_what_will_be_read_back(bench: Bench) -> None:
@@ -288,7 +288,7 @@ def test_the_thread_decides_when_something_changes_and_outlives_errors(bench: Be
         bench.submit("train", "a", 2, 4)
         bench.floor.error = UnreachableError("no answer")
         bench.allocator.wake()
-        wait_until(lambda: bench.told == ["a/train"])
+        wait_until(lambda: bench.announced == ["a/train"])
         assert bench.allocator.alive
     finally:
         bench.allocator.stop()

@@ -35,7 +35,7 @@ class Bench:
         return self.events
 
 
-def test_what_is_new_is_told_once_and_asked_for_less_and_less() -> None:
+def test_a_new_answer_is_reported_once_and_asked_for_less_and_less_often() -> None:
     bench, job, now = Bench(), a_job(), NOW
     pauses: list[float] = []
     assert bench.pod_events.ask(job, POD, now) == (True, FIRST_PAUSE_S)
@@ -53,7 +53,7 @@ def test_what_is_new_is_told_once_and_asked_for_less_and_less() -> None:
     assert bench.pod_events.of(job.key) == {"uid-0": None}
 
 
-def test_another_pod_is_asked_about_at_once_and_a_job_that_does_not_wait_is_forgotten() -> None:
+def test_another_pod_is_asked_about_immediately_and_a_job_that_does_not_wait_is_dropped() -> None:
     bench, job = Bench(), a_job()
     bench.pod_events.ask(job, POD, NOW)
     bench.pod_events.ask(job, a_pod(1, PodPhase.PENDING), NOW + 1)
@@ -120,7 +120,7 @@ def test_any_other_end_stays_what_it_is() -> None:
     ]
     assert ends(bench, probed(), *clear) == [(pod.reason, pod.message) for pod in clear]
     assert ends(bench, probed(livenessProbe=None), an_end(0, 137)) == [("", "")]
-    assert bench.asked == [], "and nobody is asked"
+    assert bench.asked == [], "and the API server is not asked"
 
 
 def test_few_of_many_ends_are_asked_about_and_none_twice() -> None:

@@ -114,6 +114,14 @@ class Bench:
                 return
         raise AssertionError("the loop does not come to rest")
 
+    def run_job(self, manifest: Manifest) -> Manifest:
+        """Create a job whose pods all run."""
+        job = self.store.create_job(manifest)
+        self.settle()
+        self.run_pods()
+        self.settle()
+        return job
+
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.store.get_job("default", "job").get("status", {})
         return status
@@ -151,10 +159,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_workers_are_made_and_the_job_comes_to_rest(bench: Bench) -> None:
-    bench.store.create_job(shell_job("job", "true", 3))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+    bench.run_job(shell_job("job", "true", 3))
     assert bench.status()["phase"] == "Running"
     names = sorted(pod["metadata"]["name"] for pod in bench.pods())  # they were created at the same time
     assert names == [f"job-worker-{index}" for index in range(3)]
@@ -175,10 +180,7 @@ def test_nothing_is_done_before_it_is_written(bench: Bench) -> None:
 
 
 def test_a_pod_is_deleted_only_once_the_reason_is_stored(bench: Bench) -> None:
-    bench.store.create_job(shell_job("job", "true", 2, minReplicas=1, maxReplicas=2))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+    bench.run_job(shell_job("job", "true", 2, minReplicas=1, maxReplicas=2))
     patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
     bench.store.patch_job("default", "job", patch, check=lambda *_: None)
     bench.workload.calls.clear()
@@ -195,10 +197,7 @@ def token(bench: Bench) -> TokenStatus:
 
 def test_a_jobs_token_changes_while_it_runs(bench: Bench) -> None:
     """The status says so before the worker has it, and that it has it only when that is so."""
-    bench.store.create_job(shell_job("job", "true", 2))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+    bench.run_job(shell_job("job", "true", 2))
     assert (token(bench).number, bench.delivered) == (1, [])
     bench.clock.now += EVERY_S
     bench.workload.errors["deliver"] = [ForbiddenError("not yours")]
@@ -207,7 +206,7 @@ def test_a_jobs_token_changes_while_it_runs(bench: Bench) -> None:
     bench.clock.now += 10 * EVERY_S
     bench.settle()
     assert token(bench).former_until is None
-    assert bench.queue.get(0) == KEY, "the status is to tell at once"
+    assert bench.queue.get(0) == KEY, "the status is to report it immediately"
     bench.settle()
     assert (token(bench).number, bench.delivered) == (2, [2])
     assert token(bench).former_until == bench.clock.now + OVERLAP_S
@@ -225,11 +224,8 @@ def test_a_controller_that_starts_delivers_again_what_may_not_have_been(bench: B
     assert (token(bench).number, bench.delivered) == (2, [2])
 
 
-def test_workers_are_not_locked_out_by_somebody_who_removes_the_status(bench: Bench) -> None:
-    bench.store.create_job(shell_job("job", "true", 1))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+def test_workers_are_not_locked_out_when_the_status_is_removed(bench: Bench) -> None:
+    bench.run_job(shell_job("job", "true", 1))
     bench.clock.now += EVERY_S
     bench.settle()
     before = token(bench)
@@ -243,10 +239,7 @@ def test_workers_are_not_locked_out_by_somebody_who_removes_the_status(bench: Be
 
 def test_a_jobs_token_ends_with_it(bench: Bench) -> None:
     """Not before its last worker, which still hears that it is over."""
-    bench.store.create_job(shell_job("job", "true", 2))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+    bench.run_job(shell_job("job", "true", 2))
     bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda *_: None)
     bench.controller.sync(KEY)
     assert KEY in bench.rendezvous.groups.by_key
@@ -271,7 +264,7 @@ def test_a_worker_that_is_refused_becomes_a_condition_and_an_event_in_the_server
     refusal = ForbiddenError(f"{QUOTA} (POST /api/v1/namespaces/default/pods)")
     bench.workload.errors["create"] = [refusal, refusal]
     bench.controller.sync(KEY)
-    assert bench.queue.get(0) == KEY, "the status is to tell at once"
+    assert bench.queue.get(0) == KEY, "the status is to report it immediately"
     bench.controller.sync(KEY)
     assert waiting(bench) == ("True", "FailedCreate", QUOTA)
     events = [event for event in bench.store.list_events(job["metadata"]["uid"]) if event["reason"] == "FailedCreate"]
@@ -281,7 +274,7 @@ def test_a_worker_that_is_refused_becomes_a_condition_and_an_event_in_the_server
     assert waiting(bench)[0] == "False"
 
 
-def test_a_name_that_a_stranger_has_keeps_no_other_worker_waiting(bench: Bench) -> None:
+def test_a_name_that_a_foreign_pod_has_delays_no_other_worker(bench: Bench) -> None:
     bench.store.create_job(shell_job("job", "true", 2, maxReplicas=2))
     bench.workload.errors["create"] = [NameTakenError("pod job-worker-0 exists, and it does not belong to this job")]
     bench.settle()
@@ -380,10 +373,7 @@ def test_a_server_that_is_away_is_no_refusal(bench: Bench) -> None:
 
 
 def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
-    bench.store.create_job(shell_job("job", "true", 3, minReplicas=1, maxReplicas=3))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+    bench.run_job(shell_job("job", "true", 3, minReplicas=1, maxReplicas=3))
     assert bench.alive() == {"job-worker-0", "job-worker-1", "job-worker-2"}
     bench.end_pod(2, 137)
     bench.controller.sync(KEY)
@@ -415,11 +405,8 @@ def test_the_group_of_an_automatic_job_does_not_wait_for_workers_without_a_place
     assert len(bench.alive()) == 3
 
 
-def test_a_worker_that_somebody_deletes_is_a_member_until_it_has_gone(bench: Bench) -> None:
-    bench.store.create_job(shell_job("job", "true", 2, minReplicas=1))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+def test_a_worker_that_others_delete_is_a_member_until_it_is_gone(bench: Bench) -> None:
+    bench.run_job(shell_job("job", "true", 2, minReplicas=1))
     bench.store.evict_pod(bench.pods()[1]["metadata"]["uid"], grace_s=30.0)
     bench.settle()
     assert bench.status()["restarts"] == {"Preempted": 1}
@@ -440,7 +427,7 @@ def test_peers_may_miss_a_worker_before_its_node_is_found_dead(bench: Bench) -> 
     bench.rendezvous.groups.by_key[KEY].signs.silent.add(lost)
     bench.settle()
     gone = bench.pods()[1]["metadata"]
-    # Nobody ends a pod on a dead node: it keeps its name, and another comes for it.
+    # A pod on a dead node never ends: it keeps its name, and its replacement has another.
     assert gone["uid"] == lost
     assert gone["deletionGracePeriodSeconds"] > 0
     assert len(bench.pods()) == 3
@@ -460,7 +447,7 @@ def test_a_job_with_a_rendezvous_of_its_own_gets_none_of_ours(bench: Bench) -> N
     assert bench.rendezvous.groups.by_key == {}
 
 
-def test_a_job_that_is_gone_is_forgotten(bench: Bench) -> None:
+def test_a_job_that_is_gone_is_dropped(bench: Bench) -> None:
     bench.store.create_job(shell_job("job", "true"))
     bench.settle()
     bench.store.delete_job("default", "job")
@@ -504,10 +491,7 @@ def test_a_node_to_leave_is_named_to_new_workers_only_where_that_is_needed(
 
 
 def test_progress_alone_is_written_once_a_second(bench: Bench) -> None:
-    bench.store.create_job(shell_job("job", "true"))
-    bench.settle()
-    bench.run_pods()
-    bench.settle()
+    bench.run_job(shell_job("job", "true"))
     pod = bench.pods()[0]["metadata"]
     group = bench.rendezvous.groups.by_key[KEY]
     group.join(Member(pod["uid"], pod["name"], "127.0.0.1", 1, 1), 0, bench.clock())

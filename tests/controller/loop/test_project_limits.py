@@ -77,7 +77,7 @@ def test_a_job_that_runs_keeps_its_workers_when_limits_change(bench: Bench) -> N
     assert "OverLimit" not in conditions(job)
 
 
-def test_a_project_that_has_spent_its_day_stops_and_goes_on_the_next(bench: Bench) -> None:
+def test_a_project_that_has_spent_its_daily_budget_stops_until_the_next_day(bench: Bench) -> None:
     bench.allow(usdPerDay=20)
     bench.submit(job_of("dear"))
     bench.usd = 20.0
@@ -92,7 +92,7 @@ def test_a_project_that_has_spent_its_day_stops_and_goes_on_the_next(bench: Benc
     assert len(bench.pods("late")) == 1
 
 
-def test_workers_run_on_the_allowed_node_types_alone_whatever_the_job_prefers(bench: Bench) -> None:
+def test_workers_run_on_the_allowed_node_types_only_with_any_preference_of_the_job(bench: Bench) -> None:
     bench.allow(nodeTypes=["g5.xlarge"])
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, {}]}}}

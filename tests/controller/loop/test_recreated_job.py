@@ -151,7 +151,7 @@ class RecreatedJob(RuleBasedStateMachine):
         for _ in range(3):
             self.make_a_pass(None, 0.1)
             self.start_workers()
-        self.now += 31.0  # nobody waits longer for those that do not join
+        self.now += 31.0  # workers that do not join are waited for no longer than this
         if self.group is not None:
             self.group.act_if_due(self.now)
 

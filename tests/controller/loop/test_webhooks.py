@@ -41,7 +41,7 @@ def test_what_is_public_is(address: str) -> None:
     WebhookRules().check("hooks.example", address)
 
 
-def test_an_administrator_says_where_else() -> None:
+def test_an_administrator_may_allow_other_hosts() -> None:
     rules = WebhookRules.parse(["chat.corp.example", "*.slack.com", "10.1.0.0/16", "127.0.0.1"])
     rules.check("Chat.Corp.Example.", "192.168.1.1")
     rules.check("hooks.slack.com", "3.64.0.9")
@@ -129,7 +129,7 @@ def test_no_way_to_write_an_address_gets_round_it(names: dict[str, list[str]], l
 
 
 def test_a_proxy_decides_what_is_reached(names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy's own address may be internal; the machine's netrc is not read for it or for anybody."""
+    """The proxy's own address may be internal; the machine's netrc is not read for it or for others."""
     with serving(Hook()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.partition("/services")[0])
         assert post(WebhookRules(), "http://hooks.example/services") == 200
@@ -162,7 +162,7 @@ def test_however_it_is_written_this_machine_is_not_called(host: str) -> None:
 RUNNING = JobStatus(phase=Phase.RUNNING, active=3, desired=3)
 
 
-def test_the_message_is_slacks_and_says_the_same_to_programs() -> None:
+def test_the_message_is_in_slacks_format_and_has_the_same_data_for_programs() -> None:
     status = replace(
         RUNNING, phase=Phase.FAILED, message="<!channel> & <http://evil|here>", progress=ProgressStatus(step=7)
     )
@@ -190,7 +190,7 @@ def test_the_message_is_slacks_and_says_the_same_to_programs() -> None:
     }
 
 
-def test_of_many_pieces_the_newest_are_told_and_the_others_counted() -> None:
+def test_of_many_notifications_the_newest_are_in_the_message_and_the_others_counted() -> None:
     items = [
         replace(notifications.build_waiting_notification(a_job(), RUNNING, 900, NOW), text=f"change {n}")
         for n in range(30)
@@ -240,10 +240,10 @@ def test_other_urls_are_refused_and_not_repeated(url: str) -> None:
     assert "planted" not in str(error.value)
 
 
-def test_a_jobs_words_notify_nobody_and_command_no_terminal() -> None:
+def test_a_jobs_words_mention_no_one_and_control_no_terminal() -> None:
     said = "<!channel> @everyone @channel \x1b[2J\x9b1A\nnext <http://x|y>"
-    told = notifications.Notification(notifications.NotificationKind.FAILED, said, said, "uid", NOW, said)
-    text = json.loads(webhooks.build_message([told]))["text"]
+    item = notifications.Notification(notifications.NotificationKind.FAILED, said, said, "uid", NOW, said)
+    text = json.loads(webhooks.build_message([item]))["text"]
     for mention in ("<!channel>", "@everyone", "@channel", "<http", "\x1b", "\x9b", "\n"):
         assert mention not in text
     assert "\\u001b[2J" in text

@@ -1,4 +1,4 @@
-"""The queue: no key lost, none worked on twice at once, delays and back-off as asked for."""
+"""The queue: no key is lost, none is worked on twice at a time, and delays and back-off are as asked for."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_pause_is_shared_by_the_jobs_of_a_namespace_and_not_with_the_jobs_of_o
     assert fair_pause_s([*flood, "quiet/a"], "quiet/a", per_s=20.0) == 0.1
 
 
-def test_failures_back_off_up_to_a_limit_until_they_are_forgotten() -> None:
+def test_failures_back_off_up_to_a_limit_until_they_are_reset() -> None:
     clock = Clock()
     queue = queue_at(clock, jitter=1.0)
     pauses_s = []
@@ -237,12 +237,12 @@ def test_threads_share_the_work_and_never_a_key() -> None:
     ),
     most=st.integers(1, 3),
 )
-def test_whatever_happens_an_added_key_is_taken_later(steps: list[tuple[str, str]], most: int) -> None:
+def test_an_added_key_is_always_taken_later(steps: list[tuple[str, str]], most: int) -> None:
     clock = Clock()
     queue = WorkQueue(clock, jitter=lambda: 0.0, most_at_once=most)
     additions = {"add": queue.add, "after": lambda k: queue.add_after(k, 3.0), "fail": queue.add_rate_limited}
     owed: set[str] = set()  # keys whose last addition has not been taken yet
-    asked: Counter[str] = Counter()  # additions less takings: one that was put off may come behind one at once
+    asked: Counter[str] = Counter()  # additions less takings: a delayed one may come after an immediate one
     held: set[str] = set()
     for key, step in steps:
         if step in additions:

@@ -46,7 +46,7 @@ def test_no_number_of_addresses_takes_much_memory() -> None:
     assert len(door._addresses) <= admission.ADDRESSES
     for _ in range(admission.UNKNOWN_PER_ADDRESS - 1):
         assert door.admit(OTHER, 0.0)
-    assert not door.admit(OTHER, 0.0), "who is connected is not forgotten"
+    assert not door.admit(OTHER, 0.0), "connected clients are not dropped"
 
 
 @pytest.mark.parametrize(

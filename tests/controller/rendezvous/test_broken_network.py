@@ -1,4 +1,5 @@
-"""Real launchers and ranks whose network to the real service breaks: they train on, and nobody is blamed for it."""
+"""Real launchers and ranks whose network to the real service breaks: they continue to train, and no worker is blamed
+for it."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def break_link(link: Link, how: str) -> None:
     {"cut": link.cut, "swallow": link.swallow, "hold": link.hold, "reset": link.reset}[how]()
 
 
-def test_training_goes_on_without_the_service_on_the_same_ranks(lab: Lab, network: BrokenNetwork) -> None:
+def test_training_continues_without_the_service_on_the_same_ranks(lab: Lab, network: BrokenNetwork) -> None:
     training = Training(lab, network, "a-0", "a-1")
     before = {name: training.ranks(name) for name in training.links}
     for how in ("cut", "swallow", "hold", "reset"):

@@ -45,7 +45,7 @@ def test_a_flood_delays_another_job_by_a_slice() -> None:
     assert done.index("quiet") <= 2
 
 
-def test_jobs_get_the_same_time_whatever_one_turn_of_theirs_costs() -> None:
+def test_jobs_get_the_same_time_at_any_cost_of_a_turn() -> None:
     def work(turns: Turns, clock: Clock, done: list[str]) -> None:
         for _ in range(400):
             turns.queue("dear", partial(act, turns, clock, done, "dear", 0.010))
@@ -93,7 +93,7 @@ def test_a_job_that_has_ended_leaves_nothing() -> None:
     asyncio.run(main())
 
 
-def test_an_error_at_one_turn_keeps_nobody_from_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_at_one_turn_affects_no_other_turn(caplog: pytest.LogCaptureFixture) -> None:
     def work(turns: Turns, clock: Clock, done: list[str]) -> None:
         turns.queue("a", lambda: done[1_000_000].encode())
         for job in ("a", "b"):

@@ -1,4 +1,4 @@
-"""A server that every worker of a large job calls at once."""
+"""A server that every worker of a large job calls at the same time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ asyncio.run(main())
 """
 
 
-def test_hundreds_of_joins_at_once_all_get_in(tmp_path_factory) -> None:
+def test_hundreds_of_simultaneous_joins_are_all_accepted(tmp_path_factory) -> None:
     path = str(tmp_path_factory.mktemp("r") / "s")
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(WORKERS), path, "raise"],

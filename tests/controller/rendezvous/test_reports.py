@@ -1,4 +1,4 @@
-"""Reports of ranks, which are the user's code: whatever they hold, the job's status can be stored and read back."""
+"""Reports of ranks, which run the user's code: with any content, the job's status can be stored and read back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.anything import HUGE, JSON
 NOW = 1_700_000_000.0
 
 
-def told(*messages: Any) -> JobStatus:
+def status_after(*messages: Any) -> JobStatus:
     """The status after these reports of generation 1."""
     group = Group("j", history=TrainingHistory([GroupGeneration(1, ("digits-worker-0",))]))
     for message in messages:
@@ -49,7 +49,7 @@ def progress(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_report_is_taken_over() -> None:
-    status = told(
+    status = status_after(
         progress(total_steps=560, epoch=2, total_epochs=8, samples_per_s=8123, metrics={"loss": 0.5, "n": 7}),
         {
             "kind": "committed",
@@ -71,7 +71,7 @@ def test_a_report_is_taken_over() -> None:
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), HUGE, -HUGE, -1, True, "7", [7], {}])
 def test_numbers_that_no_object_can_hold_are_left_out(odd: Any) -> None:
-    status = told(
+    status = status_after(
         progress(total_steps=odd, epoch=odd, total_epochs=odd, samples_per_s=0.5, metrics={"good": 1.0}),
         {"kind": "committed", "generation": 1, "step": 2, "committed": 1, "size_bytes": odd, "duration_s": 0.5},
     )
@@ -82,7 +82,7 @@ def test_numbers_that_no_object_can_hold_are_left_out(odd: Any) -> None:
 
 
 def test_the_largest_float_as_a_metric_can_be_stored() -> None:
-    status = told(progress(metrics={"best": sys.float_info.max, "worst": -sys.float_info.max}))
+    status = status_after(progress(metrics={"best": sys.float_info.max, "worst": -sys.float_info.max}))
     assert status.curve.metrics["best"] == (sys.float_info.max,)
     check_storable(status)
 
@@ -90,14 +90,16 @@ def test_the_largest_float_as_a_metric_can_be_stored() -> None:
 def test_metrics_that_are_no_numbers_are_kept_until_they_are_again() -> None:
     lost = {"value": "NaN", "since_step": 2}
     reports = [progress(step=1, metrics={"loss": 0.5, "n": 1}), progress(metrics={"loss": lost})]
-    status = told(*reports, progress(step=9), progress(step=10, metrics={"loss": {"value": "inf", "since_step": 3}}))
+    status = status_after(
+        *reports, progress(step=9), progress(step=10, metrics={"loss": {"value": "inf", "since_step": 3}})
+    )
     assert status.progress.metrics == {"n": 1.0}
     found = status.progress.not_finite["loss"]
     assert (found.value, found.step) == ("inf", 2)
     assert status.curve.metrics == {"n": (1.0,), "loss": (None,)}
     check_storable(status)
-    assert told(*reports, progress(step=9, metrics={"loss": 0.25})).progress == replace(
-        told(progress(step=9)).progress, metrics={"n": 1.0, "loss": 0.25}
+    assert status_after(*reports, progress(step=9, metrics={"loss": 0.25})).progress == replace(
+        status_after(progress(step=9)).progress, metrics={"n": 1.0, "loss": 0.25}
     )
 
 
@@ -114,7 +116,7 @@ def test_metrics_that_are_no_numbers_are_kept_until_they_are_again() -> None:
     ],
 )
 def test_what_is_said_of_a_metric_that_is_no_number(value: Any, found: tuple[str, int] | None) -> None:
-    status = told(progress(metrics={"loss": value}))
+    status = status_after(progress(metrics={"loss": value}))
     lost = status.progress.not_finite.get("loss")
     assert (None if lost is None else (lost.value, lost.step)) == found
     check_storable(status)
@@ -122,12 +124,12 @@ def test_what_is_said_of_a_metric_that_is_no_number(value: Any, found: tuple[str
 
 @pytest.mark.parametrize("step", [HUGE, MAX_STEP, -1, True, 1.5, "3", None])
 def test_a_step_that_is_none_is_passed_over(step: Any) -> None:
-    assert told(progress(step=step)).progress.step is None
+    assert status_after(progress(step=step)).progress.step is None
 
 
 def test_a_script_that_names_its_metrics_by_the_step_fills_nothing() -> None:
     messages = [progress(step=step, metrics={f"loss_{step}": 1.0, "loss": 2.0}) for step in range(1000)]
-    metrics = told(*messages).progress.metrics
+    metrics = status_after(*messages).progress.metrics
     assert len(metrics) == MAX_METRICS
     assert {"loss", "loss_999"} <= metrics.keys()
 
@@ -149,8 +151,8 @@ MESSAGES = st.fixed_dictionaries(
 
 @given(st.lists(MESSAGES, max_size=4))
 @settings(max_examples=80)
-def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any]) -> None:
-    check_storable(told(*messages))
+def test_the_status_can_be_stored_with_any_report_of_a_script(messages: list[Any]) -> None:
+    check_storable(status_after(*messages))
 
 
 def test_where_ranks_stand_is_known_until_they_move() -> None:
@@ -175,30 +177,34 @@ def test_any_places_can_be_stored(ranks: Any) -> None:
 def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> None:
     resumed = {"kind": "resumed", "generation": 1, "step": 8}
     copied = {"kind": "copied", "generation": 1, "step": 9, "every_steps": 7}
-    known = told(resumed | {"source": "storage", "source_because": "no whole copy"}, copied | {"lack": "no room"})
+    known = status_after(
+        resumed | {"source": "storage", "source_because": "no whole copy"}, copied | {"lack": "no room"}
+    )
     group = known.generations[-1]
     assert (group.resumed_from, group.resumed_because) == ("storage", "no whole copy")
     assert (group.copied_every_steps, group.copies_lack) == (7, "no room")
-    again = told(resumed | {"source": "copies"}, copied, copied | {"generation": 2, "every_steps": 1}).generations[-1]
+    again = status_after(
+        resumed | {"source": "copies"}, copied, copied | {"generation": 2, "every_steps": 1}
+    ).generations[-1]
     assert (again.resumed_from, again.copied_every_steps, again.copies_lack) == ("copies", 7, "")
 
 
 @given(JSON)
-def test_newcomers_are_told_what_the_others_call_their_model_with_if_it_is_a_list(told: Any) -> None:
+def test_newcomers_get_the_examples_of_the_others_if_these_are_a_list(examples: Any) -> None:
     group = Group("j", generation=2, reports=ScriptReports(examples="[1]"))
-    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
+    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": examples}, NOW)
     assert group.reports.examples == ""
-    text = json.dumps([told, "\0\ud800"])
+    text = json.dumps([examples, "\0\ud800"])
     note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": text}, NOW)
     assert group.reports.examples == (text if len(text) <= 8000 else "")
     assert group.reports.examples.isascii()
     assert group.reports.examples.isprintable()
 
 
-@pytest.mark.parametrize("told", ["[" * 7000, "[NaN", "{}", "1", "[" + " " * 8000 + "]"])
-def test_what_is_no_short_list_is_not_told_to_newcomers(told: str) -> None:
+@pytest.mark.parametrize("examples", ["[" * 7000, "[NaN", "{}", "1", "[" + " " * 8000 + "]"])
+def test_examples_that_are_not_a_short_list_are_not_passed_to_newcomers(examples: str) -> None:
     group = Group("j", generation=2, reports=ScriptReports(examples="[1]"))
-    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": told}, NOW)
+    note_report(group, {"kind": "inputs", "generation": 2, "step": 7, "examples": examples}, NOW)
     assert group.reports.examples == ""
 
 
@@ -224,7 +230,7 @@ def test_a_worker_that_is_not_alive_uses_nothing() -> None:
 
 @given(st.dictionaries(st.sampled_from(["cpus_used", "memory_bytes", "no_gpus", "gpus", "at", "uid"]), JSON))
 @settings(max_examples=40)
-def test_whatever_a_worker_says_that_it_uses_can_be_stored(message: Any) -> None:
+def test_any_reported_usage_can_be_stored(message: Any) -> None:
     usage = usage_of(message)
     check_storable(JobStatus(usage=usage))
 

@@ -45,7 +45,7 @@ class Client(ServiceClient):
 
 @pytest.fixture
 def client(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceClient]:
-    """A client of a service that ends no poll by itself: whatever is answered has been decided."""
+    """A client of a service that ends no poll by itself: all answers are decisions."""
     monkeypatch.setattr(groups, "POLL_S", 600.0)
     lab.add("a-0", "a-1")
     client = Client(f"unix://{lab.folder}/r.sock", "default", "job", str(lab.folder / "token"))
@@ -82,7 +82,7 @@ def activity(lab: Lab) -> Activity:
     return found
 
 
-def test_a_restarted_service_says_at_once_that_it_has_heard_of_the_group(lab: Lab, client: ServiceClient) -> None:
+def test_a_restarted_service_reports_immediately_that_it_knows_the_group(lab: Lab, client: ServiceClient) -> None:
     """A script that reports no steps gives no other reason to look at the job again."""
     world = form(client, "a-0", "a-1")
     lab.restart_service(JobStatus(generation=1))
@@ -96,7 +96,7 @@ def test_a_restarted_service_says_at_once_that_it_has_heard_of_the_group(lab: La
 
 
 def test_the_former_token_is_good_for_a_while_and_then_waits_for_the_next(lab: Lab, client: ServiceClient) -> None:
-    """With either a worker goes on; with one that has expired it is told to come again, and reads a new one then."""
+    """With either a worker continues; with one that has expired it is asked to retry, and then reads a new one."""
     lab.site.service.authorization.token_for = lambda uid, number: f"{uid}-{number}"
 
     def answers(former_until: float | None, shown: int) -> int:
@@ -110,7 +110,7 @@ def test_the_former_token_is_good_for_a_while_and_then_waits_for_the_next(lab: L
     assert [answers(now - 1, shown) for shown in (5, 4, 1, 0, 6)] == [400, 503, 503, 401, 401]
 
 
-def test_a_launcher_goes_on_with_the_next_token_once_its_file_holds_it(lab: Lab, client: ServiceClient) -> None:
+def test_a_launcher_uses_the_next_token_once_it_is_in_its_file(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     lab.site.service.authorization.token_for = lambda uid, number: f"{uid}-{number}"
     lab.tell(JobStatus(token=TokenStatus(2, Timestamp(0), Timestamp(0))))
@@ -156,7 +156,7 @@ def test_another_jobs_name_is_refused(lab: Lab, client: ServiceClient) -> None:
         ("join", json.dumps({**agent("a-0"), "slots": True}).encode(), 400),
         ("join", json.dumps({**agent("a-0"), "name": "x" * 1000}).encode(), 400),
         ("join", json.dumps({**agent("a-0"), "generation": -1}).encode(), 400),
-        ("join", json.dumps(agent("stranger")).encode(), 409),
+        ("join", json.dumps(agent("unknown")).encode(), 409),
         ("watch", json.dumps({"uid": "uid-a-0", "generation": 1, "members": "all"}).encode(), 400),
         ("watch", json.dumps({"uid": "uid-a-0", "generation": 1, "members": []}).encode(), 400),
         ("report", json.dumps({"messages": [{}] * 1000}).encode(), 400),
@@ -200,7 +200,7 @@ def test_no_body_makes_the_service_fail(lab: Lab, verb: str, body: Any) -> None:
     assert status in (200, 400, 409), text
 
 
-def test_word_of_a_loss_spreads_at_once(lab: Lab, client: ServiceClient) -> None:
+def test_a_loss_is_reported_to_all_members_immediately(lab: Lab, client: ServiceClient) -> None:
     world = form(client, "a-0", "a-1")
     body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
     with ThreadPoolExecutor(1) as pool:
@@ -213,7 +213,7 @@ def test_word_of_a_loss_spreads_at_once(lab: Lab, client: ServiceClient) -> None
         client.call("join", agent("a-1", 1))
 
 
-def test_an_agent_of_an_older_generation_is_told(lab: Lab, client: ServiceClient) -> None:
+def test_an_agent_of_an_older_generation_is_notified(lab: Lab, client: ServiceClient) -> None:
     world = form(client, "a-0", "a-1")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda name: client.call("join", agent(name, 1)), ["a-0", "a-1"]))
@@ -270,7 +270,7 @@ def test_what_an_agent_of_the_old_job_still_sends_is_not_the_new_jobs(lab: Lab, 
 
 
 @pytest.mark.parametrize("verb", ["join", "watch", "finish"])
-def test_agents_of_the_old_job_hear_at_once_that_it_is_gone(lab: Lab, client: ServiceClient, verb: str) -> None:
+def test_agents_of_the_old_job_are_refused_immediately(lab: Lab, client: ServiceClient, verb: str) -> None:
     if verb != "join":
         form(client, "a-0", "a-1")
     with ThreadPoolExecutor(1) as pool:
@@ -282,7 +282,7 @@ def test_agents_of_the_old_job_hear_at_once_that_it_is_gone(lab: Lab, client: Se
             poll.result()
 
 
-def test_what_is_known_of_a_job_is_not_told_of_another_one_with_its_name(lab: Lab, client: ServiceClient) -> None:
+def test_what_is_known_of_a_job_is_not_shown_for_another_job_of_its_name(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     service = lab.site.service
     assert service.view(KEY, JOB_UID).generations
@@ -308,7 +308,7 @@ def test_a_rerun_under_the_same_name_gets_its_own_world(lab: Lab, client: Servic
     assert (world["generation"], [one["uid"] for one in world["members"]]) == (1, ["uid-b-0", "uid-b-1"])
 
 
-def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: ServiceClient) -> None:
+def test_a_replica_that_no_longer_leads_refuses_all_calls(lab: Lab, client: ServiceClient) -> None:
     world = form(client, "a-0", "a-1")
     body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
     with ThreadPoolExecutor(1) as pool:
@@ -322,8 +322,8 @@ def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: Service
         client.call("join", agent("a-1", 1))
 
 
-def test_a_service_that_begins_anew_knows_what_agents_tell_it_again(lab: Lab, client: ServiceClient) -> None:
-    """While a leader could not renew its lease it refused all calls: nobody is silent for that."""
+def test_a_service_that_starts_over_knows_what_agents_report_again(lab: Lab, client: ServiceClient) -> None:
+    """While a leader could not renew its lease it refused all calls: no worker counts as silent for that."""
     world = form(client, "a-0", "a-1")
     body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
     lab.site.jobs[KEY] = {"metadata": {"uid": JOB_UID}}
@@ -438,7 +438,7 @@ def end(name: str, error: str = "ValueError: no", **more: Any) -> dict[str, Any]
     return {"uid": f"uid-{name}", "generation": 1, "of_peers": False, "failure": failure, **more}
 
 
-def test_who_failed_is_told_what_to_do_once_all_ranks_have_ended(lab: Lab, client: ServiceClient) -> None:
+def test_the_verdict_on_a_failure_is_given_once_all_ranks_have_ended(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     with ThreadPoolExecutor(2) as pool:
         victim = pool.submit(client.call, "fail", end("a-1", "Connection closed by peer", of_peers=True))
@@ -467,7 +467,7 @@ def test_a_launcher_that_says_that_it_stops_is_waited_for(lab: Lab, client: Serv
     assert activity(lab).doing == "stopping"
 
 
-def test_a_group_without_workers_waits_for_nobody(lab: Lab, client: ServiceClient) -> None:
+def test_a_group_without_workers_waits_for_none(lab: Lab, client: ServiceClient) -> None:
     """The job is suspended and resumed: the time between them is not spent waiting."""
     form(client, "a-0", "a-1")
     lab.alive.clear()
@@ -485,7 +485,7 @@ def test_garbage_of_a_heartbeat_is_passed_over(lab: Lab, client: ServiceClient) 
     form(client, "a-0", "a-1")
     for doing in (None, 7, "dancing", "x" * 1000):
         client.call("heartbeat", {"uid": "uid-a-0", "doing": doing, "since_s": "long"})
-    client.call("heartbeat", {"uid": "uid-stranger", "doing": "stopping"})
+    client.call("heartbeat", {"uid": "uid-unknown", "doing": "stopping"})
     assert activity(lab).doing == "running"
 
 
@@ -514,9 +514,7 @@ def test_a_storage_that_does_not_answer_is_in_the_status_and_no_newcomer_is_let_
     assert activity(lab).doing == "training"
 
 
-def test_a_worker_that_starts_its_ranks_first_has_told_of_its_failure_before_the_others_go_on(
-    lab: Lab, client: ServiceClient
-) -> None:
+def test_a_worker_that_prepares_reports_its_failure_before_the_others_continue(lab: Lab, client: ServiceClient) -> None:
     """The service was restarted when it had judged the failure, and before it could store it."""
     form(client, "a-0", "a-1")
     stored = GroupGeneration(1, ("a-0", "a-1"), resumed_step=0, stays=True)
@@ -558,7 +556,7 @@ def test_saves_that_wait_are_in_the_status(lab: Lab, client: ServiceClient) -> N
         assert (activity(lab).doing, activity(lab).detail) == ("training", detail)
 
 
-def test_a_report_wakes_nobody_who_has_nothing_to_do(lab: Lab, client: ServiceClient) -> None:
+def test_a_report_wakes_no_poll_without_need(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": 1}]})
     asked = 0

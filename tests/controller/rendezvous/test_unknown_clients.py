@@ -210,7 +210,7 @@ LARGE = bytes(16 << 20)
 """More than the buffers of two sockets hold."""
 
 
-def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_served_to_everyone_and_no_client_delays_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_S", QUICK_S)
     monkeypatch.setattr(listener, "LINGER_S", 600.0)
     read = [0]
@@ -226,7 +226,7 @@ def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.Monk
         writer.close()
         return said.partition(b" ")[2]
 
-    async def story() -> None:
+    async def scenario() -> None:
         pages = {"/metrics": metrics, "/large": lambda: listener.response(200, "text/plain", LARGE)}
         served, listening = listener.Listener(pages=pages), socket.create_server(("127.0.0.1", 0))
         await served.open(listening)
@@ -244,4 +244,4 @@ def test_pages_are_for_anybody_and_nobody_holds_them_up(monkeypatch: pytest.Monk
         assert (await ask(port, "/large")).endswith(b"\r\n\r\n" + LARGE)
         await served.cleanup()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

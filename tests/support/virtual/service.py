@@ -220,7 +220,7 @@ class ControlPlane:
     def lose_host(self, key: str, uid: str, *, hung_up: bool = False) -> None:
         """The kernel finds that the host of a worker does not answer, or has closed its connection."""
         if self.service is not None:
-            self.service.lose_touch(key, uid, hung_up=hung_up)
+            self.service.lose_contact(key, uid, hung_up=hung_up)
 
     def group(self, key: str) -> Group | None:
         """The group of a job, as the service has it."""

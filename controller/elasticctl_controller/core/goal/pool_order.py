@@ -164,11 +164,11 @@ def _ask(
     stays: str = "",
 ) -> tuple[WorkerMoves, PoolsStatus]:
     """Workers without a machine ask in this pool; workers that wait in another pool are given up there."""
-    astray = [pod for pod in view.waiting if view.pools[pod.uid] != pool]
+    elsewhere = [pod for pod in view.waiting if view.pools[pod.uid] != pool]
     if view.waiting or view.missing:
         short = _without(short, pool)
     surplus = max(0, len(view.waiting) + len(view.placed) - view.job.desired)
-    moves = _move(moves, astray)
+    moves = _move(moves, elsewhere)
     leave = moves.leave | {pod.uid for pod in (*view.waiting, *view.placed)[:surplus]}
     status = _asking(view, pool, short)
     if back_to:

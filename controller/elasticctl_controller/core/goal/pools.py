@@ -224,8 +224,8 @@ def measured_costs(status: JobStatus, present: Present, known: Costs | None, gra
 def _start_s(status: JobStatus, present: Present, known_s: float | None) -> float | None:
     """Seconds from the creation of a worker until it trained, from the workers that train; None while none does.
 
-    Machines that were there already say nothing about new ones, and neither does a spot worker that waited until there
-    were any, so they do not reduce what is known about a start.
+    Machines that were there already are no evidence about new ones, and neither is a spot worker that waited until
+    there were any, so they do not reduce what is known about a start.
     """
     took: dict[tuple[bool, bool], list[float]] = {}
     longest_s = _MISSING * (known_s or _GUESS.start_s)

@@ -56,7 +56,7 @@ class UsageReports:
             self.shown_at = now
         return is_due
 
-    def drop_dead(self, alive: Collection[str]) -> None:
+    def drop_absent(self, alive: Collection[str]) -> None:
         """Drop the measurements of workers that are not alive."""
         for uid in [uid for uid in self.newest if uid not in alive]:
             del self.newest[uid]
@@ -69,7 +69,7 @@ class UsageReports:
 
 @dataclass(slots=True)
 class ScriptReports:
-    """What ranks say about their script and their state.
+    """What ranks report about their script and their state.
 
     With `stays`, ranks stay in their processes when the group changes, so workers that have to start their ranks do
     that first. `examples` is what the others call their model with, for them to compile theirs. With
@@ -97,12 +97,12 @@ class ScriptReports:
         self.stays = stays
 
     def introduce(self, *, stays: bool, serves_commands: bool) -> None:
-        """A launcher says what its ranks are; what one has said holds for the group."""
+        """A launcher reports what its ranks are; one report holds for the whole group."""
         self.stays |= stays
         self.serves_commands |= serves_commands
 
     def set_examples(self, examples: str) -> None:
-        """Ranks say what they call their model with."""
+        """Ranks report what they call their model with."""
         self.examples = examples
 
     def set_obstacle(self, obstacle: str, unsaved: str = "") -> None:
@@ -120,7 +120,7 @@ class ScriptReports:
             self.places[rank] = place
 
     def start_generation(self) -> None:
-        """A generation has formed: ranks that still wait, or stand still, say so again."""
+        """A generation has formed: ranks that still wait, or stand still, report that again."""
         self.set_obstacle("")
         self.places.clear()
 

@@ -169,7 +169,7 @@ class RestoredService:
     unseen: int = 0
 
     def set_known(self, now: float) -> None:
-        """The controller has said which workers are alive."""
+        """The controller has set which workers are alive."""
         self.known_at = now if self.known_at is None else self.known_at
 
     def remember(self, uid: str) -> None:

@@ -57,9 +57,9 @@ class Group(GroupRecord):
         launchers.
         """
         self.restored_service.set_known(now)
-        self.notices.drop_dead(alive.keys())
-        self.usage.drop_dead(alive.keys())
-        self.signs.drop_dead(alive.keys())
+        self.notices.drop_absent(alive.keys())
+        self.usage.drop_absent(alive.keys())
+        self.signs.drop_absent(alive.keys())
         is_loss = self.members.set_alive(alive, minimum, leaving | self.notices.departing)
         self.next_generation.drop_absent(self.members)
         if is_loss:
@@ -181,7 +181,7 @@ class Group(GroupRecord):
         self.advance(GroupEvent.GROUP_REPORTED, now, world=world)
         self.restored_service.hear_of(world.generation)
         self.know_generation(world.generation)
-        self.reports.set_obstacle("")  # ranks that still wait say so again
+        self.reports.set_obstacle("")  # ranks that still wait report that again
         self.reports.introduce(stays=stay, serves_commands=serves_commands)
         newest = self.history.newest
         if newest is None or newest.generation != world.generation:

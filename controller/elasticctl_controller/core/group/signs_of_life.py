@@ -50,7 +50,7 @@ class SignsOfLife:
     silent: set[str] = field(default_factory=set)
     silenced_at: list[float] = field(default_factory=list)
 
-    def drop_dead(self, alive: Collection[str]) -> None:
+    def drop_absent(self, alive: Collection[str]) -> None:
         """Drop the workers that are not alive."""
         self.silent.intersection_update(alive)
         self.overdue.intersection_update(alive)

@@ -1,7 +1,7 @@
 """What jobs claim of a shared cluster: pools, projects, claims and grants, and how they follow from manifests.
 
 A *slot* is what a worker takes of a node: a GPU, or a processor for workers without GPUs. A *pool* is the slots of one
-kind: GPUs by type, as far as a node's labels or a job's placement say it, or the processors that a node offers under
+kind: GPUs by type, as far as a node's labels or a job's placement show it, or the processors that a node offers under
 `CPU_SLOTS`, of which a worker takes one per rank. A claim asks for slots of one pool, so pools are decided one by one.
 Times are seconds since the epoch.
 """
@@ -312,7 +312,7 @@ def _held_slots(jobs: Iterable[ElasticJob], *, accepted: bool = False) -> Counte
 
 
 def gpu_pool(node: Manifest) -> str:
-    """The pool of a node's GPUs: their type, if its labels say so."""
+    """The pool of a node's GPUs: their type, if its labels show it."""
     labels = at(node, "metadata", "labels")
     values = {str(key): (str(value),) for key, value in labels.items()} if isinstance(labels, Mapping) else {}
     types = _gpu_types(values)

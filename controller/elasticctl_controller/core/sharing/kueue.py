@@ -31,7 +31,7 @@ QUOTA, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Fi
 REQUEUED, PODS_READY = "Requeued", "PodsReady"
 TRUE = "True"
 """Kueue's conditions, and the status of one that is true."""
-_SAID_CHARS = 300
+_MESSAGE_CHARS = 300
 JOB_UID_LABEL = f"{KUEUE}/job-uid"
 """The label by which Kueue's own tools find the Workload of a job."""
 _POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
@@ -118,7 +118,7 @@ def is_true(workload: Manifest, type_: str) -> bool:
 
 def condition_message(workload: Manifest, type_: str) -> str:
     """The message of a condition, on one line; "" if it has none."""
-    return " ".join(str(condition(workload, type_).get("message") or "").split())[:_SAID_CHARS]
+    return " ".join(str(condition(workload, type_).get("message") or "").split())[:_MESSAGE_CHARS]
 
 
 def is_active(workload: Manifest) -> bool:
@@ -134,7 +134,7 @@ def assignment(workload: Manifest) -> Mapping[str, Any]:
 
 
 def admitted_workers(workload: Manifest) -> int:
-    """How many pods were admitted: as many as were requested unless Kueue says otherwise."""
+    """How many pods were admitted: as many as were requested, unless Kueue has admitted fewer."""
     sets = at(workload, "spec", "podSets")
     asked = at(sets[0], "count") if isinstance(sets, list) and sets else 0
     count = assignment(workload).get("count", asked)

@@ -64,7 +64,7 @@ def test_on_demand_takes_over_in_time_before_the_spot_machines_leave() -> None:
     assert any(step.on_demand for step in plan.steps)
 
 
-def test_a_deadline_that_is_moved_replans_at_once_and_one_pool_is_left_when_the_next_is_ready() -> None:
+def test_a_moved_deadline_is_replanned_immediately_and_a_pool_is_left_when_the_next_is_ready() -> None:
     world = a_world(Goal(in_hours(3)), [0] * 16 + [4])
     world.run(in_hours(1.3))
     assert world.on(ON_DEMAND) == 4
@@ -78,13 +78,13 @@ def test_a_deadline_that_is_moved_replans_at_once_and_one_pool_is_left_when_the_
 
 
 def move(world: GoalWorld, goal: Goal) -> None:
-    """Somebody changes the goal."""
+    """The goal is changed."""
     world.job = replace(world.job, goal=replace(goal, prices=PRICES), generation=world.job.generation + 1)
     world.pass_at = world.now
 
 
 @pytest.mark.slow  # takes seconds
-def test_a_budget_suspends_it_with_a_checkpoint_and_a_larger_one_goes_on() -> None:
+def test_a_spent_budget_suspends_the_job_with_a_checkpoint_and_a_larger_one_resumes_it() -> None:
     world = a_world(Goal(budget=1.0), [4])
     world.run(in_hours(1.5))
     status = world.job.status
@@ -118,7 +118,7 @@ def test_a_zone_that_has_dried_up_is_left_for_another() -> None:
 
 
 def test_work_that_was_said_is_planned_with_until_it_is_measured() -> None:
-    """Too much for the time that is left, as said: nobody waits for spot machines."""
+    """Too much for the time that is left, as the user said: no worker waits for spot machines."""
     world = a_world(Goal(in_hours(2.6), work_seconds=2 * HOUR_S), [0])
     world.run(NOW + 1)
     plan = plan_of(world)
@@ -134,7 +134,8 @@ spans = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, m
 def test_never_late_when_promised_and_never_over_budget(
     spans: list[tuple[int, int]], slack: float, budget: float | None, said: bool
 ) -> None:
-    """Whatever spot machines do. A deadline that on demand could meet is met; one that is promised, too."""
+    """With any behaviour of spot machines, a deadline that on demand could meet is met, and so is one that is
+    promised."""
     spot = [count for count, ticks in spans for _ in range(ticks)]
     work_h = 0.75
     limit_h = work_h * slack

@@ -24,7 +24,7 @@ ORDER = PoolOrder((SPOT, ON_DEMAND), WAIT_S, RETRY_S)
 
 
 def a_world(machines: dict[str, list[int]], order: PoolOrder = ORDER, steps: int = STEPS) -> GoalWorld:
-    """Four workers with an order of pools; pools that are not named have as many machines as anybody wants."""
+    """Four workers with an order of pools; pools that are not named have as many machines as are wanted."""
     job = replace(a_goal_job(Goal()), goal=None, sharing=replace(a_goal_job(Goal()).sharing, automatic=False))
     return GoalWorld(replace(job, pools=order), machines, steps, RATES)
 
@@ -60,7 +60,7 @@ def test_who_waits_goes_to_the_next_pool_after_the_stated_time_and_the_others_st
     assert (pools_of(world).back_to, pools_of(world).back_at) == (SPOT, pytest.approx(NOW + WAIT_S + RETRY_S, abs=2))
 
 
-def test_it_goes_back_when_the_better_pool_has_machines_and_nobody_leaves_before() -> None:
+def test_it_goes_back_when_the_better_pool_has_machines_and_no_worker_leaves_before() -> None:
     world = a_world({SPOT: [0] * 9 + [4]})
     world.run(NOW + 9 * TICK_S)
     assert on(world) == {SPOT: 0, ON_DEMAND: 4}
@@ -72,12 +72,12 @@ def test_it_goes_back_when_the_better_pool_has_machines_and_nobody_leaves_before
     world.run(world.now + 60)
     assert on(world) == {SPOT: 4, ON_DEMAND: 0}
     assert world.most_at_once == 8
-    assert world.job.status.scalings == (), "nobody has asked for another size"
+    assert world.job.status.scalings == (), "no other size was asked for"
     assert world.job.status.interruptions == ()
     assert pools_of(world) == PoolsStatus(pool=SPOT)
 
 
-def test_a_try_in_vain_disturbs_nobody() -> None:
+def test_a_try_in_vain_disturbs_no_worker() -> None:
     world = a_world({SPOT: [0]})
     world.run(NOW + WAIT_S + 120)
     groups = len(world.groups)
@@ -131,8 +131,8 @@ def test_after_the_last_pool_comes_the_first() -> None:
     assert on(world) == {SPOT: 4, ON_DEMAND: 0}
 
 
-def test_nobody_moves_for_less_than_it_costs() -> None:
-    """Shortly before the end; and where the user says that nobody is to be disturbed."""
+def test_no_worker_moves_for_less_than_it_costs() -> None:
+    """Shortly before the end; and where the user says that no worker is to be disturbed."""
     often = replace(ORDER, retry_seconds=30.0)
     late = a_world({SPOT: [0] * 11 + [4]}, often, int((11 * TICK_S + 40 - 270) * RATES[-1]))
     late.run(NOW + 11 * TICK_S + 25)
@@ -170,10 +170,9 @@ counts = st.lists(st.integers(0, 4), min_size=1, max_size=24)
 
 @settings(max_examples=2)
 @given(counts, counts, counts)
-def test_whatever_machines_there_are_no_more_train_than_wanted_for_long(
-    a: list[int], b: list[int], c: list[int]
-) -> None:
-    """Nobody is disturbed while nothing changes, no machine is left unused for ever, and no worker is one too many."""
+def test_no_more_workers_train_than_wanted_for_long_with_any_machines(a: list[int], b: list[int], c: list[int]) -> None:
+    """No worker is disturbed while nothing changes, no machine is left unused forever, and there is no worker too
+    many."""
     order = PoolOrder((f"{SPOT}/zone-a", f"{SPOT}/zone-b", ON_DEMAND), WAIT_S, RETRY_S)
     machines = dict(zip(order.order, (a, b, c), strict=True))
     world = a_world(machines, order, 10**9)

@@ -30,12 +30,12 @@ def test_of_many_workers_a_status_keeps_the_least_used_in_their_order() -> None:
     assert from_json(JobStatus, json.loads(text)) == status
 
 
-def test_each_new_worker_is_shown_at_once_and_then_all_of_them_together() -> None:
+def test_each_new_worker_is_shown_immediately_and_then_all_of_them_together() -> None:
     reports, alive = UsageReports(), {"b": "j-worker-1", "a": "j-worker-0"}
     assert reports.of_group(alive) is None
     shown = [reports.add_usage(uid, of_worker(0, 50.0), now) for now, uid in ((0, "a"), (1, "b"), (5, "a"), (9, "b"))]
     assert shown == [True, True, False, False]
     assert reports.add_usage("a", of_worker(0, 20.0), 1 + SHOW_EVERY_S)
     assert [worker.at_work for worker in reports.of_group(alive).workers] == [50.0, 20.0]  # type: ignore[union-attr]
-    reports.drop_dead({"b"})
+    reports.drop_absent({"b"})
     assert reports.newest.keys() == {"b"}

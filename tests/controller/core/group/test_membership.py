@@ -65,7 +65,7 @@ def test_never_forms_below_the_minimum() -> None:
     assert group.world is None
 
 
-def test_losing_a_member_opens_and_survivors_form_at_once_without_the_replacement() -> None:
+def test_after_a_loss_survivors_form_immediately_without_the_replacement() -> None:
     group = formed(0, 1, 2)
     group.set_alive({"u0": "job-worker-0", "u2": "job-worker-2", "u9": "job-worker-1"}, 1, 10.0)
     assert group.world is None
@@ -95,7 +95,7 @@ def test_a_survivor_without_a_sign_of_life_is_left_out_and_replaced() -> None:
     assert group.signs.silent == {"u1"}
 
 
-def test_who_takes_long_to_stop_is_in_the_next_generation() -> None:
+def test_a_worker_that_takes_long_to_stop_is_in_the_next_generation() -> None:
     group = formed(*range(64))
     group.set_alive(alive(*range(1, 64)), 1, 100.0)
     for second in range(101, 161):
@@ -109,13 +109,13 @@ def test_who_takes_long_to_stop_is_in_the_next_generation() -> None:
     assert not group.signs.silent
 
 
-def test_few_are_given_up_at_once_when_many_fall_silent() -> None:
+def test_few_workers_are_replaced_at_a_time_when_many_fall_silent() -> None:
     group = formed(*range(40))
     group.set_alive(alive(*range(1, 40)), 1, 100.0)
     for i in range(1, 20):
         group.join(member(i), 1, 100.0)
     group.act_if_due(100.0 + SILENT_S)
-    assert len(names(group)) == 19, "the others train on"
+    assert len(names(group)) == 19, "the others continue to train"
     assert len(group.signs.silent) == 3, "a tenth of 39 in the first minute"
     group.act_if_due(130.0)
     assert len(group.signs.silent) == 3
@@ -128,11 +128,11 @@ def test_few_are_given_up_at_once_when_many_fall_silent() -> None:
     assert f"u{back}" not in group.signs.silent
 
 
-def test_newcomers_are_let_in_together() -> None:
+def test_newcomers_are_admitted_together() -> None:
     group = formed(0, 1)
     group.set_alive(alive(0, 1, 2, 3), 1, 5.0)
     group.join(member(2), 0, 6.0)
-    assert group.world is not None, "training goes on while another newcomer is starting"
+    assert group.world is not None, "training continues while another newcomer is starting"
     group.join(member(3), 0, 6.5)
     assert group.drain is not None
     group.join(member(0), 1, 7.0)
@@ -158,7 +158,7 @@ def test_a_newcomer_waits_for_the_first_step_however_long_it_takes_and_then_unti
     assert group.drain is not None
 
 
-def test_the_last_newcomer_is_let_in_at_once_where_stopping_has_cost_little() -> None:
+def test_the_last_newcomer_is_admitted_immediately_where_stopping_has_cost_little() -> None:
     group = formed(0, 1, steps=False)
     group.note_step(1, ProgressStatus(step=1), 10.0)
     group.set_alive(alive(0, 1, 2), 1, 30.0)
@@ -195,7 +195,7 @@ def test_a_newcomer_each_minute_does_not_keep_a_group_with_long_first_steps_from
             assert group.world is not None
             generation_at = now
             group.history.note_resumed(group.generation, int(now))
-    assert len(group.members.ranked) == 32, "all of them are taken in"
+    assert len(group.members.ranked) == 32, "all of them are admitted"
     assert trained >= 0.9 * (12 * 3600 - first_step_s), "as much as without newcomers"
 
 
@@ -219,7 +219,7 @@ def test_a_script_that_reports_nothing_is_left_alone_for_longer_each_time() -> N
     ("newcomers", "trained_s", "taken_in"),
     [(1, 600.0, True), (1, 1200.0, False), (2, 1500.0, True), (2, 2000.0, False), (4, 1e5, True)],
 )
-def test_hours_of_a_script_that_keeps_nothing_are_not_lost_for_a_newcomer(
+def test_hours_of_a_script_that_saves_nothing_are_not_lost_for_a_newcomer(
     newcomers: int, trained_s: float, taken_in: bool
 ) -> None:
     """Two workers and one more are 1.4 times as fast, four 1.7 times, six 2.4 times."""
@@ -235,7 +235,7 @@ def test_hours_of_a_script_that_keeps_nothing_are_not_lost_for_a_newcomer(
         assert group.next_generation.growth.startswith("newcomers wait: the script reports no steps")
 
 
-def test_unless_somebody_asks_for_them() -> None:
+def test_unless_they_were_asked_for() -> None:
     group = formed(0, 1, steps=False)
     group.set_rules(GroupRules(asked=True))
     group.set_alive(alive(0, 1, 2), 1, 1e5)
@@ -244,7 +244,7 @@ def test_unless_somebody_asks_for_them() -> None:
     assert group.drain is not None
 
 
-def test_or_the_group_begins_again_in_any_case() -> None:
+def test_or_the_group_re_forms_anyway() -> None:
     group = formed(0, 1, steps=False)
     group.set_alive(alive(0, 1, 2), 1, 1e5)
     group.join(member(2), 0, 1e5)
@@ -255,7 +255,7 @@ def test_or_the_group_begins_again_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("name", ["obstacle", "unsaved"])
-def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> None:
+def test_no_newcomer_is_admitted_while_the_storage_does_not_answer(name: str) -> None:
     group = formed(0, 1)
     group.reports.set_obstacle(**{"obstacle": "", name: "s3://b: 503 for 4m"})
     group.set_alive(alive(0, 1, 2), 1, 101.0)
@@ -266,7 +266,7 @@ def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> N
     assert group.drain is not None
 
 
-def test_workers_that_serve_commands_let_newcomers_in_at_once_however_often() -> None:
+def test_workers_that_serve_commands_admit_newcomers_immediately_each_time() -> None:
     group = Group(job_uid="j", rules=GroupRules(automatic=True))
     for count in range(1, 9):
         now = float(count)
@@ -286,7 +286,7 @@ def test_one_member_finishes_for_all() -> None:
     assert group.verdict("u1", 1) == "rejoin"
 
 
-def test_nobody_finishes_for_all_with_a_generation_that_is_over() -> None:
+def test_no_member_finishes_for_all_with_a_generation_that_has_ended() -> None:
     group = formed(0, 1)
     group.set_alive(alive(0), 1, 5.0)
     group.finish("u0", 1, 6.0, for_all=True)
@@ -325,7 +325,7 @@ def test_draining_takes_as_long_as_a_step_takes() -> None:
     assert (group.world, group.reason) == (None, "lost job-worker-1"), "the one with the notice is gone"
 
 
-def test_after_the_loss_of_all_members_the_first_to_be_back_waits_for_the_others() -> None:
+def test_after_the_loss_of_all_members_the_first_to_join_waits_for_the_others() -> None:
     group = formed(0, 1, 2)
     group.set_alive({}, 1, 10.0)
     group.set_alive(alive(3, 4, 5), 1, 11.0)
@@ -337,7 +337,7 @@ def test_after_the_loss_of_all_members_the_first_to_be_back_waits_for_the_others
     assert len(names(group)) == 3
 
 
-def test_one_that_is_told_to_go_is_not_in_the_next_generation_and_not_waited_for() -> None:
+def test_a_worker_that_is_removed_is_not_in_the_next_generation_and_not_waited_for() -> None:
     group = formed(0, 1, 2)
     group.set_alive(alive(0, 1, 2), 1, 5.0, frozenset({"u2"}))
     assert group.world is not None, "it is a member until it goes"
@@ -361,7 +361,7 @@ def test_one_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
 # Broken generations
 
 
-def test_the_first_error_of_ones_own_is_to_blame_whoever_tells_of_it_first() -> None:
+def test_the_first_error_of_a_ranks_own_is_to_blame_in_any_order_of_reports() -> None:
     group = formed(0, 1, 2)
     fail(group, 0, 1.2, of_peers=True)
     fail(group, 2, 1.1, error="ValueError: also")
@@ -387,7 +387,7 @@ def test_a_failed_generation_forms_again_at_the_same_size_and_says_why_it_ended(
     assert group.failures.count == 1
 
 
-def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
+def test_a_worker_that_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
     group = formed(0, 1)
     fail(group, 0, 1.0, of_peers=True)
     group.note_sign("u1", VICTIMS_S, "stopping")
@@ -403,7 +403,7 @@ def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
     assert group.failures.count == 1
 
 
-def test_who_is_silent_explains_the_lost_connections_of_the_others() -> None:
+def test_a_silent_worker_explains_the_lost_connections_of_the_others() -> None:
     """Its machine is gone, and the API server that would say so cannot be reached."""
     group = formed(0, 1, 2)
     group.set_rules(GroupRules(limit=0))
@@ -428,7 +428,7 @@ def test_the_ends_of_others_are_waited_for_but_not_for_long_after_an_error_of_on
     assert group.state is GroupState.FORMING
 
 
-def test_each_broken_connection_that_nobody_explains_is_looked_into_for_longer() -> None:
+def test_each_unexplained_broken_connection_is_waited_out_for_longer() -> None:
     waits = []
     group = formed(0, 1)
     for _ in range(3):
@@ -450,7 +450,7 @@ def test_broken_connections_end_no_job_while_the_report_of_who_broke_them_may_ha
 
 
 @pytest.mark.parametrize("of_peers", [False, True])
-def test_who_has_not_heard_of_a_drain_and_loses_those_who_stop_for_it_has_not_failed(of_peers: bool) -> None:
+def test_a_member_that_loses_draining_peers_before_it_hears_of_the_drain_has_not_failed(of_peers: bool) -> None:
     group = formed(0, 1)
     group.stop_member("u1", "spot notice", 5.0)
     fail(group, 0, 6.0, of_peers=of_peers)
@@ -475,10 +475,10 @@ def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
     group.join(member(1), generation, 101.0)
     group.leave("u0", "blamed", 102.0)
     group.act_if_due(1000.0)
-    assert group.world is None, "the job ends: nobody starts once more without the one to blame"
+    assert group.world is None, "the job ends: the others do not start again without the one to blame"
 
 
-def test_nobody_waits_for_another_in_the_place_of_the_one_to_blame_where_none_is_wanted() -> None:
+def test_the_worker_to_blame_is_waited_for_only_if_it_will_be_replaced() -> None:
     group = formed(0, 1, 2)
     group.set_rules(GroupRules(desired=3, limit=0))
     all_fail(group, 10.0)
@@ -514,7 +514,7 @@ def test_a_worker_may_find_a_better_explanation_than_its_first() -> None:
     assert group.failures.judged.end.failure.error == "ValueError: its other rank"
 
 
-def test_ranks_that_somebody_told_to_end_are_to_blame_for_the_broken_connections_of_others() -> None:
+def test_ranks_that_got_sigterm_are_to_blame_for_the_broken_connections_of_others() -> None:
     group = formed(0, 1, 2)
     group.finish("u1", 1, 5.0, terminated=True)
     group.finish("u2", 1, 5.0)
@@ -530,7 +530,7 @@ def test_ranks_that_somebody_told_to_end_are_to_blame_for_the_broken_connections
     )
 
 
-def test_ranks_that_end_with_0_while_others_train_are_named_by_the_failure_of_those() -> None:
+def test_the_failure_of_other_ranks_names_ranks_that_had_ended_with_0() -> None:
     group = formed(0, 1, 2)
     group.set_rules(GroupRules(limit=0))
     group.finish("u1", 1, 5.0)
@@ -546,7 +546,7 @@ def test_ranks_that_end_with_0_while_others_train_are_named_by_the_failure_of_th
     )
 
 
-def test_a_hang_is_told_with_where_the_ranks_of_other_workers_wait() -> None:
+def test_a_hang_is_reported_with_the_places_of_the_ranks_of_other_workers() -> None:
     group = formed(0, 1, 2)
     group.reports.places = {rank: RankPlace(rank, "all_reduce no. 6", waits=True) for rank in (0, 2)}
     group.reports.places[1] = RankPlace(1, "load (data.py:40)")
@@ -571,7 +571,7 @@ def test_the_pause_before_another_try_grows() -> None:
     assert pauses == pytest.approx([0.0, 1.0, 2.0, 3.0, 3.0])
 
 
-def test_what_cannot_be_imported_is_tried_once_unless_it_has_been() -> None:
+def test_a_script_that_cannot_be_imported_is_tried_once_unless_it_has_made_a_step() -> None:
     group = formed(0, steps=False)
     fail(group, 0, 1.0, error="SyntaxError: invalid syntax", permanent=True)
     assert group.verdict("u0", 1) == "exit"
@@ -589,7 +589,7 @@ def test_a_loss_explains_the_failures_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("lost", ["by the controller", "by silence", "it leaves"])
-def test_a_loss_that_is_known_later_takes_the_failure_back(lost: str) -> None:
+def test_a_loss_that_is_known_later_excuses_the_failure(lost: str) -> None:
     group = formed(0, 1, 2)
     fail(group, 0, 1.0)
     fail(group, 1, 1.0)
@@ -638,7 +638,7 @@ def test_a_restarted_service_does_not_take_an_old_world_once_a_member_joins_agai
     assert group.generation == 2
 
 
-def test_a_member_that_was_lost_while_no_service_ran_is_not_trained_with() -> None:
+def test_a_member_that_was_lost_while_no_service_ran_is_left_out() -> None:
     group = Group.restored("j", JobStatus(generation=4))
     group.set_alive(alive(0, 2), 1, 50.0)
     group.adopt(GroupWorld(4, (member(0), member(1), member(2))), 51.0)
@@ -676,7 +676,7 @@ def test_a_hang_is_no_failure_where_no_service_could_hear_a_member(
     assert group.verdict("u0", 1) == ("exit" if failures else "rejoin")
 
 
-def test_a_failure_that_is_told_before_and_after_the_group_is_known_counts_once() -> None:
+def test_a_failure_that_is_reported_before_and_after_the_group_is_known_counts_once() -> None:
     group = Group.restored("j", JobStatus(generation=1, generations=(GroupGeneration(1, ("job-worker-0",)),)))
     group.set_alive(alive(0), 1, 50.0)
     fail(group, 0, 50.1, error="ValueError: the bug")
@@ -702,7 +702,7 @@ def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None
 
 
 @pytest.mark.parametrize("first", ["fails", "joins", "watches"])
-def test_a_failure_while_no_service_ran_counts_whoever_of_its_peers_calls_first(first: str) -> None:
+def test_a_failure_while_no_service_ran_counts_in_any_order_of_calls(first: str) -> None:
     group = restored(0, 1, 2)
     group.set_alive(alive(0, 1, 2), 1, 50.0)
     if first == "watches":
@@ -729,7 +729,7 @@ def test_a_failure_that_was_judged_but_not_stored_counts_when_its_worker_joins_a
     for index, end in ((1, victim), (0, RanksEnd("u0", "job-worker-0", 40.0, bug))):
         group.recall(end, 4, 51.0)
         group.join(member(index), 4, 51.0)
-    assert (group.generation, group.failures.count) == (5, 1), "it was told to go on, so it does"
+    assert (group.generation, group.failures.count) == (5, 1), "its answer was to rejoin, so it does"
     assert failure_of(group, 0).error == "ValueError: the bug"
 
 
@@ -737,7 +737,7 @@ BUG = RankFailure("application", "job-worker-0", 0, 1, error="ValueError: the bu
 
 
 @pytest.mark.parametrize("calls", ["watches", "fails", "joins", "joins late"])
-def test_failures_that_an_earlier_service_judged_and_did_not_store_count_whatever_has_formed_since(calls: str) -> None:
+def test_failures_that_an_earlier_service_judged_and_did_not_store_count_after_further_generations(calls: str) -> None:
     """It was restarted when two more generations had formed: 4 is the last that is stored."""
     group = restored(0, 1)
     group.set_alive(alive(0, 1), 1, 50.0)
@@ -773,7 +773,7 @@ def test_failures_that_an_earlier_service_judged_and_did_not_store_count_whateve
     assert group.failures.count == (3 if calls == "fails" else 2)
 
 
-def test_a_failure_that_a_loss_has_excused_is_not_counted_when_it_is_told_again() -> None:
+def test_a_failure_that_a_loss_has_excused_is_not_counted_when_it_is_reported_again() -> None:
     group = restored(0, 1)
     group.set_alive(alive(0, 1), 1, 50.0)
     group.join(member(1), 4, 50.5)
@@ -811,7 +811,7 @@ def restored(*indexes: int) -> Group:
     return Group.restored("j", JobStatus(generation=4, generations=(last,), workers=tuple(roster)))
 
 
-def test_newcomers_begin_no_group_beside_one_that_a_restarted_service_has_not_heard_of_yet() -> None:
+def test_newcomers_form_no_second_group_while_a_restarted_service_does_not_know_the_first() -> None:
     group = restored(0, 1)
     group.set_alive(alive(0, 1, 2), 1, 50.0)
     group.join(member(2), 0, 50.0)
@@ -819,11 +819,11 @@ def test_newcomers_begin_no_group_beside_one_that_a_restarted_service_has_not_he
     assert group.world is None
     group.adopt(GroupWorld(4, (member(0), member(1))), 75.0)
     group.act_if_due(75.0)
-    assert group.drain is not None, "it takes the newcomer in as ever"
+    assert group.drain is not None, "it admits the newcomer as usual"
     assert names(group) == ["job-worker-0", "job-worker-1"]
 
 
-def test_a_group_that_is_never_heard_of_is_not_waited_for_for_ever() -> None:
+def test_a_group_that_never_reports_is_not_waited_for_forever() -> None:
     group = restored(0, 1)
     group.set_alive(alive(0, 2), 1, 50.0)
     group.join(member(2), 0, 50.0)
@@ -848,7 +848,7 @@ def test_a_worker_that_a_restarted_service_has_not_heard_of_is_left_out_before_i
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_newcomer_prepares_beside_ranks_that_a_restarted_service_has_only_heard_of(stored: bool) -> None:
+def test_a_newcomer_prepares_while_a_restarted_service_only_knows_that_the_ranks_of_others_stay(stored: bool) -> None:
     """Even if the one before could not store that there was a group, or that its ranks stay."""
     group = restored(0, 1, 2) if stored else Group("uid-1")
     group.set_alive(alive(0, 1, 3), 3, 50.0)
@@ -863,7 +863,7 @@ def test_a_newcomer_prepares_beside_ranks_that_a_restarted_service_has_only_hear
     assert names(group) == ["job-worker-0", "job-worker-1", "job-worker-3"]
 
 
-def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
+def test_a_group_without_live_members_is_not_waited_for() -> None:
     group = restored(0, 1)
     group.set_alive(alive(2), 1, 50.0)  # nor would the one be that has taken over a member's name
     assert (group.state, group.restored_service.remembered) == (GroupState.RESTORED, {"u0", "u1"})
@@ -871,7 +871,7 @@ def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
     assert names(group) == ["job-worker-2"]
 
 
-def test_the_group_is_over_once_every_member_has_finished_and_nobody_starts_it_again() -> None:
+def test_the_group_is_over_once_every_member_has_finished_and_is_not_started_again() -> None:
     group = formed(0, 1)
     group.finish("u0", 1, 8.0)
     assert group.state is GroupState.TRAINING
@@ -894,7 +894,7 @@ def test_one_that_is_lost_before_it_has_finished_is_not_counted_as_finished() ->
     assert not group.members.finished
 
 
-def test_a_restarted_service_hears_that_the_group_has_finished() -> None:
+def test_a_restarted_service_is_notified_that_the_group_has_finished() -> None:
     group = restored(0, 1)
     group.set_alive(alive(0, 1), 1, 50.0)
     group.finish("u0", 4, 51.0)
@@ -903,11 +903,11 @@ def test_a_restarted_service_hears_that_the_group_has_finished() -> None:
     assert group.state is GroupState.OVER
 
 
-def test_strangers_that_finish_or_leave_are_not_remembered() -> None:
+def test_unknown_workers_that_finish_or_leave_are_not_recorded() -> None:
     group = formed(0, 1)
     for number in range(1000):
-        group.finish(f"stranger-{number}", 1, 1.0)
-        group.leave(f"stranger-{number}", "goes", 1.0)
+        group.finish(f"unknown-{number}", 1, 1.0)
+        group.leave(f"unknown-{number}", "goes", 1.0)
     assert (group.members.finished, group.members.gone, group.world is None) == (set(), set(), False)
 
 
@@ -917,7 +917,7 @@ def test_steps_and_commits_are_recorded_by_generation() -> None:
     group.note_step(1, ProgressStatus(step=5, metrics={"loss": 1.0}), 3.0)
     group.note_step(1, ProgressStatus(step=9, metrics={"accuracy": 0.9}), 4.0)
     group.note_step(7, ProgressStatus(step=99), 4.0)  # another generation's report
-    for number, step in [(1, 4), (2, 8), (1, 4), (2, 8)]:  # the launcher tells again what it saw no answer to
+    for number, step in [(1, 4), (2, 8), (1, 4), (2, 8)]:  # the launcher repeats what was not answered
         group.history.note_commit(1, number, step, "file:///x", 10, 0.1, 5.0)
     record = group.history.generations[-1]
     assert (record.resumed_step, record.first_step_at, record.last_step) == (0, 0.0, 9)
@@ -926,14 +926,14 @@ def test_steps_and_commits_are_recorded_by_generation() -> None:
     assert (group.history.checkpoint.step, group.history.checkpoint.committed) == (8, 2)
 
 
-def test_commits_are_numbered_anew_where_the_newest_was_removed() -> None:
+def test_numbers_of_commits_may_repeat_after_the_newest_was_removed() -> None:
     group = formed(0)
     group.history.note_commit(1, 7, 70, "file:///x", 10, 0.1, 5.0)
     group.history.note_commit(2, 7, 60, "file:///x", 10, 0.1, 6.0)
     assert (group.history.checkpoint.step, group.history.checkpoint.committed) == (60, 2)
 
 
-def test_a_commit_told_to_the_service_before_counts_once() -> None:
+def test_a_commit_that_was_reported_before_a_restart_of_the_service_counts_once() -> None:
     group = formed(0)
     group.history.note_commit(1, 1, 4, "file:///x", 10, 0.1, 5.0)
     again = Group.restored("j", JobStatus(generation=1, checkpoint=group.history.checkpoint))
@@ -1042,7 +1042,7 @@ def test_a_group_goes_where_the_transition_function_says(state: GroupState, even
     assert group.state is decided(state, event)
 
 
-def test_who_joins_completes_a_group_that_waits_for_nobody_else() -> None:
+def test_a_worker_that_joins_completes_a_group_that_waits_for_no_other() -> None:
     group = group_in(GroupState.FORMING)
     group.set_alive(alive(0), 1, 101.0)
     group.join(member(0), 1, 102.0)
@@ -1061,7 +1061,7 @@ def test_a_drain_keeps_its_first_reason() -> None:
 KINDS = ["live", "die", "join", "fail", "leave", "notice", "wait"]
 
 
-class Story:
+class GroupScenario:
     """Six workers that come, go, join and fail in any order; checks the group after each step."""
 
     def __init__(self, minimum: int) -> None:
@@ -1115,18 +1115,16 @@ class Story:
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=60), st.integers(1, 3))
 @example([("live", 0), ("live", 1), ("join", 0), ("join", 1), ("notice", 0)], 2)
 @settings(max_examples=100)
-def test_whatever_happens_generations_grow_and_hold_live_workers_only(
-    events: list[tuple[str, int]], minimum: int
-) -> None:
-    story = Story(minimum)
+def test_generations_always_grow_and_have_live_workers_only(events: list[tuple[str, int]], minimum: int) -> None:
+    scenario = GroupScenario(minimum)
     for kind, i in events:
-        story.act(kind, i)
-    story.living -= {int(uid[1:]) for uid in story.group.notices.departing}  # who has to go does
-    story.act("wait", 0)
+        scenario.act(kind, i)
+    scenario.living -= {int(uid[1:]) for uid in scenario.group.notices.departing}  # workers with notice leave
+    scenario.act("wait", 0)
     for _ in range(4):  # a newcomer may open the group once more; its members then join again
-        for i in story.living:
-            story.speak("join", i)
-        story.now += 1000.0
-        story.group.act_if_due(story.now)
-        story.check()
-    assert (story.group.world is not None) == (len(story.living) >= minimum)
+        for i in scenario.living:
+            scenario.speak("join", i)
+        scenario.now += 1000.0
+        scenario.group.act_if_due(scenario.now)
+        scenario.check()
+    assert (scenario.group.world is not None) == (len(scenario.living) >= minimum)

@@ -29,7 +29,7 @@ def killed(signal: str) -> Group:
     return group
 
 
-def test_nobody_waits_for_a_worker_whose_ranks_were_killed() -> None:
+def test_a_worker_whose_ranks_were_killed_is_not_waited_for() -> None:
     group = killed("SIGKILL")
     assert group.state is GroupState.FORMING, "it may join at any moment"
     assert group.has_to_prepare(member(1), 1, 10.1)
@@ -60,7 +60,7 @@ def test_a_worker_that_gets_ready_is_not_taken_for_a_silent_one() -> None:
     assert not group.signs.silent
 
 
-def test_a_member_that_has_to_start_anew_ends_the_generation() -> None:
+def test_a_member_that_has_to_restart_its_ranks_ends_the_generation() -> None:
     group = staying(0, 1)
     assert group.has_to_prepare(member(1), 1, 5.0)
     assert (group.state, group.reason) == (GroupState.FORMING, "job-worker-1 starts again")
@@ -75,7 +75,7 @@ def test_a_newcomer_gets_ready_first_and_one_that_is_in_already_hears_so() -> No
     assert not group.has_to_prepare(member(1), 0, 5.0), "the answer to its join has been lost: it is a member"
 
 
-def test_where_nobody_is_left_or_ranks_do_not_stay_ranks_start_in_the_group() -> None:
+def test_where_no_member_is_left_or_ranks_do_not_stay_ranks_start_in_the_group() -> None:
     group = staying(0)
     assert not group.has_to_prepare(member(0), 1, 5.0)
     group = staying(0, 1)
@@ -83,7 +83,7 @@ def test_where_nobody_is_left_or_ranks_do_not_stay_ranks_start_in_the_group() ->
     assert not group.has_to_prepare(member(1), 1, 5.0)
 
 
-def test_a_restarted_service_has_newcomers_get_ready_beside_a_group_that_it_has_not_heard_of_yet() -> None:
+def test_a_restarted_service_has_newcomers_prepare_before_it_knows_the_running_group() -> None:
     last = GroupGeneration(4, ("job-worker-0", "job-worker-1"), formed_at=Timestamp(40.0), stays=True)
     roster = tuple(WorkerStatus(f"job-worker-{i}", f"u{i}", i, started_at=Timestamp(30.0)) for i in range(2))
     group = Group.restored("j", JobStatus(generation=4, generations=(last,), workers=roster))
@@ -96,7 +96,7 @@ def test_a_restarted_service_has_newcomers_get_ready_beside_a_group_that_it_has_
 
 
 def lose_connections(group: Group, now: float) -> None:
-    """Workers 0 and 2 lose their connections, and nobody says why in time; all go on in a new generation."""
+    """Workers 0 and 2 lose their connections, and no cause is reported in time; all continue in a new generation."""
     for index in (0, 2):
         fail(group, index, now, of_peers=True)
     group.note_sign("u1", now + 999.0, "stopping")
@@ -147,7 +147,7 @@ def join_again(group: Group, *indexes: int, now: float) -> GroupWorld:
     return group.world
 
 
-def test_a_group_that_hangs_twice_without_a_step_starts_anew_together() -> None:
+def test_all_ranks_of_a_group_that_hangs_twice_without_a_step_restart() -> None:
     """A worker does not start its ranks while others that could train wait: they would hang again."""
     group = staying(0, 1)
     hang(group, 60.0)

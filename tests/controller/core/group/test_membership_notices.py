@@ -94,14 +94,14 @@ def test_who_is_in_the_group_already_has_taken_a_place() -> None:
     assert group.notices.departing == {"u1"}
 
 
-@pytest.mark.parametrize("state", ["draining", "forming", "no notice", "told to stop"])
+@pytest.mark.parametrize("state", ["draining", "forming", "no notice", "asked to stop"])
 def test_it_may_not_stay_where_there_is_nothing_to_stay_in(state: str) -> None:
     group = formed(0, 1) if state == "no notice" else warned(1)
     if state == "draining":
         group.stop_member("u0", "scaled in", 20.0)
     elif state == "forming":
         group.leave("u0", "goes", 20.0)
-    elif state == "told to stop":
+    elif state == "asked to stop":
         group.set_alive(alive(0, 1), 1, 20.0, frozenset({"u1"}))
     assert group.stay_s("u1", 20.0) == 0.0
 
@@ -117,16 +117,16 @@ def test_a_group_is_not_stopped_for_it_before_its_first_step() -> None:
     assert group.state is GroupState.DRAINING
 
 
-def test_a_service_that_restarts_has_not_forgotten_it() -> None:
+def test_a_restarted_service_still_knows_the_notice() -> None:
     workers = tuple(WorkerStatus(f"job-worker-{i}", f"u{i}", i, notice=WORDS if i else "") for i in (0, 1))
     group = Group.restored("j", JobStatus(workers=workers))
     assert group.notices.reported == {"u1": LeaveNotice(WORDS)}
 
 
-def test_what_is_known_of_workers_that_are_gone_is_forgotten() -> None:
+def test_what_is_known_of_workers_that_are_gone_is_dropped() -> None:
     group = warned(1)
     group.act_if_due(120.0)
     group.set_alive(alive(0, 2), 1, 121.0)
     assert (group.notices.reported, group.notices.departing) == ({}, set())
-    group.add_notice("stranger", LeaveNotice(WORDS), 122.0)
+    group.add_notice("unknown", LeaveNotice(WORDS), 122.0)
     assert group.notices.reported == {}

@@ -39,7 +39,7 @@ def test_a_group_that_stands_still_leaves_out_the_member_whose_host_does_not_ans
     assert next_event(group, 11.0) == 10.0 + STILL_S, "it comes again by itself"
     assert (group.state, group.reason) == (GroupState.FORMING, "cannot reach job-worker-1")
     join_all(group, 0, 2, now=12.1)
-    assert list(group.members.ranked) == ["u0", "u2"], "nobody waits for it"
+    assert list(group.members.ranked) == ["u0", "u2"], "it is not waited for"
     assert group.failures.count == 0
     assert not group.signs.silent, "it has called 2 s ago: it is left out, not deleted"
 
@@ -76,7 +76,7 @@ def test_long_steps_are_not_taken_for_a_standstill() -> None:
     assert group.state is GroupState.FORMING
 
 
-def test_nothing_is_concluded_while_nobody_can_be_reached_or_ranks_wait_for_the_storage() -> None:
+def test_nothing_is_concluded_while_no_member_can_be_reached_or_ranks_wait_for_the_storage() -> None:
     group = training(0, 1)
     for uid in ("u0", "u1"):
         group.lose_contact(uid, 11.0)
@@ -114,10 +114,10 @@ def test_one_that_has_hung_up_and_does_not_call_again_is_left_out() -> None:
     assert next_event(group, 11.0) == 11.0 + HUNG_UP_S
     assert (group.state, group.failures.count) == (GroupState.FORMING, 0)
     join_all(group, 0, 2, now=13.1)
-    assert list(group.members.ranked) == ["u0", "u2"], "nobody waits for it"
+    assert list(group.members.ranked) == ["u0", "u2"], "it is not waited for"
 
 
-def test_several_that_hang_up_at_once_say_something_of_the_network() -> None:
+def test_several_that_hang_up_together_are_not_unreachable() -> None:
     group = training(0, 1, 2, 3)
     for index in (0, 1, 2):
         group.lose_contact(f"u{index}", 11.0 + index / 10, hung_up=True)
@@ -193,7 +193,7 @@ def test_who_is_silent_is_left_out_once_the_others_say_that_they_do_not_move() -
     assert group.reason == "cannot reach job-worker-1"
 
 
-def test_if_nobody_is_heard_it_is_the_service_that_is_cut_off() -> None:
+def test_if_no_worker_is_heard_it_is_the_service_that_is_cut_off() -> None:
     group = training(0, 1)
     group.reports.places = {0: RankPlace(0, "all_reduce", waits=True)}
     assert group.act_if_due(100.0) is None

@@ -48,7 +48,7 @@ def test_a_re_forming_costs_what_the_last_ones_did() -> None:
     assert reform_cost_s([*records, record(6, "ab", 600.0)]) == (3 + 4 + 5) / 3
 
 
-def test_changes_are_those_in_which_somebody_was_missing() -> None:
+def test_a_change_is_a_generation_in_which_a_member_is_missing() -> None:
     records = [record(1, "ab", 0.0), record(2, "abc", 100.0), record(3, "ac", 200.0), record(4, "acd", 300.0)]
     found = measure_growth(records, {2: 10.0}, None, NOW)
     assert (found.size, found.changes, found.watched_s, found.rates) == (3, 1, NOW - 1.0, {2: 10.0})
@@ -131,7 +131,7 @@ def test_a_loss_is_never_weighed_and_takes_in_who_is_ready() -> None:
     assert [one.name for one in group.world.members] == ["a", "c"]
 
 
-def test_a_size_that_somebody_asked_for_is_not_weighed() -> None:
+def test_a_size_that_was_asked_for_is_not_weighed() -> None:
     group = formed("ab", automatic=False)
     group.note_step(1, ProgressStatus(step=99_990, total_steps=100_000, samples_per_s=100.0), 100.0)
     joins(group, "c", 101.0, "abc")
@@ -189,7 +189,7 @@ def test_it_does_not_grow_before_a_change_that_comes_sooner() -> None:
     assert not verdict.grow
     assert verdict.words == "joining costs 10s and pays for itself after 20s, but the next change is expected in 19s"
     assert verdict.again_at == pytest.approx(1010.0)
-    later = replace(restless, watched_s=90.0 + 10.1)  # when it was told to ask again, and nothing had changed
+    later = replace(restless, watched_s=90.0 + 10.1)  # when it is due to ask again, with nothing changed
     assert decide_growth(later, 1010.1, Batching(typical_quiet_s=100.0)).grow
 
 
@@ -217,7 +217,7 @@ def test_more_workers_that_are_not_faster_do_not_join() -> None:
     assert verdict.words == "4 more workers would not make training faster, as measured"
 
 
-def test_there_has_to_be_somebody_and_something_to_join() -> None:
+def test_a_group_grows_only_if_it_exists_and_workers_are_ready() -> None:
     assert not decide_growth(replace(GROUP, ready=0), 0.0).grow
     assert decide_growth(replace(GROUP, size=0), 0.0).grow
 

@@ -32,10 +32,10 @@ def token(status: JobStatus) -> TokenStatus:
     return status.token
 
 
-def test_a_new_job_has_its_first_token_at_once_and_no_former_one() -> None:
+def test_a_new_job_has_its_first_token_immediately_and_no_previous_one() -> None:
     status = step(JobStatus(), NOW)
     first = token(status)
-    assert step(status, NOW + 2 * EVERY_S) == status, "nobody has it yet"
+    assert step(status, NOW + 2 * EVERY_S) == status, "no worker has it yet"
     assert accepted_numbers(first, NOW) == (1,)
     assert from_json(TokenStatus, to_json(first)) == first
 
@@ -60,7 +60,7 @@ def test_the_former_is_good_for_as_long_as_the_next_cannot_be_delivered() -> Non
 
 
 def test_a_token_leaves_before_the_next_but_one_comes() -> None:
-    """Two are good at a time, whatever the controller has missed."""
+    """Two are valid at a time, even if the controller has missed some."""
     late = TokenStatus(5, Timestamp(NOW - 10 * EVERY_S), Timestamp(NOW + 100))
     status = JobStatus(token=late, workers=WORKERS)
     assert step(status, NOW) == status

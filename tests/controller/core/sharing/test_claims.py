@@ -103,7 +103,7 @@ def test_workers_that_go_or_have_gone_are_not_held() -> None:
     assert claim.workers == (Worker("uid-2", NOW + 2, "node-2"), Worker("uid-3", NOT_YET, "node-3"))
 
 
-def test_a_job_whose_training_is_done_gets_nobody_new() -> None:
+def test_a_job_whose_training_is_done_gets_no_new_workers() -> None:
     claim = build_claim(with_workers(a_job(desired=4), 2, reason=FINISHING), GPU, LastGrant(4, NOW))
     assert (claim.least, claim.most) == (2, 2)
 
@@ -113,7 +113,7 @@ def test_a_job_that_was_never_decided_about_keeps_what_it_has() -> None:
     assert undecided_grant(a_job()) == NOTHING
 
 
-def test_gpus_are_pooled_by_type_as_labels_tell_it() -> None:
+def test_gpus_are_pooled_by_the_type_in_their_labels() -> None:
     nodes = [
         node("a", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"}),
         node("b", 1, **{GKE_GPU_LABEL: "nvidia-tesla-t4"}),
@@ -139,7 +139,7 @@ def test_what_other_jobs_hold_is_not_there_to_be_shared() -> None:
 
 
 def test_a_node_that_a_template_names_holds_nothing_before_it_accepts_the_pod() -> None:
-    """Otherwise, whoever names a node in a template could have others' workers taken from it."""
+    """Otherwise a template that names a node could have others' workers taken from it."""
     other = with_workers(a_job(queue="team", template=template(gpus=10**15)), 1)
     sent = replace(other.status.workers[0], started_at=None, phase="Pending")
     other = replace(other, status=replace(other.status, workers=(sent,)))

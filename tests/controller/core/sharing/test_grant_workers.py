@@ -63,11 +63,11 @@ NEW = {"submitted_at": NOW, "changed_at": NOW}
         ),
         pytest.param(
             [a_claim("b/x", 6, granted=6), a_claim("a/large", 8, priority=3), a_claim("a/small", 2, submitted_at=5.0)],
-            [guaranteed("a", 2)], (6, 0, 2), id="a guarantee is for whom it covers, whatever waits before",
+            [guaranteed("a", 2)], (6, 0, 2), id="a guarantee is for whom it covers, even if others wait longer",
         ),
         pytest.param(
             [a_claim("b/x", 6, granted=6), a_claim("a/large", 8, granted=8), a_claim("a/small", 2, submitted_at=5.0)],
-            [guaranteed("a", 2)], (6, 0, 2), id="a guarantee is for whom it covers, whatever ran before",
+            [guaranteed("a", 2)], (6, 0, 2), id="a guarantee is for whom it covers, even if others ran before",
         ),
         pytest.param(
             [a_claim("a/wide", 1, 2, slots_per_worker=4), a_claim("a/narrow", 1, 3), a_claim("b/y", 1, 9)],
@@ -83,7 +83,7 @@ NEW = {"submitted_at": NOW, "changed_at": NOW}
         ),
         pytest.param(
             [a_claim("a/x", 6, granted=6), a_claim("b/y", 3, **NEW)],
-            [guaranteed("b", 2)], (6, 0), id="a job that needs more than the guarantee outranks nobody",
+            [guaranteed("b", 2)], (6, 0), id="a job that needs more than the guarantee outranks no other",
         ),
         pytest.param(
             [a_claim("a/x", 6, granted=6), a_claim("b/y", 3, **NEW)],
@@ -121,7 +121,7 @@ def test_a_guarantee_is_met_from_what_was_borrowed_the_youngest_workers_first() 
     assert (grant.for_key, grant.change) == ("b/y", "gives 2 workers to b/y, because b is guaranteed that many")
 
 
-def test_what_nobody_uses_is_borrowed_and_said_so() -> None:
+def test_unused_slots_are_borrowed_and_reported_as_borrowed() -> None:
     found = decided(a_pool(4), [a_claim("a/x", 2, 4)], guaranteed("a", 2), guaranteed("b", 2))
     assert found.grants["a/x"].borrowed == 2
     assert found.grants["a/x"].words == "has all 4 workers that it asks for; borrows 2 GPUs from b"
@@ -217,7 +217,7 @@ def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
     assert place.now <= 660.0
 
 
-def test_a_newcomer_starts_at_once_and_gets_its_fair_share_after_a_while() -> None:
+def test_a_new_job_starts_immediately_and_gets_its_fair_share_after_a_while() -> None:
     first = a_claim("a/x", 1, 8, granted=8, changed_at=NOW - 10)
     claims = [first, a_claim("b/y", 1, 8, submitted_at=NOW, changed_at=NOW)]
     at_once = decided(a_pool(8), claims)
@@ -277,7 +277,7 @@ def test_a_limit_that_was_lowered_is_named() -> None:
     assert full.words == "waits for other jobs of its project: a may have 3 GPUs"
 
 
-def test_a_job_that_asks_for_fewer_is_nobodys_loss() -> None:
+def test_a_job_that_asks_for_fewer_workers_is_not_preempted_for_another() -> None:
     asked = a_claim("a/x", 1, 2, granted=6)
     found = decided(a_pool(8), [asked, a_claim("b/y", 6)])
     assert found.grants["a/x"].change == "gives up 4 workers: it asks for fewer"
@@ -331,7 +331,7 @@ def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -
 
 
 def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has something gets nothing, and the other way round: a division that never comes to rest."""
+    """Claims that have something get nothing, and the other way round: a division that never comes to rest."""
     divide = grant_workers.divide
 
     def restless(*args: Any) -> Any:
@@ -388,7 +388,7 @@ numbers = st.integers(-3, 9)
         limit=st.fixed_dictionaries({"t4": numbers}),
     ),
 )  # fmt: skip
-def test_whatever_people_typed_is_decided(claims, slots, project) -> None:
+def test_any_numbers_of_users_are_decided(claims, slots, project) -> None:
     found = decide([a_pool(*slots)], [project], claims, 0.0, SharingRules(patience_s=5.0, settle_s=5.0))
     assert found.grants.keys() == {claim.key for claim in claims}
     used = sum(found.grants[one.key].workers * max(1, one.slots_per_worker) for one in claims if one.pool == "t4")

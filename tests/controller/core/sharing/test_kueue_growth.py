@@ -108,7 +108,7 @@ def test_what_is_no_longer_wanted_is_deleted_and_keeps_its_quota_until_its_worke
     assert judge_growth(smaller, base, given, 3).delete == ()
 
 
-def test_what_was_asked_for_beside_another_admission_or_for_other_pods_is_asked_for_again() -> None:
+def test_what_was_asked_for_with_another_admission_or_for_other_pods_is_asked_for_again() -> None:
     job = elastic()
     base = stored(job, *ADMITTED)
     another = stored(job, *ADMITTED)
@@ -122,7 +122,7 @@ def test_what_was_asked_for_beside_another_admission_or_for_other_pods_is_asked_
     assert numbers(job, judge_growth(job, base, [closed], 1).delete) == [2]
 
 
-def test_a_worker_that_runs_is_told_of() -> None:
+def test_the_workload_of_a_worker_that_runs_is_marked_ready() -> None:
     workers = tuple(
         WorkerStatus(name=f"w{index}", uid=f"u{index}", index=index, phase=PodPhase.RUNNING) for index in range(2)
     )
@@ -212,7 +212,7 @@ class Kueue:
             )
             pending.remove(one)
             if size(one) <= self.free() - kept:
-                tell(one, QuotaReserved=True, Admitted=True, Evicted=False)
+                set_conditions(one, QuotaReserved=True, Admitted=True, Evicted=False)
                 one["status"]["admission"] = {"podSetAssignments": [{"name": "workers"}]}
                 one["admitted"] = next(self.names)
             elif size(one) <= self.free() + self.going() - kept or self.preempt(one):
@@ -239,7 +239,7 @@ class Kueue:
         if room < size(wanted):
             return False
         for one in chosen:
-            tell(one, Evicted=True)
+            set_conditions(one, Evicted=True)
         return True
 
     def going(self) -> int:
@@ -277,7 +277,7 @@ def size(workload: Manifest) -> int:
     return int(workload["spec"]["podSets"][0]["count"])
 
 
-def tell(workload: Manifest, **conditions: bool) -> None:
+def set_conditions(workload: Manifest, **conditions: bool) -> None:
     found = {item["type"]: item for item in workload["status"].get("conditions", ())}
     for name, value in conditions.items():
         found[name] = {"type": name, "status": str(value), "reason": "Preempted", "message": "m"}
@@ -292,10 +292,10 @@ def merge(item: Any, patch: Any) -> Any:
     return {key: value for key, value in found.items() if value is not None}
 
 
-class Story:
+class KueueScenario:
     """Three jobs in two queues of one cohort; owners and administrators do as they like.
 
-    In some stories administrators also deactivate, activate and delete Workloads, under workers that run.
+    In some scenarios administrators also deactivate, activate and delete Workloads, under workers that run.
     """
 
     def __init__(self, seed: int) -> None:
@@ -305,7 +305,7 @@ class Story:
         self.unruly = seed % 4 == 1
         self.asleep = set[str]()  # jobs whose owners want it so, and have seen them run
 
-    def go_on(self) -> None:
+    def step(self) -> None:
         events = [self.submit] * 3 + [self.end, self.scale, self.suspend_or_resume, self.change_quota]
         events += [self.administrate, self.delete_workload] * self.unruly
         self.random.choice(events)()
@@ -355,7 +355,7 @@ class Story:
             one = self.random.choice(there)
             one["spec"]["active"] = not one["spec"].get("active", True)
             if holds(one) and not one["spec"]["active"]:
-                tell(one, Evicted=True)
+                set_conditions(one, Evicted=True)
 
     def delete_workload(self) -> None:
         one = self.any_job()
@@ -420,7 +420,7 @@ class Story:
             }
             self.patch(one, base, patch)
             if step is KueueStep.DEACTIVATE and holds(base):
-                tell(one.workloads[name], Evicted=True)
+                set_conditions(one.workloads[name], Evicted=True)
         else:
             built = build_workload(one.job, API_VERSION, None)
             patches = {
@@ -487,9 +487,9 @@ class Story:
 
 @pytest.mark.seeds(100, search=1000)
 def test_stories_of_three_jobs_in_two_queues(seed: int) -> None:
-    story = Story(seed)
+    scenario = KueueScenario(seed)
     for _ in range(EVENTS):
-        story.go_on()
-    if not story.kueue.reclaims_any:  # with `Any`, one worker may stop a job that borrows, again and again
-        story.come_to_rest()
-        story.check_at_rest()
+        scenario.step()
+    if not scenario.kueue.reclaims_any:  # with `Any`, one worker may stop a job that borrows, again and again
+        scenario.come_to_rest()
+        scenario.check_at_rest()

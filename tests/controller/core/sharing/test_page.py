@@ -17,7 +17,7 @@ from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 from tests.support.controller.sharing_page import Page
 
 NOW = 1e6
-"""Long after everything: nobody's patience lasts, and every size has settled."""
+"""Long after everything: all patience has ended, and every size has settled."""
 EVENTS = 12
 
 quotas = st.none() | st.integers(0, 7)
@@ -63,21 +63,21 @@ def test_stories_go_as_the_page_says(seed: int) -> None:
     """Jobs, nodes and quotas come and go in virtual time, and each division is the page's.
 
     `Place.decide` checks besides that nothing is over-committed, and that no limit is passed. At the end nothing
-    changes any more, and a notice later everybody has what was granted.
+    changes any more, and a notice later every job has what was granted.
     """
-    go_through(Story(seed))
+    play(SharingScenario(seed))
 
 
 @pytest.mark.seeds(25, search=500)
 def test_workers_of_several_sizes_have_their_nodes_at_rest(seed: int) -> None:
     """Workers of one, two and four slots, of which the page cannot say which nodes they fit."""
-    go_through(StoryOfLargeWorkers(seed))
+    play(LargeWorkersScenario(seed))
 
 
-def go_through(story: Story) -> None:
+def play(scenario: SharingScenario) -> None:
     for _ in range(EVENTS):
-        story.go_on()
-    story.come_to_rest()
+        scenario.step()
+    scenario.come_to_rest()
 
 
 def check_words(place: Place, decision: SharingDecision) -> None:
@@ -100,7 +100,7 @@ def check_words(place: Place, decision: SharingDecision) -> None:
         assert slots <= usage[lender].guaranteed - usage[lender].used, f"{lender} lends {slots}"
 
 
-class Story:
+class SharingScenario:
     """A pool of one large node with workers of one or two slots, or of several with workers of one."""
 
     def __init__(self, seed: int) -> None:
@@ -109,7 +109,7 @@ class Story:
         self.sizes = (1, 1, 2) if self.large else (1,)
         self.place = Place({"n0": 12 if self.large else 4}, now=1000.0)
 
-    def go_on(self) -> None:
+    def step(self) -> None:
         """Something happens, or nothing but that time passes; then it is decided."""
         events = [self.a_job_comes] * 5 + [self.a_job_ends] * 2 + [self.a_job_changes, self.a_quota_changes]
         events += [self.a_node_changes] if self.large else [self.a_node_comes, self.a_node_goes]
@@ -143,7 +143,7 @@ class Story:
             self.place.end(self.random.choice(sorted(self.place.jobs)))
 
     def a_job_changes(self) -> None:
-        """Somebody scales it, or gives it another priority."""
+        """Its owner scales it, or gives it another priority."""
         if self.place.jobs:
             key = self.random.choice(sorted(self.place.jobs))
             job, least = self.place.jobs[key], self.random.randint(1, 4)
@@ -172,7 +172,7 @@ class Story:
             place.nodes["n0"] = 3
         expected = Page("t4", place.pool.slots, place.projects, list(place.jobs.values()), place.now).decide()
         decision = place.decide()
-        assert sizes(decision) == expected, f"story {self.seed} at {place.now} s"
+        assert sizes(decision) == expected, f"scenario {self.seed} at {place.now} s"
         check_words(place, decision)
         return expected
 
@@ -183,12 +183,12 @@ class Story:
             self.place.now += NOTICE_S
             self.place.follow(self.shuffled)
             for job in self.place.jobs.values():
-                assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"story {self.seed}"
+                assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"scenario {self.seed}"
             self.place.now += RULES.patience_s + RULES.settle_s
-        assert self.decide() == at_rest, f"story {self.seed} does not come to rest"
+        assert self.decide() == at_rest, f"scenario {self.seed} does not come to rest"
 
 
-class StoryOfLargeWorkers(Story):
+class LargeWorkersScenario(SharingScenario):
     """A pool of several nodes. A worker that was to go elsewhere may be put in the way of another, and move again."""
 
     def __init__(self, seed: int) -> None:
@@ -204,9 +204,9 @@ class StoryOfLargeWorkers(Story):
         at_rest = self.decide()
         for _ in range(3):
             self._a_round()
-            assert self.decide() == at_rest, f"story {self.seed} does not come to rest"
+            assert self.decide() == at_rest, f"scenario {self.seed} does not come to rest"
         for job in self.place.jobs.values():
-            assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"story {self.seed}"
+            assert [bool(worker.node) for worker in job.workers] == [True] * job.granted, f"scenario {self.seed}"
 
     def _a_round(self) -> None:
         self.decide()
